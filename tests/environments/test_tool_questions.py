@@ -64,6 +64,15 @@ async def test_an_agent_calls_reads_and_answers(form: Form) -> None:
     assert episode.info["calls_done"] == {"solver": 1}
 
 
+@pytest.mark.parametrize("form", ["glm", "qwen_coder"])
+async def test_what_a_tool_takes_as_a_text_stays_one_without_quotes(form: Form) -> None:
+    episode = await one(
+        Tools(questions=Arithmetic(), form=form), call("calculator", form, expression="132"), "It is 132."
+    )
+    assert results(episode) == ["132"]
+    assert episode.info["call_faults"] == {"solver": 0}
+
+
 async def test_the_whole_prompt_is_as_stated() -> None:
     environment = Tools(questions=Arithmetic(), tools=(functions("forecast"),), form="pythonic")
     episode = await one(environment, "132")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.tool_templates import DEEPSEEK, FAMILIES, GLM, MISTRAL, Family
+from tests.support.tool_templates import DEEPSEEK, FAMILIES, GLM, MISTRAL, QWEN_CODER, Family
 
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_call import ReadCall
@@ -24,7 +24,7 @@ pytest.importorskip("llguidance")
 NAMED = replace(MISTRAL, template=MISTRAL.template + "{# [ARGS] #}", special=(*MISTRAL.special, "[ARGS]"))
 FENCED = replace(DEEPSEEK, template=DEEPSEEK.template + "{# ```json #}")
 IDS = [
-    *(pytest.param(each, id=each.form) for each in FAMILIES),
+    *(pytest.param(each, id=each.name or each.form) for each in FAMILIES),
     pytest.param(NAMED, id="mistral, named"),
     pytest.param(FENCED, id="deepseek, fenced"),
 ]
@@ -146,11 +146,15 @@ def test_several_calls_are_read_where_a_form_has_several(family: Family) -> None
     assert (max(made) > 1) == (form.between is not None)
 
 
-# -------- GLM's texts without quotes
+# -------- Texts without quotes, of GLM and Qwen3-Coder
 
 
 def glm(schema: Json) -> Constraint:
     return forced_call([{"name": "f", "parameters": schema}], form=constraints.GLM)
+
+
+def qwen(schema: Json) -> Constraint:
+    return forced_call([{"name": "f", "parameters": schema}], form=constraints.QWEN_CODER)
 
 
 def one(**schema: Any) -> dict[str, Any]:
@@ -176,6 +180,34 @@ def test_texts_of_glm_are_held_to_their_schema(
     constraint = glm(schema)
     for value in [*fits, *breaks]:
         text = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+        walk, held = sampler.masks.begin(constraint), True
+        for token in sampler.raw.encode(text).ids:
+            held = held and token in sampler.allowed(walk)
+            if held:
+                walk.take(token)
+        assert (held and walk.complete) == (value in fits), value
+        if value in fits:
+            assert speech.read(text).calls == (ReadCall("f", {"a": value}),)
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "breaks"),
+    [
+        (one(), ["", "a b", '"é"', "true", "a\nb", "\n a\n", "x</paramete"], []),
+        (one(minLength=2, maxLength=3), ["ab", "abc", "a\n"], ["a", "abcd"]),
+        (one(pattern="^a+$"), ["a", "aaa"], ["", "ab", "ba"]),
+        (one(enum=["left", "a</parameter>", 3, "right"], maxLength=4), ["left"], ["right", "3"]),
+        (one(const="7"), ["7"], ["8"]),
+    ],
+)
+def test_texts_of_qwen_coder_are_held_to_their_schema(
+    schema: dict[str, Any], fits: list[str], breaks: list[str]
+) -> None:
+    sampler = Sampler(QWEN_CODER)
+    speech = SpeechForm("qwen_coder", schemas=[{"name": "f", "parameters": schema}])
+    constraint = qwen(schema)
+    for value in [*fits, *breaks]:
+        text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
         walk, held = sampler.masks.begin(constraint), True
         for token in sampler.raw.encode(text).ids:
             held = held and token in sampler.allowed(walk)
@@ -215,6 +247,12 @@ def test_what_glm_cannot_be_held_to_is_refused(schema: Json, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         glm(schema)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["<a", "a>b", "a\nb", " a"])
+def test_keys_that_end_the_mark_of_qwen_coder_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be written in this model's form"):
+        qwen({"type": "object", "properties": {key: {}}})
 
 
 def test_a_name_that_a_form_cannot_write_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Chat templates that write tools in the forms of six families, in small; and tokenisers of bytes with these families' marks.
+"""Chat templates that write tools in the forms of eight families, in small; and tokenisers of bytes with these families' marks.
 
 The shapes are those of the families' public documentation: which marks stand around tools, calls and results, whether arguments
 are an object or a text, which token ends a turn, and what a template refuses.
@@ -26,6 +26,8 @@ class Family:
     """Tokens of their own that texts keep."""
     stops: str = ""
     """What ends a turn that calls, where another token does."""
+    name: str = ""
+    """What it is called where another family has the same form."""
 
     def renderer(self) -> ChatRenderer:
         """Return a renderer of this family, whose other tokens are bytes."""
@@ -103,6 +105,34 @@ Environment: ipython<|eot_id|>{% endif %}
     "<|eot_id|>",
 )
 
+LLAMA_SMALL = Family(
+    "llama",
+    """{%- if tools %}<|start_header_id|>system<|end_header_id|>
+
+Environment: ipython<|eot_id|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>
+
+{{ message.content | tojson }}<|eot_id|>
+{%- elif message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('One call at a time.') }}{% endif %}<|start_header_id|>assistant<|end_header_id|>
+
+{{ '{"name": "' + message.tool_calls[0].function.name + '", ' }}{{ '"parameters": ' }}{{ message.tool_calls[0].function.arguments | tojson }}{{ '}' }}<|eot_id|>
+{%- else %}<|start_header_id|>{{ message.role }}<|end_header_id|>
+
+{% if tools and loop.first %}Answer with a call of one of these: {{ tools | tojson }}
+
+{% endif %}{{ message.content }}<|eot_id|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}""",
+    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "<|eot_id|>",
+    name="llama 3.2",
+)
+
 MISTRAL = Family(
     "mistral",
     """{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
@@ -177,6 +207,50 @@ GLM = Family(
     stops="<|observation|>",
 )
 
+QWEN_CODER = Family(
+    "qwen_coder",
+    """{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}# Tools
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+Answer with <tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call><|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}<|im_start|>assistant
+{{ message.content }}{% for call in message.tool_calls or [] %}{{ '\n' if message.content or not loop.first else '' }}<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}<|im_end|>
+{% elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- elif message.role == 'user' %}<|im_start|>user
+{{ message.content }}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}""",
+    ("<|im_start|>", "<|im_end|>"),
+    "<|im_end|>",
+    ("<tool_call>", "</tool_call>"),
+)
+
 HARMONY = Family(
     "harmony",
     """{%- set ns = namespace(name=none) %}
@@ -197,4 +271,4 @@ namespace functions {{ '{' }}{% for tool in tools %} type {{ tool.function.name 
     stops="<|call|>",
 )
 
-FAMILIES = (QWEN, LLAMA, MISTRAL, DEEPSEEK, GLM, HARMONY)
+FAMILIES = (QWEN, LLAMA, LLAMA_SMALL, MISTRAL, DEEPSEEK, GLM, QWEN_CODER, HARMONY)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.types import Message, Turn
-from kapelle.workflows.callers import Callers
+from kapelle.workflows.callers import FORMS, Callers
 
 BLANK = Turn("", "", 0, "", 0, 0, (), (), (), "stop", "")
 
@@ -51,6 +52,13 @@ def test_a_handoff_is_the_answer_that_stands_in_the_conversation() -> None:
     assert (
         told.says("planner", "Good.", Message("tool", "ok"), Message("assistant", "Sent."), after=0) is None
     )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tool_call_is_known_in_every_form(form: Form) -> None:
+    told = Told()
+    told.says("planner", write_calls([ReadCall("ask", {"job": "pay"})], form), "Ticket 1")
+    assert told.says("solver", "Paid.", "Your job: pay") == 0
 
 
 def test_a_tool_call_is_open_until_its_agent_goes_on() -> None:

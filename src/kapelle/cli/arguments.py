@@ -72,7 +72,7 @@ def start_words(given: Sequence[str] | None) -> list[str]:
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
 """Defaults of `kapelle serve`: most answers in progress, seconds for one answer, and answers that are scored together."""
 
-TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "harmony")
+TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
 """Those of `grading.text.tool_call.Form`, which is not imported to print help."""
 
 WORLD_IDLE, SESSION_IDLE = 600.0, 3600.0

@@ -261,7 +261,8 @@ class ToolsWorld(Retriable):
     async def _act(self, user: ToolUser, text: str) -> None:
         user.turns += 1
         try:
-            calls = parse_calls(text, (self._settings.form,))
+            schemas = [tool.schema.as_json() for tool in user.tools.values()]
+            calls = parse_calls(text, (self._settings.form,), schemas)
         except NotCalls as fault:
             user.faults += 1
             user.reads = defused(f"Error: {fault}")

@@ -138,6 +138,10 @@ class ChatRenderer:
         """Whether the template writes tools, calls of them and their results itself (`Message.structured`)."""
         return self._tools.known
 
+    def called(self, name: str, arguments: Mapping[str, Json]) -> str:
+        """Return how the template writes an answer that makes this call, without the token that ends it; empty where that cannot be told."""
+        return self._tools.called(name, arguments)
+
     @property
     def tokenizer(self) -> ChatTokenizer:
         """The tokeniser, for those who read and write tokens themselves."""
@@ -578,6 +582,29 @@ class ToolTemplate:
         with suppress(ModelError):
             return self._written(_rows(messages), speak=True)
         return None
+
+    def called(self, name: str, arguments: Mapping[str, Json]) -> str:
+        """Return what the template writes for an answer that makes this call, without the token that ends it.
+
+        Empty where it writes no tools, or an answer otherwise than behind its prompt.
+        """
+        if not self.known:
+            return ""
+        tool = {"type": "function", "function": {**_TOOL, "name": name}}
+        asking: dict[str, Json] = {"role": "user", "content": "?", "tools": [tool]}
+        call = {
+            "id": "call_kapelle00",
+            "type": "function",
+            "function": {"name": name, "arguments": dict(arguments)},
+        }
+        answer: dict[str, Json] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        with suppress(ModelError):
+            prompt = self._written([asking], speak=True)
+            whole = self._written([asking, answer], speak=False)
+            if whole.startswith(prompt):
+                written = whole.removeprefix(prompt)
+                return written.rstrip().removesuffix(self._special_end(written).rstrip())
+        return ""
 
     def after_calls(self, heard: Sequence[Message]) -> str | None:
         """Return what the template writes after an answer whose calls got these results, and after what was said since; else None."""

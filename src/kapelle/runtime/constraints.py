@@ -106,6 +106,20 @@ def _name(constraint: Constraint) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class PairForm:
+    """How a model writes an argument of a call as a key and a value."""
+
+    begin: str
+    """What stands before the value: `KEY` is the argument's name."""
+    pad: str
+    """What stands between the value and its end."""
+    end: str
+    """The end of the value, which no text may hold."""
+    never: str
+    """Characters that no key may have."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallForm:
     """How a model writes calls of tools."""
 
@@ -117,8 +131,8 @@ class CallForm:
     """What stands behind the last call."""
     between: str | None = None
     """What stands between two calls; None where an answer makes one."""
-    pairs: bool = False
-    """Whether the arguments are a key and a value in turns, texts without quotes, in place of an object."""
+    pairs: PairForm | None = None
+    """How arguments are written one by one, texts without quotes; None where they are an object."""
 
 
 HERMES = CallForm(
@@ -127,7 +141,7 @@ HERMES = CallForm(
     "\n</tool_call>",
     "\n</tool_call>\n<tool_call>\n",
 )
-"""Hermes and Qwen."""
+"""Hermes, Qwen2.5 and Qwen3."""
 LLAMA = CallForm("", '{"name": "NAME", "parameters": ARGUMENTS}')
 MISTRAL = CallForm("[TOOL_CALLS] [", '{"name": "NAME", "arguments": ARGUMENTS}', "]", ", ")
 MISTRAL_NAMED = CallForm("[TOOL_CALLS]", "NAME[ARGS]ARGUMENTS", between="[TOOL_CALLS]")
@@ -146,13 +160,27 @@ DEEPSEEK_FENCED = CallForm(
     "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>",
 )
 """V3 and R1."""
-GLM = CallForm("<tool_call>", "NAME\nARGUMENTS", "</tool_call>", "</tool_call>\n<tool_call>", pairs=True)
+GLM = CallForm(
+    "<tool_call>",
+    "NAME\nARGUMENTS",
+    "</tool_call>",
+    "</tool_call>\n<tool_call>",
+    PairForm("<arg_key>KEY</arg_key>\n<arg_value>", "", "</arg_value>", "<"),
+)
+QWEN_CODER = CallForm(
+    "<tool_call>\n",
+    "<function=NAME>\nARGUMENTS</function>",
+    "\n</tool_call>",
+    "\n</tool_call>\n<tool_call>\n",
+    PairForm("<parameter=KEY>\n", "\n", "</parameter>", "<>\n"),
+)
+"""Qwen3-Coder and Qwen3.5."""
 HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>json<|message|>ARGUMENTS")
 """gpt-oss, whose turn ends after one call."""
 
-CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, HARMONY)
+CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, QWEN_CODER, HARMONY)
 
-_MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
+_MARK = re.compile(r"(<[^<>=\s]+>|\[[A-Z_]+\])")
 """A piece of a form that models have as one token, often a special one."""
 CALL_MARKS = frozenset(
     mark
@@ -211,8 +239,8 @@ def forced_call(
             raise ConfigError(
                 f"The tool '{called:.80}' cannot be called in this model's form: its name may have letters, digits, `_`, `.` and `-`."
             )
-        if form.pairs:
-            arguments = _pairs(f"value_{number}", called, schema or {}, lines)
+        if form.pairs is not None:
+            arguments = _pairs(form.pairs, f"value_{number}", called, schema or {}, lines)
         else:
             nothing = {"type": "object", "properties": {}, "additionalProperties": False}
             arguments = json_rule(schema or nothing)
@@ -224,7 +252,7 @@ def forced_call(
 
 _PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
 
-# -------- Arguments as keys and values in turns, as GLM writes them: texts as they are, everything else as JSON
+# -------- Arguments as keys and values in turns, as GLM and Qwen3-Coder write them: texts as they are, everything else as JSON
 
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
@@ -232,7 +260,7 @@ _REMARKS = {"title", "description", "default", "examples", "deprecated", "$comme
 """What a schema says that holds no value to anything."""
 
 
-def _pairs(rule: str, tool: str, schema: Json, lines: list[str]) -> str:
+def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str]) -> str:
     """Return the pairs of a tool's arguments as pieces of a rule, and add the rules of its texts, `rule` and a number, to the lines.
 
     Arguments come in the order of the schema. ConfigError for what pairs cannot be held to.
@@ -253,21 +281,21 @@ def _pairs(rule: str, tool: str, schema: Json, lines: list[str]) -> str:
     for number, (key, value) in enumerate(named.items()):
         if value is False and key not in required:
             continue
-        if key != key.strip() or "<" in key:
+        if key != key.strip() or any(character in key for character in form.never):
             raise ConfigError(
                 f"The argument '{key:.80}' of the tool '{tool}' cannot be written in this model's form."
             )
         if isinstance(value, Mapping) and value.get("type") == "string":
-            ending = _plain_text(f"{rule}_{number}", f"'{key}' of the tool '{tool}'", value, lines)
+            ending = _plain_text(form, f"{rule}_{number}", f"'{key}' of the tool '{tool}'", value, lines)
         else:
             inner = {**value, **shared} if isinstance(value, Mapping) else value
-            ending = f"{json_rule(inner)} {quoted('</arg_value>' + chr(10))}"
-        pair = f"{quoted(f'<arg_key>{key}</arg_key>{chr(10)}<arg_value>')} {ending}"
+            ending = f"{json_rule(inner)} {quoted(f'{form.pad}{form.end}{chr(10)}')}"
+        pair = f"{quoted(form.begin.replace('KEY', key))} {ending}"
         pairs.append(pair if key in required else f"({pair})?")
     return " ".join(pairs)
 
 
-def _plain_text(rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
+def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
     """Return a text without quotes and what follows it as a piece of a rule, whose own rules are added to the lines."""
     beyond = sorted(set(schema) - _OF_TEXTS - _REMARKS)
     if beyond:
@@ -275,7 +303,6 @@ def _plain_text(rule: str, place: str, schema: Mapping[str, Any], lines: list[st
             f"Texts have no quotes in this model's form, and cannot be held to `{beyond[0]}`, as {place} is. Use `pattern` or `enum`."
         )
     least, most, pattern = schema.get("minLength", 0), schema.get("maxLength", ""), schema.get("pattern")
-    end = "</arg_value>"
     if "enum" in schema or "const" in schema:
         listed = [each for each in schema.get("enum", [schema.get("const")]) if isinstance(each, str)]
         fitting = [
@@ -284,18 +311,18 @@ def _plain_text(rule: str, place: str, schema: Mapping[str, Any], lines: list[st
             if least <= len(each) <= (len(each) if most == "" else most)
             and schema.get("const", each) == each
             and (pattern is None or re.search(pattern, each))
-            and end not in each
+            and form.end not in each
         ]
         if not fitting:
             raise ConfigError(f"There is no text that {place} may be.")
-        return f"({' | '.join(map(quoted, fitting))}) {quoted(end + chr(10))}"
+        return f"({' | '.join(map(quoted, fitting))}) {quoted(f'{form.pad}{form.end}{chr(10)}')}"
     # The text ends at the first end of a value, which is a part of the lexeme: else it would be read as a part of the text.
-    ended = end.replace("/", r"\/")
-    texts = [f"/(?s:.{{{least},{most}}}){ended}/", f"~/(?s:.*){ended}(?s:.+)/"]
+    ended = form.end.replace("/", r"\/")
+    texts = [f"/(?s:.{{{least},{most}}}){form.pad}{ended}/", f"~/(?s:.*){ended}(?s:.+)/"]
     if pattern is not None:
         before = "" if pattern.startswith("^") else "(?s:.*)"
         behind = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else "(?s:.*)"
         inner = pattern.removeprefix("^") if behind else pattern.removeprefix("^").removesuffix("$")
-        texts.append(_pattern(f"{before}(?:{inner}){behind}{end}"))
+        texts.append(_pattern(f"{before}(?:{inner}){behind}{form.pad}{form.end}"))
     lines += [f"{rule}[lazy]: {rule.upper()}", f"{rule.upper()}: {' & '.join(texts)}"]
     return f'{rule} "\\n"'

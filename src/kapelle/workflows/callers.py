@@ -13,11 +13,12 @@ An agent that reads the answer to its own call has been called by nobody: its ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from kapelle.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
 from kapelle.types import Json, Message, Turn
 
-FORMS: tuple[Form, ...] = ("hermes", "llama", "mistral", "deepseek", "glm", "harmony")
+FORMS: tuple[Form, ...] = ("hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
 """How agents' tool calls are read here. Clients send them back in the first form, whatever the model's own is."""
 
 
@@ -119,10 +120,11 @@ def _squeezed(text: str) -> str:
 
 
 def _calls(text: str) -> Sequence[ReadCall]:
-    try:
-        return parse_calls(text, FORMS)
-    except NotCalls:
-        return ()
+    for form in FORMS:  # several begin with the same mark: what breaks one of them may be another
+        with suppress(NotCalls):
+            if calls := parse_calls(text, (form,)):
+                return calls
+    return ()
 
 
 def _arguments(text: str) -> Sequence[str] | None:

@@ -24,6 +24,12 @@ def test_calls_are_read_and_what_is_said_beside_them_stays() -> None:
         "I add.",
         [{"name": "add", "arguments": '{"a": 1, "b": 2.5}'}],
     )
+    schema = {"name": "add", "parameters": {"properties": {"a": {"type": "string"}}}}
+    pairs = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    assert read_calls(f"I add.\n{pairs}", "qwen_coder", [schema]) == (
+        "I add.",
+        [{"name": "add", "arguments": '{"a": "1"}'}],
+    )
     broken = '<tool_call>{"name": </tool_call>'
     assert read_calls(broken, "hermes") == (broken, [])
     assert read_calls("7", "hermes") == ("7", [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.services.policy.speech import SpeechForm, form_of
+from kapelle.types import Json
 
 FORMS: tuple[Form, ...] = get_args(Form)
 CALLS = (ReadCall("look", {"at": "é", "n": 2}), ReadCall("add", {}))
@@ -47,6 +48,7 @@ def test_thoughts_words_and_calls_are_told_apart(
 @given(data=st.data())
 def test_what_was_told_is_never_taken_back(form: Form, data: st.DataObject) -> None:
     marks = [write_calls(CALLS, form), write_calls(CALLS[:1], form)[:9], "<tool_call>", "[TOOL_CALLS]"]
+    marks += ["[THINK]", "[/THINK]"] if form == "mistral" else []
     if form == "harmony":
         marks += [f"<|{name}|>" for name in ("start", "channel", "message", "end", "call")]
         marks += ["analysis", "final", "commentary to=functions.look"]
@@ -72,11 +74,114 @@ def test_words_and_thoughts_are_told_as_they_come(form: Form) -> None:
     assert ("Hm, where?", "Over the") in told
 
 
+def test_a_sign_before_a_line_break_is_no_beginning_of_a_mark() -> None:
+    assert SpeechForm("harmony").heard("1 <\n") == ("", "1 <\n")
+    assert SpeechForm("harmony").heard("1 <") == ("", "1 ")
+    called = "<|channel|>commentary to=functions.look<|message|>{"
+    assert SpeechForm("harmony").heard(f"1\n{called}") == ("", "1\n"), "what was told before the call stays"
+
+
+@pytest.mark.parametrize("form", ["llama", "pythonic"])
+def test_what_was_told_before_thoughts_end_stays_where_a_call_follows(form: Form) -> None:
+    before = "So I look.</think>"
+    text = before + write_calls(CALLS, form)
+    assert SpeechForm(form).read(text) == ("", before, CALLS)
+    assert SpeechForm(form).heard(text) == ("", before)
+    assert SpeechForm(form).heard(before + "It is") == ("", before + "It is")
+
+
 def test_texts_of_glm_are_texts_where_the_tool_says_so() -> None:
     text = "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n</tool_call>"
     schema = {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}
     assert SpeechForm("glm").read(text).calls[0].arguments == {"at": 12}
     assert SpeechForm("glm", schemas=(schema,)).read(text).calls[0].arguments == {"at": "12"}
+
+
+def schema_of(argument: dict[str, Any] | None) -> dict[str, Any]:
+    properties = {} if argument is None else {"at": argument}
+    shared = {"place": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    return {"name": "look", "parameters": {"properties": properties, "$defs": shared}}
+
+
+NULLABLE: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("form", ["glm", "qwen_coder"])
+@pytest.mark.parametrize(
+    ("argument", "text", "value"),
+    [
+        (None, "42", 42),
+        (None, "there", "there"),
+        (None, "True", "True"),
+        ({"type": "string"}, "42", "42"),
+        ({"type": "string"}, '"42"', '"42"'),
+        (NULLABLE, "42", "42"),
+        (NULLABLE, "null", None),
+        (NULLABLE, '{"a": 1}', '{"a": 1}'),
+        ({"type": ["string", "null"]}, "42", "42"),
+        ({"type": ["string", "integer"]}, "42", 42),
+        ({"type": ["string", "integer"]}, "4.5", "4.5"),
+        ({"type": "string", "nullable": True}, "42", "42"),
+        ({"enum": ["42", "43"]}, "42", "42"),
+        ({"enum": ["42", 43]}, "43", 43),
+        ({"const": "7"}, "7", "7"),
+        ({"$ref": "#/$defs/place"}, "42", "42"),
+        ({"oneOf": [{"$ref": "#/$defs/place"}, {"type": "array"}]}, "42", "42"),
+        ({"oneOf": [{"$ref": "#/$defs/place"}, {"type": "array"}]}, "[4]", [4]),
+        ({"$ref": "#/$defs/loop"}, "42", 42),
+        ({"type": "integer"}, "42", 42),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "True", True),
+        ({"type": ["boolean", "null"]}, "None", None),
+        ({"type": "object"}, '{"a": "1"}', {"a": "1"}),
+    ],
+)
+def test_a_value_without_quotes_is_what_its_schema_takes(
+    form: Form, argument: dict[str, Any] | None, text: str, value: Json
+) -> None:
+    written = write_calls([ReadCall("look", {"at": text})], form)
+    [call] = SpeechForm(form, schemas=[schema_of(argument)]).read(written).calls
+    assert repr(call.arguments) == repr({"at": value})
+
+
+def test_schemas_that_lead_back_to_themselves_are_read_at_once() -> None:
+    both: list[Any] = [{"$ref": f"#/$defs/{number}"} for number in range(40)]
+    shared = {str(number): {"anyOf": both} for number in range(40)}
+    parameters = {"properties": {"at": {"anyOf": both}}, "$defs": shared}
+    text = write_calls([ReadCall("look", {"at": "42"})], "qwen_coder")
+    [call] = SpeechForm("qwen_coder", schemas=[{"name": "look", "parameters": parameters}]).read(text).calls
+    assert call.arguments == {"at": 42}
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("<tool_call>\n<function=add>\n</function>\n</tool_call>", [ReadCall("add", {})]),
+        (
+            "<tool_call>\n<function=look>\n<parameter=at>\n\n  a\nb <b>\n\n</parameter>\n</function>",
+            [ReadCall("look", {"at": "\n  a\nb <b>\n"})],
+        ),
+        ("<tool_call><function=look><parameter=at>there</parameter></function></tool_call>", [ReadCall("look", {"at": "there"})]),
+        ("<tool_call>\n<function=look>\n<parameter=at>\nth", []),
+        ("<tool_call>\n<function=add>\n", []),
+        ("<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n<parameter=at>\n2\n</parameter>\n</function>", []),
+        ('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', []),
+        ("<tool_call>\n<function=add>\nnow\n</function>\n</tool_call>", []),
+    ],
+)  # fmt: skip
+def test_calls_of_qwen_coder_are_whole_or_words(text: str, calls: list[ReadCall]) -> None:
+    said = SpeechForm("qwen_coder").read(text)
+    assert list(said.calls) == calls
+    assert said.words == ("" if calls else text)
+
+
+def test_magistrals_thoughts_are_told_apart() -> None:
+    call = write_calls(CALLS[:1], "mistral")
+    assert SpeechForm("mistral").read(f"[THINK]Hm.[/THINK]{call}") == ("Hm.", "", CALLS[:1])
+    assert SpeechForm("mistral", thinking=True).read("Hm.[/THINK]There.") == ("Hm.", "There.", ())
+    told = [SpeechForm("mistral").heard("[THINK]Hm.[/THINK]There."[:place]) for place in (3, 9, 13, 18, 21)]
+    assert told == [("", ""), ("Hm", ""), ("Hm.", ""), ("Hm.", ""), ("Hm.", "The")]
+    assert SpeechForm("hermes").read("[THINK]Hm.[/THINK]There.").thoughts == "", "no mark of theirs"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +191,9 @@ def test_texts_of_glm_are_texts_where_the_tool_says_so() -> None:
         ("{{ '<tool_call>' + name }}<arg_key>{{ k }}</arg_key>", "glm"),
         ("{{ '[AVAILABLE_TOOLS]' }}[TOOL_CALLS]", "mistral"),
         ("Environment: ipython {{ '<|python_tag|>' }}", "llama"),
+        ("""{{ '{"name": "' + name }}{{ '", "parameters": ' }}{{ arguments | tojson }}""", "llama"),
+        ("{{ '<tool_call>\\n<function=' + name + '>' }}<parameter={{ key }}>", "qwen_coder"),
+        ("""Tools: {"name": "look", "parameters": {}}, called as <tool_call>""", "hermes"),
         ("<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>", "deepseek"),
         ("<|start|>assistant<|channel|>commentary", "harmony"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),

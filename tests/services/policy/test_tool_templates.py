@@ -1,4 +1,4 @@
-"""Teams whose chat templates write tools in their own forms: six families, over chat completions."""
+"""Teams whose chat templates write tools in their own forms: the families of `FAMILIES`, over chat completions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from tests.support.serving import Reciting
-from tests.support.tool_templates import FAMILIES, Family
+from tests.support.tool_templates import FAMILIES, LLAMA_SMALL, Family
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.grading.text.tool_call import ReadCall, write_calls
+from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play
+from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
+from kapelle.services.policy.agents import Agents
+from kapelle.services.policy.chat_form import MessageReader
 from kapelle.services.policy.recording import read_recorded
 from kapelle.services.policy.service import ServingLimits, serve_policy
-from kapelle.services.policy.speech import form_of
+from kapelle.services.policy.speech import form_of, writes_calls
 from kapelle.types import Message
 
 TOOL: Any = {
@@ -31,7 +34,7 @@ TOOL: Any = {
     },
 }
 CALL = ReadCall("look", {"at": "é"})
-IDS = [pytest.param(each, id=each.form) for each in FAMILIES]
+IDS = [pytest.param(each, id=each.name or each.form) for each in FAMILIES]
 
 
 class Speaking(Reciting):
@@ -54,6 +57,39 @@ class Speaking(Reciting):
         from kapelle.engines.rollout.protocol import Completion
 
         return Completion(ids, (0.0,) * len(ids), "stop", self.rendering.spoken(ids), 0, "recited")
+
+
+FOREIGN = replace(
+    LLAMA_SMALL,
+    template=LLAMA_SMALL.template.replace("""'{"name": "'""", """'{ "name" : "'"""),
+    name="llama, foreign",
+)
+"""Writes the calls of Llama without a sign by which they are known."""
+
+
+def read_by(tool_form: Form | None, family: Family, play: Play) -> MessageReader:
+    agents = Agents(replace(play, engine=Speaking(family)), LoopThread(), tool_form)
+    return agents.reader("first")
+
+
+def test_a_form_that_is_named_is_the_templates_own_where_that_writes_it(play: Play) -> None:
+    """What a template writes for a call decides, where no sign of its form is known or another one stands in it."""
+    assert form_of(FOREIGN.template) is None
+    assert (read_by(None, FOREIGN, play).form, read_by(None, FOREIGN, play).structured) == ("hermes", False)
+    assert read_by("llama", FOREIGN, play).structured
+    assert not read_by("mistral", FOREIGN, play).structured
+    disguised = replace(LLAMA_SMALL, template=LLAMA_SMALL.template + "{# <tool_call> #}")
+    assert form_of(disguised.template) == "hermes"
+    assert read_by("llama", disguised, play).structured
+    for family in FAMILIES:
+        assert read_by(None, family, play).structured
+        other: Form = "pythonic"
+        assert not read_by(other, family, play).structured
+
+
+@pytest.mark.parametrize("family", IDS)
+def test_what_a_template_writes_for_a_call_is_read_in_its_form(family: Family) -> None:
+    assert writes_calls(family.renderer().called, family.form)
 
 
 def structured(row: dict[str, Any]) -> Message:

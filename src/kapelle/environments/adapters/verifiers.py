@@ -358,7 +358,7 @@ def _client(ask: Ask, form: Form) -> Any:
                 for tool in tools or ()
             ]
             text = await ask(_plain_messages(prompt), schemas)
-            content, calls = read_calls(text, form) if schemas else (text, [])
+            content, calls = read_calls(text, form, schemas) if schemas else (text, [])
             message = ResponseMessage(
                 content=content,
                 tool_calls=[ToolCall(id=f"call_{k}", **call) for k, call in enumerate(calls)] or None,
@@ -387,15 +387,15 @@ def _client(ask: Ask, form: Form) -> Any:
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def read_calls(text: str, form: Form) -> tuple[str, list[dict[str, str]]]:
+def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str, list[dict[str, str]]]:
     """Return what a text says beside its calls, and the calls, `name` and `arguments` as JSON; one that is broken is only text."""
     try:
-        calls = parse_calls(text, (form,))
+        calls = parse_calls(text, (form,), schemas)
     except NotCalls:
         return text, []
     if not calls:
         return text, []
-    spoken = _CALL.sub("", text).strip() if form == "hermes" else ""
+    spoken = _CALL.sub("", text).strip() if form in ("hermes", "glm", "qwen_coder") else ""
     return spoken, [
         {"name": c.name, "arguments": json.dumps(dict(c.arguments), default=float)} for c in calls
     ]

@@ -170,6 +170,10 @@ _HOW: Mapping[Form, str] = {
         "Write each call on lines of its own, every argument as a key and a value:\n"
         "<tool_call>tool name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
     ),
+    "qwen_coder": (
+        "Write each call on lines of its own, and each argument between lines of its own:\n"
+        "<tool_call>\n<function=tool name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
+    ),
     "harmony": (
         "Call a tool by a message to it in the commentary channel:\n"
         '<|channel|>commentary to=functions.tool_name <|constrain|>json<|message|>{"argument": "value"}<|call|>'
@@ -187,6 +191,9 @@ _HOW_SHORT: Mapping[Form, str] = {
         '{"argument": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
     ),
     "glm": "<tool_call>tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>",
+    "qwen_coder": (
+        "<tool_call>\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
+    ),
     "harmony": (
         '<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{"argument": "value"}<|call|>'
     ),

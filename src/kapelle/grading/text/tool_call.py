@@ -27,16 +27,17 @@ from kapelle.types import Json
 
 # -------- Calls of tools as models write them, read without running any of it
 #
-# Seven forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen),
+# Eight forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3),
 # `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
 # these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
 # (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
 # stands outside the strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or
 # `[TOOL_CALLS]name[ARGS]{…}`, words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without),
-# `glm` (4.5: `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns) and `harmony` (gpt-oss: messages of the channel
+# `glm` (4.5: `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns), `qwen_coder` (Qwen3-Coder and Qwen3.5:
+# `<function=name>` and `<parameter=key>` inside `<tool_call>`) and `harmony` (gpt-oss: messages of the channel
 # `commentary` to `functions.name`) are those of the chat templates of these families.
 
-Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "harmony"]
+Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony"]
 
 MAX_CALLS = 64
 MAX_PYTHON = 10_000
@@ -60,8 +61,8 @@ class NotCalls(Exception):
 def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
     """Return the calls of a text in the first of the forms that it uses; empty when it calls nothing.
 
-    NotCalls for a text that uses a form and breaks it. The `schemas` of the tools say which values of `glm` are texts, which it
-    writes without quotes.
+    NotCalls for a text that uses a form and breaks it. The `schemas` of the tools say which values of `glm` and `qwen_coder` are
+    texts, which these write without quotes.
     """
     spoken = said(text)
     # What ends a message of harmony ends the turn elsewhere.
@@ -71,8 +72,8 @@ def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) 
             raise NotCalls(spoken.problem)
         if form == "harmony":
             calls = None if own is None else _harmony(own)
-        elif form == "glm":
-            calls = _glm(spoken.text or "", _parameters(schemas))
+        elif form in _IN_PAIRS:
+            calls = _IN_PAIRS[form](spoken.text or "", _parameters(schemas))
         else:
             calls = _FORMS[form](spoken.text or "")
         if calls is not None:
@@ -82,23 +83,26 @@ def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) 
     return ()
 
 
-_HERMES = re.compile(r"</?tool_call>")
+_TAG = re.compile(r"</?tool_call>")
 
 
-def _hermes(text: str) -> list[ReadCall] | None:
-    marks = list(_HERMES.finditer(text))
+def _tagged(text: str) -> list[str] | None:
+    """Return what stands between each `<tool_call>` and `</tool_call>`; None where there is no such tag."""
+    marks = list(_TAG.finditer(text))
     if not marks:
         return None
-    calls = []
-    in_turns = all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks))
-    if not in_turns:
+    if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
         raise NotCalls("The tool_call tags do not open and close in turns.")
     # A last one that is not closed ends with the text.
     ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
-    for opening, end in zip(marks[::2], ends, strict=True):
-        inside = _unwrapped(_json(text[opening.end() : end]))
-        calls += [_call(each, ("arguments",)) for each in inside]
-    return calls
+    return [text[opening.end() : end] for opening, end in zip(marks[::2], ends, strict=True)]
+
+
+def _hermes(text: str) -> list[ReadCall] | None:
+    bodies = _tagged(text)
+    if bodies is None:
+        return None
+    return [_call(each, ("arguments",)) for body in bodies for each in _unwrapped(_json(body))]
 
 
 def _llama(text: str) -> list[ReadCall] | None:
@@ -151,29 +155,19 @@ _GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_val
 
 
 def _glm(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
-    marks = list(_HERMES.finditer(text))
-    if not marks:
+    bodies = _tagged(text)
+    if bodies is None:
         return None
-    if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
-        raise NotCalls("The tool_call tags do not open and close in turns.")
     calls = []
-    ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
-    for opening, end in zip(marks[::2], ends, strict=True):
-        body = text[opening.end() : end]
+    for body in bodies:
         name, _, _ = body.partition("<arg_key>")
         place, arguments = len(name), dict[str, Json]()
         while place < len(body):
             pair = _GLM_PAIR.match(body, place)
             if pair is None or pair[1].strip() in arguments:
                 raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
-            key, value = pair[1].strip(), pair[2]
-            kinds = _inside(parameters.get(name.strip()), "properties", key, "type")
-            arguments[key] = value
-            if kinds != "string":
-                try:
-                    arguments[key] = parse_json(value)
-                except NotJson:
-                    arguments[key] = value
+            key = pair[1].strip()
+            arguments[key] = _unquoted(pair[2], parameters.get(name.strip()), key)
             place = pair.end()
         if not _NAME.fullmatch(name.strip()):
             raise NotCalls("A call begins with the name of its tool.")
@@ -182,6 +176,102 @@ def _glm(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
 
 
 _NAME = re.compile(r"[\w.-]{1,128}")
+_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,128})>\s*")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
+
+
+def _qwen_coder(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
+    bodies = _tagged(text)
+    if bodies is None:
+        return None
+    calls = []
+    for body in bodies:
+        function = _FUNCTION.match(body)
+        if function is None:
+            raise NotCalls("A call begins with `<function=` and the name of its tool.")
+        place, arguments = function.end(), dict[str, Json]()
+        while pair := _PARAMETER.match(body, place):
+            if pair[1] in arguments:
+                raise NotCalls("A call gives each argument once.")
+            value = pair[2].removeprefix("\n").removesuffix("\n")
+            arguments[pair[1]] = _unquoted(value, parameters.get(function[1]), pair[1])
+            place = pair.end()
+        if body[place:].strip() != "</function>":
+            raise NotCalls("A call is parameters between `<function=…>` and `</function>`.")
+        calls.append(ReadCall(function[1], arguments))
+    return calls
+
+
+_IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], list[ReadCall] | None]] = {
+    "glm": _glm,
+    "qwen_coder": _qwen_coder,
+}
+"""Forms that write keys and values in turns, texts without quotes."""
+
+
+def _unquoted(text: str, schema: Json, key: str) -> Json:
+    """Return the value of an argument that is written as it is where it is a text, and as JSON where it is none.
+
+    What the schema of the tool's arguments takes as a text alone stays one: 42 where a text or null is asked for. Where both fit,
+    JSON is read as what it says.
+    """
+    own = _inside(schema, "properties", key)
+    if _inside(own, "type") == "string":
+        return text
+    as_text = _may_be(text, own, schema, {})
+    try:
+        value = parse_json(text)
+    except NotJson:
+        # Templates write these two values as Python does.
+        return text if as_text else _OF_PYTHON.get(text.strip(), text)
+    return text if as_text and not _may_be(value, own, schema, {}) else value
+
+
+_OF_PYTHON: Mapping[str, Json] = {"True": True, "False": False, "None": None}
+
+
+def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep: int = 0) -> bool:
+    """Return whether a value has a kind that a schema allows; what is not understood allows everything.
+
+    `known` are the answers of references that were followed, each of which is followed once.
+    """
+    if not isinstance(schema, dict) or deep > MAX_DEPTH:
+        return schema is not False
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        if reference not in known:
+            known[reference] = True  # until it is answered, for one that leads back to itself
+            there = _inside(root, *reference[2:].split("/"))
+            known[reference] = _may_be(value, there, root, known, deep + 1)
+        return known[reference]
+    for name, holds in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        listed = schema.get(name)
+        if isinstance(listed, list):
+            answers = (_may_be(value, each, root, known, deep + 1) for each in listed)
+            if not holds(answers):
+                return False
+    if isinstance(schema.get("enum"), list) and not any(same_json(value, each) for each in schema["enum"]):
+        return False
+    if "const" in schema and not same_json(value, schema["const"]):
+        return False
+    kinds = schema.get("type")
+    if kinds is None or (value is None and schema.get("nullable") is True):
+        return True
+    return any(_is_kind(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds]))
+
+
+def _is_kind(value: Json, kind: Json) -> bool:
+    """Return whether a value is of one of JSON Schema's types; a kind that it does not have takes all."""
+    if value is None or isinstance(value, bool):
+        own = {"null"} if value is None else {"boolean"}
+    elif isinstance(value, int | Decimal):
+        own = {"number", "integer"} if value == Decimal(value).to_integral_value() else {"number"}
+    else:
+        own = {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+    return kind in own or kind not in _KINDS
+
+
+_KINDS = frozenset({"null", "boolean", "number", "integer", "string", "array", "object"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,8 +487,8 @@ def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
     if form == "pythonic":
         given = [", ".join(f"{name}={value!r}" for name, value in call.arguments.items()) for call in calls]
         return f"[{', '.join(f'{call.name}({each})' for call, each in zip(calls, given, strict=True))}]"
-    if form == "glm":
-        return "\n".join(map(_as_glm, calls))
+    if form in ("glm", "qwen_coder"):
+        return "\n".join(map(_as_glm if form == "glm" else _as_qwen_coder, calls))
     if form in ("deepseek", "harmony"):
         written = [(each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in calls]
         if form == "harmony":
@@ -422,10 +512,21 @@ def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
 
 def _as_glm(call: ReadCall) -> str:
     lines = [f"<tool_call>{call.name}"]
-    for key, value in call.arguments.items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        lines.append(f"<arg_key>{key}</arg_key>\n<arg_value>{shown}</arg_value>")
+    lines += [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_shown(value)}</arg_value>"
+        for key, value in call.arguments.items()
+    ]
     return "\n".join([*lines, "</tool_call>"])
+
+
+def _as_qwen_coder(call: ReadCall) -> str:
+    lines = ["<tool_call>", f"<function={call.name}>"]
+    lines += [f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def _shown(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 # -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula
@@ -513,7 +614,7 @@ def grade_tool_call(
     5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one. What they require may not be left out.
     """
     try:
-        calls = parse_calls(text, forms)
+        calls = parse_calls(text, forms, schemas)
     except NotCalls as problem:
         return no_answer(str(problem))
     shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"

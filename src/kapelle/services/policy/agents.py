@@ -34,7 +34,15 @@ from kapelle.services.policy.chat_form import (
     usage_row,
 )
 from kapelle.services.policy.service_metrics import ServiceMetrics
-from kapelle.services.policy.speech import MARKS, Speech, SpeechForm, call_form, form_of
+from kapelle.services.policy.speech import (
+    MARKS,
+    Speech,
+    SpeechForm,
+    call_form,
+    form_of,
+    thought_marks,
+    writes_calls,
+)
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
 
@@ -62,6 +70,10 @@ class HasTemplate(Protocol):
     @property
     def takes_tools(self) -> bool:
         """Whether it writes tools, calls of them and their results itself (`Message.structured`)."""
+        ...
+
+    def called(self, name: str, arguments: Mapping[str, Json]) -> str:
+        """Return how it writes an answer that makes this call; empty where it cannot be told."""
         ...
 
 
@@ -160,7 +172,12 @@ class Agents:
             template = renderer.template if isinstance(renderer, HasTemplate) else ""
             found = form_of(template)
             form = self._form or found or "hermes"
-            structured = form == found and isinstance(renderer, HasTemplate) and renderer.takes_tools
+            # A form that was named is the template's own where that writes calls so, whether signs of it are known or not.
+            structured = (
+                isinstance(renderer, HasTemplate)
+                and renderer.takes_tools
+                and (form == found or writes_calls(renderer.called, form))
+            )
             self._readers[policy] = MessageReader(form, structured, call_form(form, template))
         return self._readers[policy]
 
@@ -487,7 +504,8 @@ class Chat:
         request = self.request
         opening = "" if self.decodes is None else self.decodes.decode(self.prompt.ids[-8:])
         # An answer that is held to a form has no room for thoughts.
-        thinking = opening.rstrip().endswith("<think>") and self.prompt.sampling.constraint is None
+        opened = tuple(mark for mark, _ in thought_marks(self.reader.form))
+        thinking = opening.rstrip().endswith(opened) and self.prompt.sampling.constraint is None
         schemas = [tool.function.model_dump() for tool in request.tools]
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas)
 
@@ -520,6 +538,7 @@ def _usage(ended: Sequence[Ended]) -> Json:
 _ENDS: Mapping[Form, tuple[str, ...] | None] = {
     "hermes": ("</tool_call>",),
     "glm": ("</tool_call>",),
+    "qwen_coder": ("</tool_call>",),
     "deepseek": ("<｜tool▁call▁end｜>",),
     "harmony": (),
 }

@@ -1,7 +1,7 @@
 """What an agent's text says: thoughts, words and calls of tools, whole and while the text still grows.
 
-A model thinks between `<think>` and `</think>` at the beginning of its answer, or in harmony's channel `analysis`; where the
-chat template opens the thoughts itself, the answer has their end alone. Calls stand in the form that the chat template knows.
+A model thinks between `<think>` and `</think>` at the beginning of its answer, Mistral's also between `[THINK]` and `[/THINK]`, or
+in harmony's channel `analysis`; where the chat template opens the thoughts itself, the answer has their end alone. Calls stand in the form that the chat template knows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SpeechForm:
             except NotCalls:
                 calls = ()
             return Speech(thoughts, words if calls or not calling else _together(words, calling), calls)
-        thoughts, rest, _ = _split_thoughts(text, thinking=self.thinking)
+        thoughts, rest, _ = _split_thoughts(text, thought_marks(self.form), thinking=self.thinking)
         if not self.tools:
             return Speech(thoughts, rest, ())
         try:
@@ -71,17 +71,18 @@ class SpeechForm:
             text = _BEGUN_MARK.sub("", text)
             if not text.strip():
                 return "", ""  # a mark may follow, before which spaces say nothing
-            thoughts, words, calling = _harmony(text)
-            return thoughts, words if not calling else words.rstrip()
-        if "<think>".startswith(text.lstrip()):
+            return _harmony(text)[:2]
+        around = thought_marks(self.form)
+        if any(opening.startswith(text.lstrip()) for opening, _ in around):
             return "", ""
-        thoughts, rest, thought = _split_thoughts(text, thinking=self.thinking)
+        thoughts, rest, thought = _split_thoughts(text, around, thinking=self.thinking)
         if not thought:
-            return _without_begun(thoughts, ("</think>",)).rstrip(), ""
+            return _without_begun(thoughts, [closing for _, closing in around]).rstrip(), ""
         if not self.tools:
             return thoughts, rest
-        if _HOLDS.get(self.form, _never)(rest):
-            return thoughts, ""
+        begins = rest.rfind("</think>") + len("</think>") if "</think>" in rest else 0
+        if _HOLDS.get(self.form, _never)(rest[begins:]):
+            return thoughts, rest[:begins]
         marks = _MARKS[self.form]
         places = [place for mark in marks if (place := rest.find(mark)) >= 0]
         return thoughts, (rest[: min(places)] if places else _without_begun(rest, marks)).rstrip()
@@ -90,6 +91,7 @@ class SpeechForm:
 _MARKS: Mapping[Form, tuple[str, ...]] = {
     "hermes": ("<tool_call>",),
     "glm": ("<tool_call>",),
+    "qwen_coder": ("<tool_call>",),
     "mistral": ("[TOOL_CALLS]",),
     "deepseek": ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581begin\uff5c>"),
     "llama": (),
@@ -110,14 +112,27 @@ def _never(_text: str) -> None:
     return None
 
 
-def _split_thoughts(text: str, *, thinking: bool) -> tuple[str, str, bool]:
+_THOUGHTS = ("<think>", "</think>")
+_THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
+
+
+def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
+    """Return what may stand around the thoughts of a model whose calls have this form."""
+    return (_THOUGHTS, _THOUGHTS_OF_MISTRAL) if form == "mistral" else (_THOUGHTS,)
+
+
+def _split_thoughts(text: str, around: Sequence[tuple[str, str]], *, thinking: bool) -> tuple[str, str, bool]:
     """Return thoughts, what follows them, and whether the thoughts are over (or there are none)."""
     begun = text.lstrip()
-    opens = begun.startswith("<think>")
-    if not opens and not thinking:
+    opened = [pair for pair in around if begun.startswith(pair[0])]
+    if not opened and not thinking:
         return "", text, True
-    inner, end, rest = begun.removeprefix("<think>").partition("</think>")
-    return inner.strip(), rest.lstrip() if end else "", bool(end)
+    inner = begun.removeprefix(opened[0][0]) if opened else begun
+    ends = [(place, closing) for _, closing in opened or around if (place := inner.find(closing)) >= 0]
+    if not ends:
+        return inner.strip(), "", False
+    place, closing = min(ends)
+    return inner[:place].strip(), inner[place + len(closing) :].lstrip(), True
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
@@ -133,9 +148,10 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
 def _words_beside(text: str, form: Form) -> str:
     """Return the words outside of the calls of a text that has some."""
     places = [place for mark in _MARKS[form] if (place := text.find(mark)) >= 0]
-    if not places:
-        return ""
-    if form not in ("hermes", "glm"):
+    if not places:  # the calls are all that stands behind thoughts, even those that nothing opened
+        before, closing, _ = text.rpartition("</think>")
+        return before + closing
+    if form not in ("hermes", "glm", "qwen_coder"):
         return text[: min(places)].rstrip()
     first = text.index("<tool_call>", text.rfind("</think>") + 1)  # calls come after thoughts
     behind = (each.partition("</tool_call>")[2].strip() for each in text[first:].split("<tool_call>"))
@@ -156,32 +172,34 @@ def _together(*texts: str) -> str:
     return "\n".join(filter(None, texts))
 
 
-_BEGUN_MARK = re.compile(r"<(?:\|[a-z]{0,9}\|?)?$")
+_BEGUN_MARK = re.compile(r"<(?:\|[a-z]{0,9}\|?)?\Z")
 """The beginning of a mark of harmony at the end of a text."""
 
 # -------- The form that a chat template knows
 
-_SIGNS: Sequence[tuple[str, Form]] = (
-    ("<|channel|>", "harmony"),
-    ("<arg_key>", "glm"),
-    ("<\uff5ctool\u2581call\u2581begin\uff5c>", "deepseek"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama"),
-    ("func_name1(", "pythonic"),
+_SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
+    (("<|channel|>",), "harmony"),
+    (("<arg_key>",), "glm"),
+    (("<\uff5ctool\u2581call\u2581begin\uff5c>",), "deepseek"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<tool_call>", "<function=", "<parameter="), "qwen_coder"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama"),
+    (('{"name": ', '"parameters": '), "llama"),  # 3.2 in small, which runs no code
+    (("func_name1(",), "pythonic"),
 )
-"""What stands in a chat template → the form of its calls, the surest sign first."""
+"""What stands in a chat template, all of it → the form of its calls, the surest sign first."""
 
 _DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 _HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
-_THOUGHTS = ("<think>", "</think>")
 _TAGGED = (*_THOUGHTS, "<tool_call>", "</tool_call>")
 MARKS: Mapping[Form, frozenset[str]] = {
     "hermes": frozenset(_TAGGED),
     "glm": frozenset({*_TAGGED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
     "llama": frozenset({*_THOUGHTS, "<|python_tag|>"}),
     "pythonic": frozenset(_THOUGHTS),
-    "mistral": frozenset({*_THOUGHTS, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+    "qwen_coder": frozenset(_TAGGED),
+    "mistral": frozenset({*_THOUGHTS, *_THOUGHTS_OF_MISTRAL, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
     "deepseek": frozenset({*_THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
@@ -190,7 +208,13 @@ MARKS: Mapping[Form, frozenset[str]] = {
 
 def form_of(template: str) -> Form | None:
     """Return the form of tool calls that a chat template writes; None where it writes none."""
-    return next((form for sign, form in _SIGNS if sign in template), None)
+    return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
+
+
+def writes_calls(called: Callable[[str, Mapping[str, Json]], str], form: Form) -> bool:
+    """Return whether what a template writes for a call is read in a form; `called` returns the answer that makes a call."""
+    call = ReadCall("kapelletool", {"word": "kapellecalled"})
+    return SpeechForm(form).read(called(call.name, call.arguments)).calls == (call,)
 
 
 def call_form(form: Form, template: str) -> CallForm | None:
@@ -208,5 +232,6 @@ _FORCED: Mapping[Form, CallForm] = {
     "mistral": constraints.MISTRAL,
     "deepseek": constraints.DEEPSEEK,
     "glm": constraints.GLM,
+    "qwen_coder": constraints.QWEN_CODER,
     "harmony": constraints.HARMONY,
 }
