@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from tests.support.episodes import episode, group, turn
+from tests.support.sentences import Letters, sentences
 from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
 from torch import Tensor
 
@@ -158,30 +157,10 @@ class TestAModelOfOnesOwn:
             run("vdn", embedder="./nowhere")
 
 
-class Letters:
-    """A stand-in for the library's model: how often each of three letters occurs."""
-
-    device: str | None = None
-    """What the last one was told."""
-
-    def __init__(self, name: str, *, device: str | None, local_files_only: bool) -> None:
-        assert not local_files_only, "the hub answers"
-        Letters.device = device
-        if name != "letters":
-            raise OSError(f"{name} is no known model")
-
-    def encode(self, texts: Sequence[str], **options: Any) -> Tensor:
-        assert options == {"convert_to_tensor": True, "show_progress_bar": False}
-        return torch.tensor([[text.count(letter) for letter in "abx"] for text in texts], dtype=torch.float16)
-
-
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("sentence_transformers")
-    module.__spec__ = ModuleSpec("sentence_transformers", None)
-    module.SentenceTransformer = Letters  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    monkeypatch.setattr("kapelle.models.paths.hub_fault", lambda name, **_: None)
+def library() -> Iterator[None]:
+    with sentences():
+        yield
 
 
 class TestSentenceTransformers:

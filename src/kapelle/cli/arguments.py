@@ -651,7 +651,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "serve": Command(
-        "([policy | reward] RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
+        "([policy | reward] RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--embedder MODEL] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
         "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
         "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
         "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, or environments to runs "
@@ -669,6 +669,11 @@ COMMANDS: Mapping[str, Command] = {
                 choices=("vllm",),
             ),
             option("--record", "FOLDER", "record sessions of programs as episodes, once they post a reward"),
+            option(
+                "--embedder",
+                "MODEL",
+                "a model of sentence-transformers for /v1/embeddings: a folder or a name on the hub",
+            ),
             option(
                 "--tool-form",
                 "FORM",

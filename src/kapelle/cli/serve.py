@@ -129,11 +129,17 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
     record = file_of(arguments.record)
     if record is not None:
         EpisodeFile(record, ()).close()  # raises where it cannot be written, before anything is loaded
+    embedder = None
+    if arguments.embedder is not None:
+        check_installed("embed", "sentence_transformers")
+        from kapelle.services.policy.embeddings import Embedder
+
+        embedder = Embedder(arguments.embedder)
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     name = (arguments.name or served.config.name).replace("/", "-")  # clients write TEAM/AGENT
     limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
     return until_stopped(
-        serve_policy(served.play, name, binding, limits, record, arguments.tool_form),
+        serve_policy(served.play, name, binding, limits, record, arguments.tool_form, embedder),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
     )
 

@@ -99,9 +99,28 @@ def by_sentences(
     return {key: Embedding(vector[before], vector[text]) for key, (before, text) in texts.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Sentences:
+    """A model of sentence-transformers."""
+
+    model: Any
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Return one row for each text."""
+        with torch.no_grad():
+            found: Tensor = self.model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        return found
+
+    def tokens(self, texts: Sequence[str]) -> int:
+        """Return how many tokens the model reads of texts."""
+        limit = self.model.max_seq_length
+        read = self.model.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
+        return sum(map(len, read["input_ids"]))
+
+
 @lru_cache(maxsize=1)
-def load_sentences(name: str, device: str | None = None) -> Callable[[Sequence[str]], Tensor]:
-    """Return an encoder of texts by a model of sentence-transformers; ModelError names the reason if it cannot be loaded.
+def load_sentences(name: str, device: str | None = None) -> Sentences:
+    """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded.
 
     Without a `device` the library chooses.
     """
@@ -116,13 +135,7 @@ def load_sentences(name: str, device: str | None = None) -> Callable[[Sequence[s
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"The sentence-transformers model '{name}' cannot be loaded: {reason}") from error
-
-    def encode(texts: Sequence[str]) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
-        return found
-
-    return encode
+    return Sentences(model)
 
 
 def turn_texts(groups: Sequence[Group]) -> dict[TurnKey, tuple[str, str]]:

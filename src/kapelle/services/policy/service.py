@@ -30,6 +30,7 @@ from kapelle.services.http import SESSION, Application, Call, EventStream, HttpS
 from kapelle.services.policy.agents import Agents, Chat, read_chat
 from kapelle.services.policy.chat_form import ChatRequest, Head, read_request
 from kapelle.services.policy.completions import CompletionForm
+from kapelle.services.policy.embeddings import Embedder
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
 from kapelle.services.policy.responses import KeptResponses, ResponseForm
 from kapelle.services.policy.responses_form import renamed
@@ -163,6 +164,7 @@ class PolicyService:
         recorder: Recorder | None = None,
         spokesman: str | None = None,
         run: str = "",
+        embedder: Embedder | None = None,
     ) -> None:
         """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds.
 
@@ -171,7 +173,7 @@ class PolicyService:
         Of a team that outside programs play, which has no workflow here, `spokesman` is the agent that answers calls of the team.
         """
         self.name, self.limits = name, limits
-        self._spokesman = spokesman
+        self._spokesman, self._embedder = spokesman, embedder
         self._run = run.replace("/", "-") or name
         self.under_way = 0
         """How many answers are being made; used by one thread."""
@@ -209,10 +211,13 @@ class PolicyService:
 
     async def models(self, call: Call) -> JsonAnswer:
         """Return the team and its agents as models."""
-        return JsonAnswer({"object": "list", "data": [self._row(name) for name in self.names]})
+        beside = [] if self._embedder is None else [self._embedder.name]
+        return JsonAnswer({"object": "list", "data": [self._row(name) for name in (*self.names, *beside)]})
 
     async def model(self, call: Call) -> JsonAnswer:
         """Return one of them."""
+        if self._embedder is not None and call.path == self._embedder.name:
+            return JsonAnswer(self._row(call.path))
         return JsonAnswer(self._row(self._known(call.path)))
 
     async def chat(self, call: Call) -> Response:
@@ -248,14 +253,28 @@ class PolicyService:
         return await self._within(form.answers, ask, stream=form.given.stream)
 
     async def embed(self, call: Call) -> Response:
-        """Refuse: a team has no embedding model. OpenAI's client raises NotFoundError at once, without a retry."""
-        raise Refusal(
-            404,
-            "There is no embedding model here: the models of this server are the agents of a team, which answer in words. Give the "
-            "embedder of your program a `base_url` and a key of its own, or take one that runs in the program itself.",
-            "model",
-            "model_not_found",
-        )
+        """Return texts as vectors. Without an embedder OpenAI's client raises NotFoundError at once, without a retry."""
+        asked = call.body.get("model") if isinstance(call.body, dict) else None
+        if self._embedder is None:
+            raise Refusal(
+                404,
+                "There is no embedding model here: the models of this server are the agents of a team, which answer in words. Start it "
+                "with `--embedder MODEL`, or give the embedder of your program a `base_url` and a key of its own.",
+                "model",
+                "model_not_found",
+            )
+        if isinstance(asked, str) and asked != self._embedder.name:
+            raise Refusal(
+                404, f"The embedding model here is '{self._embedder.name}'.", "model", "model_not_found"
+            )
+        ticket = Ticket(self, 1)
+        try:
+            async with asyncio.timeout_at(ticket.until):
+                return JsonAnswer(await self._embedder.answer(call.body))
+        except TimeoutError:
+            raise ticket.late from None
+        finally:
+            ticket.release()
 
     async def metrics(self, call: Call) -> Response:
         """Return what Prometheus reads."""
@@ -382,10 +401,11 @@ def serve_policy(
     limits: ServingLimits,
     record: Path | None = None,
     tool_form: Form | None = None,
+    embedder: Embedder | None = None,
 ) -> Iterator[PolicyServer]:
     """Serve a team while the block runs; `record` is the folder of rewarded episodes, None to record nothing.
 
-    Agents call tools in the `tool_form`, or as their chat templates do.
+    Agents call tools in the `tool_form`, or as their chat templates do. Texts become vectors by the `embedder`.
 
     Raises ConfigError if the port is taken, OutputError for a folder that cannot be written.
     """
@@ -398,6 +418,8 @@ def serve_policy(
             file = EpisodeFile(record, play.team.names)
             closing.callback(file.close)
             recorder = Recorder(agents, file.take, lifetime=limits.idle)
-        service = PolicyService(name, agents, limits, int(time.time()), recorder, spokesman(play))
+        service = PolicyService(
+            name, agents, limits, int(time.time()), recorder, spokesman(play), embedder=embedder
+        )
         with HttpServer(binding, Application(binding, service.routes(), agents.metrics.called)) as http:
             yield PolicyServer(http.url, service.names, service, http)

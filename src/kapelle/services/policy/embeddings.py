@@ -1,0 +1,88 @@
+"""Texts as vectors (`POST /v1/embeddings`), by a model of sentence-transformers that stands beside the team (`--embedder`).
+
+It serves programs with a memory or a retriever, which take their chat model's address for their embedder too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kapelle.services.refusals import Body, read_body, wrong
+from kapelle.signals.embeddings import load_sentences
+from kapelle.types import Json
+
+MOST_TEXTS = 2048
+"""Of one call, as OpenAI has it."""
+
+
+class EmbeddingRequest(Body):
+    """One request; other parameters are refused."""
+
+    model: str
+    input: str | list[Any]
+    """A text, or several."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or their bytes as float32 of the lowest byte first: what OpenAI's client asks for by itself."""
+    dimensions: int | None = Field(default=None, ge=1)
+    # It changes nothing.
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Return its texts; Refusal (400) where they are none."""
+        given = [self.input] if isinstance(self.input, str) else self.input
+        if given and all(isinstance(each, int | list) for each in given):
+            raise wrong(
+                "`input` has token ids, and the embedder has a tokeniser of its own. Send texts: `OpenAIEmbeddings` of LangChain "
+                "does with check_embedding_ctx_length=False.",
+                "input",
+            )
+        if not given or not all(isinstance(each, str) and each for each in given):
+            raise wrong("`input` is a text or a list of texts, none of them empty.", "input")
+        if len(given) > MOST_TEXTS:
+            raise wrong(f"`input` has {len(given)} texts; at most {MOST_TEXTS} are read at once.", "input")
+        return given
+
+
+class Embedder:
+    """A model of sentence-transformers behind a name."""
+
+    def __init__(self, path: str) -> None:
+        """Load a folder, or a model of the hub; AbsentPackage and ModelError say why one cannot be loaded."""
+        self.name = Path(path).resolve().name if Path(path).is_dir() else path
+        self._read = load_sentences(path)
+        self._one_at_a_time = Lock()
+
+    async def answer(self, body: Json) -> Json:
+        """Return the vectors of a call's texts in OpenAI's form; Refusal (400) names the first parameter that is wrong."""
+        given = read_body(EmbeddingRequest, body)
+        texts = given.texts
+        vectors, tokens = await asyncio.to_thread(self._vectors, texts)
+        width = len(vectors[0])
+        if given.dimensions not in (None, width):
+            raise wrong(
+                f"`dimensions` is {given.dimensions}; vectors of '{self.name}' have {width}.", "dimensions"
+            )
+        rows = [
+            {"object": "embedding", "index": place, "embedding": _written(vector, given.encoding_format)}
+            for place, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": rows, "model": given.model, "usage": usage}
+
+    def _vectors(self, texts: list[str]) -> tuple[list[list[float]], int]:
+        with self._one_at_a_time:
+            return self._read(texts).float().cpu().tolist(), self._read.tokens(texts)
+
+
+def _written(vector: list[float], form: str) -> list[float] | str:
+    if form == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

@@ -1,0 +1,107 @@
+"""Texts as vectors, as OpenAI's own client asks for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+from tests.support.sentences import sentences
+
+from kapelle.cli import main
+from kapelle.rollout.play import Play
+from kapelle.services.binding import Binding
+from kapelle.services.policy.embeddings import MOST_TEXTS, Embedder
+from kapelle.services.policy.service import ServingLimits, serve_policy
+
+
+@pytest.fixture(scope="module")
+def reader(play: Play) -> Iterator[OpenAI]:
+    """A client of a team with an embedder beside it."""
+    with sentences():
+        embedder = Embedder("letters")
+    with (
+        serve_policy(play, "duo", Binding(), ServingLimits(), embedder=embedder) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("form", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}])
+def test_every_text_has_its_vector_in_order(reader: OpenAI, form: dict[str, Any]) -> None:
+    """Without a form the client asks for base64 and reads it by itself."""
+    found = reader.embeddings.create(model="letters", input=["abba", "x" * 20], user="me", **form)
+    vectors: list[Any] = [each.embedding for each in found.data]
+    if form.get("encoding_format") == "base64":
+        assert vectors == ["AAAAQAAAAEAAAAAA", "AAAAAAAAAAAAAKBB"], "float32 of 2, 2, 0 and 0, 0, 20"
+    else:
+        assert vectors == [[2.0, 2.0, 0.0], [0.0, 0.0, 20.0]]
+    assert [each.index for each in found.data] == [0, 1]
+    assert (found.usage.prompt_tokens, found.usage.total_tokens) == (12, 12), "the model reads 8 of the 20"
+
+
+def test_one_text_is_read_too_and_dimensions_may_say_what_there_are(reader: OpenAI) -> None:
+    assert reader.embeddings.create(model="letters", input="ab", dimensions=3).data[0].embedding == [1, 1, 0]
+
+
+def test_it_stands_among_the_models(reader: OpenAI) -> None:
+    assert [each.id for each in reader.models.list()] == ["duo", "duo/first", "duo/second", "letters"]
+    assert reader.models.retrieve("letters").id == "letters"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parameter", "says"),
+    [
+        ({"input": ""}, "input", "none of them empty"),
+        ({"input": []}, "input", "none of them empty"),
+        ({"input": ["a", ""]}, "input", "none of them empty"),
+        ({"input": ["a", 3]}, "input", "none of them empty"),
+        ({"input": [1, 2]}, "input", "check_embedding_ctx_length=False"),
+        ({"input": [[1, 2], [3]]}, "input", "check_embedding_ctx_length=False"),
+        ({"input": ["a"] * (MOST_TEXTS + 1)}, "input", "at most 2048"),
+        ({"input": "a", "dimensions": 2}, "dimensions", "have 3"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float"),
+        ({"input": "a", "extra_body": {"pooling": "mean"}}, "pooling", "not supported"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    reader: OpenAI, wrong: dict[str, Any], parameter: str, says: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        reader.embeddings.create(model="letters", **wrong)
+    assert refused.value.param == parameter
+    assert says in str(refused.value)
+
+
+def test_agents_are_no_embedders_and_the_embedder_no_agent(reader: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="embedding model here is 'letters'"):
+        reader.embeddings.create(model="duo/first", input="a")
+    with pytest.raises(NotFoundError):
+        reader.chat.completions.create(model="letters", messages=[{"role": "user", "content": "a"}])
+
+
+def test_bodies_of_other_forms_are_refused(reader: OpenAI, web: httpx.Client) -> None:
+    bodies: list[Any] = [[], "x", 3, {}, {"model": "letters"}, {"model": 3, "input": "a"}]
+    for body in bodies:
+        answer = web.post(f"{reader.base_url}embeddings", json=body)
+        assert answer.status_code in {400, 404}, body
+
+
+def test_calls_that_find_no_room_are_told_to_wait(play: Play, web: httpx.Client) -> None:
+    with sentences():
+        embedder = Embedder("letters")
+    with serve_policy(play, "duo", Binding(), ServingLimits(calls=0), embedder=embedder) as server:
+        answer = web.post(f"{server.url}/v1/embeddings", json={"model": "letters", "input": "a"})
+    assert answer.status_code == 429
+
+
+def test_a_missing_library_is_said_before_a_run_is_loaded(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    monkeypatch.setattr("kapelle.cli.serve.is_team", lambda _folder: True)
+    assert main(["serve", "policy", str(tmp_path), "--embedder", "letters", "--port", "0"]) == 2
+    assert "pip install 'kapelle[embed]'" in capsys.readouterr().err
