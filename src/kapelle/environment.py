@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypeIs
 
+from kapelle.errors import ConfigError
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.foreign_code import Unfit, asked, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
@@ -544,6 +545,18 @@ class Enumerable:
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
         """Return how often each information state is met in a game on average."""
         raise NotImplementedError
+
+
+def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
+    """Return the game if it has so many seats and its policies can be tabulated in at most `most` information states; None otherwise."""
+    if not most or not offers(environment, Enumerable) or environment.players != seats:
+        return None
+    try:
+        decisions = sum(1 for _ in zip(environment.decisions(), range(most + 1), strict=False))
+        environment.check_moves()
+    except ConfigError:
+        return None
+    return environment if decisions <= most else None
 
 
 class Described:

@@ -7,10 +7,13 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle
 
+from kapelle import arena
+from kapelle.errors import ConfigError, OutputError
 from kapelle.rollout.play import play_seats
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")
@@ -122,6 +125,23 @@ def test_bad_input_is_one_line_before_anything_loads(
     assert reason in said.err
     assert said.err.count("\n") == 1
     assert not Path("a").exists()
+
+
+@pytest.mark.parametrize("seed", ["x", -1, True, 1.5])
+def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"`seed` of the arena is {seed!r}. Give a whole number of at least 0"
+    ):
+        arena("nash", "random", environment="kuhn_poker", seed=seed)
+
+
+def test_a_file_is_no_folder_of_results(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(
+        OutputError, match=r"mine.txt is a file, and an arena is kept in a folder. Name another `output`"
+    ):
+        arena("nash", "random", environment="kuhn_poker", games=2, output=tmp_path / "mine.txt")
+    assert (tmp_path / "mine.txt").read_text() == "precious"
 
 
 class Passer(BaseHTTPRequestHandler):

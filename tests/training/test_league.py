@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,34 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ({"league": {"members": {"x": {"past": "runs/nowhere"}}}}, "runs/nowhere"),
         ({"league": {"population": "pfps"}}, "pfps"),
         (
+            {"league": {"members": {"self": "frozen"}}},
+            "'self': …}}` has a name that a learner of the league has",
+        ),
+        ({"league": {"members": {"exploiter": "frozen"}}}, "'exploiter': …}}` has a name"),
+        ({"league": {"members": {"partner_0": "frozen"}}}, "'partner_0': …}}` has a name"),
+        (
+            {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
+            "'nash'}}` is the same player as `league={'members': {'x': …}}`. Name it once",
+        ),
+        ({**KUHN, "league": {"members": {"x": "mcts(200)"}}}, r"Write mcts\(simulations=200\)"),
+        (
+            {"league": {"population": "psro", "slots": 1}},
+            "`psro` plays pairs: set `league={'slots': …}` to at least 2",
+        ),
+        (
+            {**KUHN, "league": {"population": "psro", "slots": 1, "exact": 0}},
+            "`psro` plays pairs: set `league={'slots': …}` to at least 2",
+        ),
+        (
+            {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
+            r"`at_latest: 2` comes before `every: 5`",
+        ),
+        ({"league": {"slots": 10**9, "keep": 10**9}}, "'slots': …}` asks for 1000000000 adapters"),
+        (
+            {"league": {"population": {"name": "fcp", "partners": 10**9}}},
+            "'partners': …}}` asks for 1000000000 adapters",
+        ),
+        (
             {"league": {"exploiter": {}}, "algorithm": {"name": "ippo", "team_reward": "individual"}},
             "critics",
         ),
@@ -242,6 +271,27 @@ def test_small_games_are_measured_exactly(each: str) -> None:
 def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(**game(**over))
+
+
+@pytest.mark.parametrize("over", [{}, {"keep": 1, "exact": 0}])
+def test_psro_needs_one_slot_where_no_two_past_selves_play(over: dict[str, Any]) -> None:
+    """The table is computed from the policies, or holds one past self at a time."""
+    pytest.importorskip("pyspiel")
+    league = {"population": {"name": "psro", "games": 2}, "enter": {"every": 1}, "slots": 1, **over}
+    with Trainer(**game(**KUHN, league=league)) as trainer:
+        trainer.train(3)
+        assert len(trainer._loop.league.pool.payoffs) == 2 * len(trainer._loop.league.pool.names) ** 2  # type: ignore[union-attr]
+
+
+def test_a_model_is_not_booked_as_the_player_whose_name_it_has() -> None:
+    """`nash` is the base here, and `x` the equilibrium: each has its own games."""
+    pytest.importorskip("pyspiel")
+    members = {"nash": "frozen", "x": "nash"}
+    league = {"population": "fictitious", "enter": None, "members": members}
+    with Trainer(**game(**KUHN, league=league)) as trainer:
+        trainer.train(1)
+        met = trainer._loop.league.pool.met  # type: ignore[union-attr]
+    assert {member: score.games for (_, member), score in met.items()} == {"nash": 8.0, "x": 8.0}
 
 
 def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
@@ -316,6 +366,27 @@ def test_a_past_self_of_another_game_is_refused(tmp_path: Path) -> None:
 def test_a_pool_that_would_not_fit_the_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"this machine has .* GiB"):
         Trainer(**game(league={"in_memory": 10**9}))
+
+
+@pytest.mark.parametrize(
+    ("over", "beside"),
+    [
+        ({"population": {"name": "fcp", "partners": 200}}, "200 partners and exploiters"),
+        ({"exploiter": {}}, "1 partners and exploiters"),
+    ],
+)
+def test_learners_beside_the_first_count_in_the_pools_memory(
+    monkeypatch: pytest.MonkeyPatch, over: dict[str, Any], beside: str
+) -> None:
+    small = {"slots": 2, "keep": 2, "in_memory": 1}
+    with Trainer(**game(league=small)) as trainer:
+        one = sum(4 * own.numel() for own in trainer.engine.weights("player").values())
+    real = os.sysconf
+    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": int(3.5 * one)}  # of three past selves, not of four
+    monkeypatch.setattr(os, "sysconf", lambda name: memory.get(name) or real(name))
+    Trainer(**game(league=small)).close()
+    with pytest.raises(ConfigError, match=f"keep 3 past selves, and {beside}"):
+        Trainer(**game(league={**small, **over}))
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

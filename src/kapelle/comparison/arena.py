@@ -61,9 +61,9 @@ def arena(
     With `output`, results are kept in that folder: called again, it plays the pairs that are missing. `jobs` pairs are played at
     a time, each in a process of its own. Raises the errors of `errors.py`.
     """
-    for name, value in (("games", games), ("jobs", jobs)):
-        if type(value) is not int or value < 1:
-            raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least 1.")
+    for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
+        if type(value) is not int or value < least:
+            raise ConfigError(f"`{name}` of the arena is {value!r}. Give a whole number of at least {least}.")
     if isinstance(settings, str):
         raise ConfigError(
             f"`settings` is the text {settings!r}. Give a list of texts: settings=[{settings!r}]."
@@ -219,6 +219,8 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
                     f"'{label}' in {folder} was {before[label]}, and is {identity} now. Give it another name (NAME=PLAYER), or name "
                     "another --output."
                 )
+    elif folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file, and an arena is kept in a folder. Name another --output.")
     elif folder.exists() and any(folder.iterdir()):
         raise OutputError(f"{folder} holds something else than an arena. Name another --output.")
     try:

@@ -581,7 +581,7 @@ class EnterDict(TypedDict, total=False):
     confidence: float
     """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
     at_latest: int | None
-    """Steps after which it enters even if it has not beaten the pool; null waits for ever."""
+    """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits for ever."""
     restart: bool
     """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
     that has become certain of its moves hardly finds another one."""

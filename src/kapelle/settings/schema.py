@@ -756,10 +756,19 @@ class EnterConfig(Settings):
     confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
     """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
     at_latest: int | None = Field(default=None, ge=1)
-    """Steps after which it enters even if it has not beaten the pool; null waits for ever."""
+    """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits for ever."""
     restart: bool = False
     """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
     that has become certain of its moves hardly finds another one."""
+
+    @model_validator(mode="after")
+    def _waiting(self) -> EnterConfig:
+        if self.at_latest is not None and self.at_latest < self.every:
+            raise ValueError(
+                f"`at_latest: {self.at_latest}` comes before `every: {self.every}`, the fewest steps from one entry to the next. Set "
+                "`at_latest` to `every` or more"
+            )
+        return self
 
 
 class ExploiterConfig(Settings):

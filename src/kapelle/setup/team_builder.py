@@ -34,6 +34,8 @@ from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 
 BASE = "base"
+MOST_ADAPTERS = 10_000
+"""Most adapters that a league holds beside the team's: far more than one machine samples from, few enough to be counted one by one."""
 REWARD_BASE = "base@reward"
 """The base of a reward model that runs on a device of its own."""
 
@@ -210,6 +212,15 @@ def _league_policies(
             )
     found: dict[str, Policy] = {}
     slots = min(league.slots, league.keep) if league.enter is not None else 0
+    # Counted before they are made: making thousands of millions would take the machine's memory before its check is reached.
+    count = (slots + partners_of(league) + (league.exploiter is not None)) * len(learners)
+    if count > MOST_ADAPTERS:
+        asked = {"league.slots": slots, "league.population.partners": partners_of(league)}
+        most = max(asked, key=lambda key: asked[key])
+        raise ConfigError(
+            f"`{most}` asks for {asked[most]} adapters for each policy that learns, and a league holds at most "
+            f"{MOST_ADAPTERS} in memory. Lower it; with fewer slots the other past selves rest on the disk."
+        )
     for slot in range(slots):
         found |= {
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())

@@ -41,11 +41,13 @@ from kapelle.environment import (
     Teachable,
     check_capabilities,
     check_declared,
+    enumerable,
     offers,
     size_of,
     task_of,
 )
 from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
+from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, partners_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -56,7 +58,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, RunConfig
+from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, PsroPopulation, RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -434,12 +436,20 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
 def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse a league that nobody could enter or meet, and what would not know who plays."""
     environment, population = config.environment, league.population
+    named: dict[str, str] = {}
     for member, said in league.members.items():
+        if member in {MAIN, EXPLOITER} or member.startswith(PARTNER):
+            raise ConfigError(
+                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`). Give the "
+                "member another one."
+            )
         if isinstance(said, PastAdapter) and names_a_run(said.past):
             _check_same_game(config, f"`league.members.{member}.past: {said.past}`", split_run(said.past)[0])
         if not isinstance(said, str) or said == "frozen":
             continue
         where = f"`league.members.{member}: {said}`"
+        if named.setdefault(said, member) != member:
+            raise ConfigError(f"{where} is the same player as `league.members.{named[said]}`. Name it once.")
         if not offers(environment, PlaysSeats):
             raise ConfigError(
                 f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a model, an "
@@ -466,6 +476,12 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             environment, PlayedFromOutside
         ),
     }
+    if isinstance(population, PsroPopulation):
+        few = league.enter is not None and league.slots == 1 and league.keep > 1
+        reasons |= {
+            "`psro` plays pairs: set `league.slots` to at least 2": few
+            and enumerable(environment, len(team.names), league.exact) is None
+        }
     if isinstance(population, FcpPopulation):
         reasons |= {
             "`fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`": league.enter
@@ -500,7 +516,7 @@ def _check_same_game(config: RunConfig, where: str, run: Path) -> None:
 
 
 def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]) -> None:
-    """Refuse a league whose adapters and resting weights are larger than the machine's memory."""
+    """Refuse a league whose adapters and resting weights are larger than the machine's memory: of past selves, the exploiter and partners."""
     league = config.league
     if league is None:
         return
@@ -512,12 +528,14 @@ def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]
     one = 4 * sum(
         adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
     )
-    held = sum(name.startswith("league:") for name in team.policies) // max(1, len(own)) + league.in_memory
+    slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
+    selves, learners = slots + league.in_memory, partners_of(league) + (league.exploiter is not None)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if held * one > memory:
+    if (selves + learners) * one > memory:
+        more = f", and {learners} partners and exploiters learn beside," if learners else ""
         raise ConfigError(
-            f"`league.slots` and `league.in_memory` keep {held} past selves of {one / 2**30:.1f} GiB, and this machine has "
-            f"{memory / 2**30:.0f} GiB. Lower them, or `team.lora.rank`."
+            f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
+            f"{memory / 2**30:.0f} GiB. Lower them, `league.population.partners`, or `team.lora.rank`."
         )
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import Enumerable, offers
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.environment import enumerable
+from kapelle.errors import EpisodeError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, LeagueMember, MemberPool, partners_of
 from kapelle.league.seating import Chances, MemberSeat, Seating, chances, met_in, seated
@@ -142,7 +142,7 @@ class League:
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Members → the meta-strategy of their table; the latest alone."""
         self._begun = False
-        self._exact = self._enumerable()
+        self._exact = enumerable(play.environment, len(team.names), self._settings.exact)
 
     def _spread(self) -> None:
         """Let partners begin apart from one another: noise on the matrices B of their adapters (`population.spread`)."""
@@ -299,7 +299,9 @@ class League:
                         among_selves.append(fmean(totals))
                     continue
                 learner, home, other = met
-                member = self._players.get(other, other)
+                # A policy speaks for its member; a player of the environment is named by what it plays.
+                spoken = any(each.policy for each in group.task.cast.values())
+                member = other if spoken else self._players[other]
                 own_return = episode.total(home)
                 rest = fmean(episode.total(agent) for agent in team.names if agent != home)
                 self.pool.played(learner, member, own_return - rest)
@@ -508,22 +510,6 @@ class League:
         return sum(known) if len(known) == len(counts) else None
 
     # -------- What is known exactly of small games
-
-    def _enumerable(self) -> Enumerable | None:
-        """Return the game if its policies can be tabulated, and are few enough for the settings."""
-        environment, most = self._play.environment, self._settings.exact
-        if (
-            not most
-            or not offers(environment, Enumerable)
-            or environment.players != len(self._play.team.names)
-        ):
-            return None
-        try:
-            decisions = sum(1 for _, _ in zip(environment.decisions(), range(most + 1), strict=False))
-            environment.check_moves()
-        except ConfigError:
-            return None
-        return environment if decisions <= most else None
 
     def _table(self, member: LeagueMember) -> TabularPolicies:
         if member.name not in self._tables:

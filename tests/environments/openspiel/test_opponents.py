@@ -9,8 +9,9 @@ import pytest
 pytest.importorskip("pyspiel")
 
 from kapelle.environments.openspiel.environment import OpenSpiel
-from kapelle.environments.openspiel.games import equilibrium, play_table, regret_policy
+from kapelle.environments.openspiel.games import equilibrium, opponent_named, play_table, regret_policy
 from kapelle.environments.openspiel.text import read_listed
+from kapelle.errors import ConfigError
 
 
 async def results(environment: OpenSpiel, games: int, say: Mapping[str, str] | None = None) -> list[float]:
@@ -93,3 +94,29 @@ async def test_a_scripted_opponent_makes_its_first_legal_move() -> None:
 async def test_a_random_opponent_joins_simultaneous_moves() -> None:
     earned = await results(game("matrix_rps", opponents={2: "random"}), 60)
     assert set(earned) == {-1.0, 0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("said", "form"),
+    [
+        ("mcts(200)", "mcts(simulations=200)"),
+        ("cfr(10)", "cfr(iterations=10)"),
+        ("mcts(", "mcts(simulations=100)"),
+        ("mcts(simulations=5))", "mcts(simulations=100)"),
+        ("nash)", "nash(tolerance=0.01)"),
+        ("nash(tolerance=.1,)", "nash(tolerance=0.01)"),
+        ("mcts(simulations=1,simulations=2)", "mcts(simulations=100)"),
+        ("scripted(pass|bet)", "scripted(moves=pass|bet)"),
+        ("random(3)", "random"),
+    ],
+)
+def test_a_player_whose_settings_cannot_be_read_is_told_the_form(said: str, form: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        opponent_named(said)
+    assert str(raised.value) == f"The player '{said}' cannot be read. Write {form}."
+
+
+def test_settings_of_a_player_stand_in_brackets() -> None:
+    assert opponent_named("mcts( simulations = 200 )").model_dump() == {"name": "mcts", "simulations": 200}
+    assert opponent_named("nash()") == opponent_named("nash")
+    assert opponent_named("scripted(moves=x(1)|bet)").model_dump()["moves"] == ("x(1)", "bet")

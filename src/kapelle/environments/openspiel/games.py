@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -514,22 +514,35 @@ _OPPONENT: TypeAdapter[Opponent] = TypeAdapter(Opponent)
 def opponent_named(player: str) -> Opponent:
     """Return the opponent that a name stands for, with its settings in brackets: `nash`, `mcts(simulations=200)`.
 
-    Raises ConfigError for another name or setting.
+    Raises ConfigError for another name or setting, for a value without a name, and for a bracket that is not closed.
     """
-    name, _, rest = player.removesuffix(")").partition("(")
-    settings = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
+    name, bracket, rest = (part.strip() for part in player.partition("("))
+    known = {kind.model_fields["name"].default: kind for kind in get_args(_Kind)}
+    kind = known.get(name.removesuffix(")").strip())
+    inside = rest.removesuffix(")").strip()
+    parts = [(key.strip(), sign, value.strip()) for key, sign, value in _parts(inside)]
+    keys = [key for key, _, _ in parts]
+    whole = inside.count("(") == inside.count(")") and rest.endswith(")") if bracket else ")" not in name
+    if kind is not None and not (
+        whole and all(key and sign for key, sign, _ in parts) and len({*keys}) == len(keys)
+    ):
+        own = next((key for key in kind.model_fields if key != "name"), None)
+        meant = inside if len(parts) == 1 and not parts[0][1] else own and kind.model_fields[own].default
+        form = f"{kind.model_fields['name'].default}" + (f"({own}={meant or '…'})" if own else "")
+        raise ConfigError(f"The player '{player}' cannot be read. Write {form}.")
     try:
-        return _OPPONENT.validate_python(
-            {"name": name.strip(), **{k.strip(): v for k, v in settings.items()}}
-        )
+        return _OPPONENT.validate_python({"name": name, **{key: value for key, _, value in parts}})
     except ValidationError as error:
-        known = ("random", "scripted", "hanabi", "mcts", "cfr", "nash")
-        if name.strip() in known:
+        if kind is not None:
             wrong = error.errors()[0]
             raise ConfigError(f"The player '{player}': {wrong['loc'][-1]}: {wrong['msg']}.") from error
         raise ConfigError(
-            f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(player, known)}"
+            f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(player, tuple(known))}"
         ) from error
+
+
+def _parts(inside: str) -> list[tuple[str, str, str]]:
+    return [part.partition("=") for part in inside.split(",")] if inside else []
 
 
 def check_solvable(game: Any, opponent: str) -> None:
