@@ -12,7 +12,15 @@ import httpx
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
+from kapelle.cli.serve import KINDS
 from kapelle.setup.recipe import load_recipe, to_yaml
+
+
+def test_help_names_every_kind_that_is_served(kapelle: Kapelle) -> None:
+    usage, _, what = kapelle("serve", "--help").out.partition("\n\n")
+    for kind in KINDS:
+        assert kind in usage
+        assert kind in what
 
 
 @pytest.mark.parametrize(

@@ -653,14 +653,15 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "([policy | reward] RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--embedder MODEL] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
         "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
-        "[--certificate FILE]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
-        "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, or environments to runs "
-        "on any machine",
+        "[--certificate FILE] | openenv NAME [environment.key=value …]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
+        "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, environments to runs "
+        "on any machine, or one to OpenEnv's clients",
         "serve",
         (
             words(
-                "[policy | reward] RUN | environments",
-                "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, name.key=value",
+                "[policy | reward] RUN | environments | openenv NAME",
+                "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
+                "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value",
             ),
             option(
                 "--print",
