@@ -255,6 +255,35 @@ def test_keys_that_end_the_mark_of_qwen_coder_are_refused(key: str) -> None:
         qwen({"type": "object", "properties": {key: {}}})
 
 
+@pytest.mark.parametrize("family", IDS)
+def test_the_trainer_masks_a_lenient_schema_as_the_sampler_does(family: Family) -> None:
+    """Of a constraint as a turn records it: the same tokens were allowed in each place, and a `set` is held to its items."""
+    sampler = Sampler(family)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = call_form(family.form, family.template)
+    assert form is not None
+    with pytest.raises(ConfigError, match="uniqueItems"):
+        check_constraint(forced_call([{"name": "f", "parameters": schema, "strict": True}], form=form))
+    constraint = forced_call([{"name": "f", "parameters": schema}], form=form)
+    ids = sampler.ids(constraint, 3)
+    [call] = SpeechForm(family.form).read(sampler.texts.spoken(ids)).calls
+    given = call.arguments["a"]
+    assert isinstance(given, list)
+    assert len(given) <= 2
+    assert set(given) <= {1, 2}
+    walk, allowed = sampler.masks.begin(constraint), list[Any]()
+    for token in ids:
+        allowed.append(sampler.masks.next([walk])[0])
+        walk.take(token)
+    recorded = Constraint(constraint.kind, constraint.text)
+    np.testing.assert_array_equal(Sampler(family).masks.of(recorded, tuple(ids)), np.stack(allowed))
+
+
 def test_a_name_that_a_form_cannot_write_is_refused() -> None:
     with pytest.raises(ConfigError, match="its name may have letters, digits"):
         forced_call([{"name": "two words"}], form=constraints.HARMONY)

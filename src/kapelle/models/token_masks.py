@@ -71,11 +71,28 @@ def check_constraint(constraint: Constraint) -> None:
     compiled(constraint, LLTokenizer("byte"))
 
 
+def why_refused(constraint: Constraint) -> str | None:
+    """Return why `check_constraint` refuses a constraint, in a few words; None where it does not."""
+    check_installed()
+    from llguidance import LLTokenizer
+
+    return _tried(constraint, LLTokenizer("byte"), None)[1]
+
+
 def compiled(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None = None) -> Any:
     """Return the library's grammar for a constraint, nothing of it taken; ConfigError where it is refused or cannot begin.
 
     `marks` are the special tokens with which forced calls may be written.
     """
+    matcher, reason = _tried(constraint, tokenizer, marks)
+    if reason is None:
+        return matcher
+    shown = constraint.text if len(constraint.text) <= 60 else f"{constraint.text[:60]}…"
+    raise ConfigError(f"The constraint {constraint.kind} {shown!r} is refused: {reason}.")
+
+
+def _tried(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | None) -> tuple[Any, str | None]:
+    """Return the library's grammar for a constraint, and why it is refused; None where it is not."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, lark_of(constraint, marks), log_level=0, limits=_limits())
@@ -84,13 +101,14 @@ def compiled(constraint: Constraint, tokenizer: Any, marks: Mapping[str, int] | 
         first = matcher.deep_copy()
         first.compute_bitmask()
         if not first.is_error():
-            return matcher
+            return matcher, None
         told = "no text satisfies it, or no token begins one"
-    # The reason, without the places in the grammar that follow it.
+    # The reason, without the places in the grammar that stand before and behind it.
     lines = list(takewhile(lambda line: not re.match(r"\s*\d+ \||<", line), told.splitlines()))
-    reason = " ".join(" ".join(lines).split())[:300].rstrip(".")
-    shown = constraint.text if len(constraint.text) <= 60 else f"{constraint.text[:60]}…"
-    raise ConfigError(f"The constraint {constraint.kind} {shown!r} is refused: {reason}.")
+    reason = re.sub(
+        r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(" ".join(lines).split())
+    )
+    return matcher, reason[:300].rstrip(".")
 
 
 def _limits() -> Any:

@@ -50,10 +50,13 @@ def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) ->
     return f"{HEADER}\n{_with_special_tokens(text, special or {})}\n"
 
 
-def json_rule(schema: Json) -> str:
-    """Return what stands in a grammar for JSON that a schema describes."""
+def json_rule(schema: Json, *, lenient: bool = False) -> str:
+    """Return what stands in a grammar for JSON that a schema describes.
+
+    A `lenient` one leaves out what the library cannot hold text to, such as `uniqueItems` and formats that it does not know.
+    """
     if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": JSON_OPTIONS}
+        schema = {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": True} if lenient else JSON_OPTIONS}
     return f"%json {json.dumps(schema)}"
 
 
@@ -203,7 +206,8 @@ def forced_call(
 
     `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. With a
     `name` it is that tool. With `words` any text may stand before the call, whose first mark is then spelled and no special token,
-    and with `several` further calls may follow. ConfigError where no tool is left, and for what the form cannot write.
+    and with `several` further calls may follow. A tool that is not `strict` is held to what can be held of its schema: the rest is
+    left out. ConfigError where no tool is left, and for what the form cannot write.
     """
     offered = [each.get("function", each) for each in tools]
     chosen = [each for each in offered if name is None or each["name"] == name]
@@ -239,11 +243,12 @@ def forced_call(
             raise ConfigError(
                 f"The tool '{called:.80}' cannot be called in this model's form: its name may have letters, digits, `_`, `.` and `-`."
             )
+        lenient = tool.get("strict") is not True
         if form.pairs is not None:
-            arguments = _pairs(form.pairs, f"value_{number}", called, schema or {}, lines)
+            arguments = _pairs(form.pairs, f"value_{number}", called, schema or {}, lines, lenient=lenient)
         else:
             nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-            arguments = json_rule(schema or nothing)
+            arguments = json_rule(schema or nothing, lenient=lenient)
         pieces = (written(head.replace("NAME", called)), arguments, written(tail))
         lines.append(f"call_{number}: {' '.join(filter(None, pieces))}")
     lines += [f"{rule}: {quoted(mark)}" for mark, rule in marks.items()]
@@ -260,7 +265,7 @@ _REMARKS = {"title", "description", "default", "examples", "deprecated", "$comme
 """What a schema says that holds no value to anything."""
 
 
-def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str]) -> str:
+def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str], *, lenient: bool) -> str:
     """Return the pairs of a tool's arguments as pieces of a rule, and add the rules of its texts, `rule` and a number, to the lines.
 
     Arguments come in the order of the schema. ConfigError for what pairs cannot be held to.
@@ -289,7 +294,8 @@ def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str])
             ending = _plain_text(form, f"{rule}_{number}", f"'{key}' of the tool '{tool}'", value, lines)
         else:
             inner = {**value, **shared} if isinstance(value, Mapping) else value
-            ending = f"{json_rule(inner)} {quoted(f'{form.pad}{form.end}{chr(10)}')}"
+            rule_of_value = json_rule(inner, lenient=lenient)
+            ending = f"{rule_of_value} {quoted(f'{form.pad}{form.end}{chr(10)}')}"
         pair = f"{quoted(form.begin.replace('KEY', key))} {ending}"
         pairs.append(pair if key in required else f"({pair})?")
     return " ".join(pairs)

@@ -145,6 +145,63 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     assert refused.value.param == named
 
 
+WRITES: Any = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "format": "path", "maxLength": 3},
+        "modes": {"type": "array", "items": {"enum": ["r", "w"]}, "uniqueItems": True, "maxItems": 2},
+    },
+    "required": ["path", "modes"],
+    "additionalProperties": False,
+}
+"""As Pydantic writes a `Path` and a `set`."""
+
+
+def writing(**more: Any) -> Any:
+    return [TOOLS[0], {"type": "function", "function": {"name": "write", "parameters": WRITES, **more}}]
+
+
+@pytest.mark.parametrize("strict", [None, False])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_cannot_be_held_of_a_tool_that_is_not_strict_is_left_out(
+    client: OpenAI, seed: int, strict: bool | None
+) -> None:
+    choice: Any = {"type": "function", "function": {"name": "write"}}
+    said = client.chat.completions.create(
+        **{**ASKED, "max_tokens": 300}, seed=seed, tools=writing(strict=strict), tool_choice=choice
+    )
+    calls: Any = said.choices[0].message.tool_calls
+    [call] = calls
+    read = json.loads(call.function.arguments)
+    assert set(read) == {"path", "modes"}
+    assert len(read["path"]) <= 3
+    assert set(read["modes"]) <= {"r", "w"}
+
+
+def test_a_tool_that_is_refused_is_named(client: OpenAI) -> None:
+    """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
+    strict, wrong = writing(strict=True), writing(parameters={"type": "thing"})
+    for tools, extra, reason in (
+        (strict, {"tool_choice": "required"}, "Unknown format: path. Without `strict`"),
+        (strict, {"response_format": FORMAT}, "Unknown format: path. Without `strict`"),
+        (wrong, {"tool_choice": "required"}, "Invalid type: thing."),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            client.chat.completions.create(**ASKED, tools=tools, **extra)
+        assert refused.value.param == "tools.1.function.parameters"
+        for words in ("`tools.1.function.parameters`: no call of the tool 'write'", reason):
+            assert words in refused.value.message
+        for words in ("llguidance", "%json", "start:", "call_1"):
+            assert words not in refused.value.message
+    own: Any = [{"type": "function", **tool["function"]} for tool in strict]
+    with pytest.raises(BadRequestError, match=r"`tools\.1\.parameters`: no call") as refused:
+        client.responses.create(model="second", input="?", tools=own, tool_choice="required")
+    assert refused.value.param == "tools.1.parameters"
+    client.chat.completions.create(
+        **ASKED, tools=strict, tool_choice={"type": "function", "function": {"name": "go"}}
+    )
+
+
 def test_a_teacher_is_taken_at_its_word() -> None:
     """As in demonstrations: what a script says is the form that was asked for, or its own fault."""
     said = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'

@@ -34,17 +34,17 @@ def form_asked(request: ChatRequest, reader: MessageReader, play: Play, agent: s
             "does. Ask for the form in words.",
             place,
         )
-    calls = forced or (request.calls_tools and bool(tools))
+    calls = forced or request.calls_tools
     if calls and reader.calls is None:
         raise wrong(
             f"`{place}`: calls in the form `{reader.form}` cannot be forced, as their arguments are no JSON. Ask for a call in words, "
             "or serve the team with `--tool-form hermes`.",
             place,
         )
+    name = _name(chosen) if isinstance(chosen, dict) else None
     try:
         constraint = Constraint.json_schema(schema or {}) if schema is not None else Constraint.json_object()
         if calls and reader.calls is not None:
-            name = _name(chosen) if isinstance(chosen, dict) else None
             called = forced_call(
                 tools, name, reader.calls, several=request.parallel_tool_calls and name is None
             )
@@ -54,12 +54,28 @@ def form_asked(request: ChatRequest, reader: MessageReader, play: Play, agent: s
                 constraint = Constraint.grammar(
                     f"start: called | answer\nanswer: {json_rule(schema)}\n{either}"
                 )
-        from kapelle.models.token_masks import check_constraint
+        from kapelle.models.token_masks import why_refused
 
-        check_constraint(constraint)
+        reason = why_refused(constraint)
+        if reason is None:
+            return constraint
+        # Which part of it is to blame, in the caller's words.
+        if schema is not None and not forced and (own := why_refused(Constraint.json_schema(schema))):
+            raise wrong(f"`{place}`: no answer can be held to its schema: {own}.", place)
+        for number, tool in enumerate(tools):
+            function = tool["function"]
+            if reader.calls is None or not calls or name not in (None, function["name"]):
+                continue
+            if own := why_refused(forced_call([tool], None, reader.calls)):
+                part = f"tools.{number}.function.parameters"
+                hint = " Without `strict`, what cannot be held is left out." if function.get("strict") else ""
+                raise wrong(
+                    f"`{part}`: no call of the tool '{function['name']}' can be held to it: {own}.{hint}",
+                    part,
+                )
     except ConfigError as error:
         raise wrong(f"`{place}`: {error}", place) from None
-    return constraint
+    raise wrong(f"`{place}`: no answer can be held to all of it together: {reason}.", place)
 
 
 def _schema(request: ChatRequest) -> tuple[dict[str, Json] | None, str]:
