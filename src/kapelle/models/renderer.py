@@ -653,10 +653,10 @@ def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
 
 
 def _with_text(call: Mapping[str, Json]) -> Json:
-    function = {
-        **call["function"],
-        "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-    }
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):  # what could not be read is a text already
+        return call
+    function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "function": function}
 
 

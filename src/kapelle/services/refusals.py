@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -76,10 +76,32 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
     try:
         return form.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        places = [_place(each["loc"], body, missing=each["type"] == "missing") for each in found]
+        # Where several forms are tried, each has its errors: the one that came furthest says what is wrong.
+        outer = places[0]
+        deepest = max((each for each in places if each[: len(outer)] == outer), key=len)
+        errors = [each for each, place in zip(found, places, strict=True) if place == deepest]
         # Names of keys come from the caller: bounded, and shown as what they are.
-        names = [str(part)[:64] for part in first["loc"] if not (isinstance(part, str) and "[" in part)]
-        place = ".".join([inside, *names] if inside else names)[:200]
-        if first["type"] == "extra_forbidden":
-            raise wrong(f"The parameter `{place}` is not supported.", place) from None
-        raise wrong(f"`{place}`: {first['msg']}.", place) from None
+        names = [name[:64] for name in deepest]
+        name = ".".join([inside, *names] if inside else names)[:200]
+        if errors[0]["type"] == "extra_forbidden":
+            raise wrong(f"The parameter `{name}` is not supported.", name) from None
+        if not name:
+            raise wrong("The body is no object of JSON.") from None
+        first, *others = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in errors)
+        said = [first, *(each.removeprefix("Input should be ") for each in others)]
+        raise wrong(f"`{name}`: {' or '.join(said)}.", name) from None
+
+
+def _place(loc: Sequence[int | str], body: Json, *, missing: bool) -> tuple[str, ...]:
+    """Return the place of an error as a path in what the caller sent: without the names of the forms that were tried there."""
+    names, here = list[str](), body
+    for number, part in enumerate(loc):
+        inside = isinstance(part, str) and isinstance(here, dict) and part in here
+        if inside or (isinstance(part, int) and isinstance(here, list) and part < len(here)):
+            here = here[part]
+            names.append(str(part))
+        elif missing and number == len(loc) - 1:
+            names.append(str(part))
+    return tuple(names)

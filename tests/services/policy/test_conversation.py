@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kapelle.services.policy.chat_form import PLAINLY, message_of, read_request
+from kapelle.services.policy.chat_form import PLAINLY, MessageReader, message_of, read_request
 from kapelle.services.policy.recording import Sessions
+from kapelle.services.policy.responses_form import read_items
 from kapelle.services.policy.speech import SpeechForm
 from kapelle.services.refusals import Refusal
 from kapelle.types import Turn
@@ -93,14 +94,68 @@ def test_a_number_beyond_floats_is_read_as_any_other() -> None:
     assert sessions.place("first", read_request(body(called)), None).after is None
 
 
+def calling(arguments: str) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("written", ["", " ", "null", "{}"])
+def test_no_arguments_are_an_empty_object(written: str) -> None:
+    request = read_request(body(calling(written)))
+    said = PLAINLY.conversation(request.messages, request.tools, None)[-1]
+    assert said.content == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    sessions, text = Sessions(), said.content
+    place = sessions.place("first", read_request(body()), None)
+    turn = Turn("first", "p", 0, "", -1, 0, (1,), (2,), (0.0,), "stop", text)
+    sessions.keep(place, turn, SpeechForm().read(text))
+    assert sessions.find("first", request, None) is not None, "it is the answer that called without arguments"
+
+
+BROKEN = ['{"a":', "a=1", "[1]", '"x"', "7", '{"a":' * 900 + "1" + "}" * 900]
+
+
+@pytest.mark.parametrize("written", BROKEN, ids=lambda each: each[:8])
 @pytest.mark.parametrize(
-    "message",
+    ("form", "whole"),
     [
-        {"role": "user", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]},
-        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{"}}]},
+        ("hermes", '<tool_call>\n{"name": "add", "arguments": ARGUMENTS}\n</tool_call>'),
+        ("llama", '{"name": "add", "parameters": ARGUMENTS}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": ARGUMENTS}]'),
+        ("pythonic", "[add(ARGUMENTS)]"),
+        ("glm", "<tool_call>add\nARGUMENTS\n</tool_call>"),
+        ("qwen_coder", "<tool_call>\n<function=add>\nARGUMENTS\n</function>\n</tool_call>"),
     ],
 )
-def test_calls_that_are_none_are_refused(message: dict[str, Any]) -> None:
+def test_broken_arguments_are_read_as_they_were_written(form: Any, whole: str, written: str) -> None:
+    request = read_request(body(calling(written)))
+    said = MessageReader(form, structured=True).conversation(request.messages, request.tools, None)[-1]
+    assert said.content == whole.replace("ARGUMENTS", written)
+    assert json.loads(said.structured or "")["tool_calls"][0]["function"]["arguments"] == written
+    items = [
+        {"role": "user", "content": "1+1?"},
+        {"type": "function_call", "call_id": "1", "name": "add", "arguments": written},
+    ]
+    assert MessageReader(form).messages(read_items(items))[-1].content == said.content
+
+
+def test_a_refusal_is_read_as_words() -> None:
+    part = {"type": "refusal", "refusal": "I will not."}
+    for message in (
+        {"role": "assistant", "content": [{"type": "text", "text": "No. "}, part]},
+        {"role": "assistant", "content": "No. ", "refusal": "I will not."},
+    ):
+        request = read_request(body(message))
+        assert PLAINLY.messages(request.messages)[-1].content == "No. I will not."
+    item = {"role": "assistant", "content": [{"type": "output_text", "text": "No. "}, part]}
+    assert PLAINLY.messages(read_items([item]))[-1].content == "No. I will not."
+
+
+def test_calls_of_others_than_assistants_are_refused() -> None:
+    message = {"role": "user", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": "{}"}}]}
     request = read_request(body(message))
     with pytest.raises(Refusal):
         PLAINLY.conversation(request.messages, request.tools, None)

@@ -302,7 +302,7 @@ def test_the_team_answers_too(client: OpenAI) -> None:
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
@@ -316,6 +316,10 @@ def test_the_team_answers_too(client: OpenAI) -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"model": "duo", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"model": "duo", "tools": TOOLS}, "tools"),
+        ({"model": "duo", "tool_choice": "required"}, "tool_choice"),
+        ({"model": "duo", "include": ["message.output_text.logprobs"]}, "include"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_its_name(
@@ -324,6 +328,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     with pytest.raises((BadRequestError, NotFoundError)) as refused:
         client.responses.create(**{"model": "duo/first", "input": "x", **extra})
     assert refused.value.param == named
+    assert "`response_format`" not in refused.value.message
 
 
 def test_what_changes_nothing_is_taken(client: OpenAI) -> None:

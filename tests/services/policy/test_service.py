@@ -217,9 +217,35 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     assert f"`{named}`" in refused.value.message
 
 
-def test_what_says_nothing_is_taken(client: OpenAI) -> None:
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"stop": "a"}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+    ],
+)
+def test_what_one_agent_alone_can_do_is_refused_for_the_team(
+    client: OpenAI, extra: dict[str, object], named: str
+) -> None:
+    with pytest.raises(BadRequestError, match="Name an agent in `model`") as refused:
+        client.chat.completions.create(  # type: ignore[call-overload]
+            model="duo", messages=[{"role": "user", "content": "x"}], **extra
+        )
+    assert refused.value.param == named
+
+
+@pytest.mark.parametrize("model", ["duo", "duo/first"])
+def test_what_says_nothing_is_taken(client: OpenAI, model: str) -> None:
     client.chat.completions.create(
-        model="duo/first",
+        model=model,
+        tool_choice="none",
         messages=[{"role": "user", "content": [{"type": "text", "text": "x"}], "name": "ann"}],
         presence_penalty=0.0,
         logit_bias={},

@@ -54,6 +54,14 @@ class ReadCall:
     arguments: Mapping[str, Json]
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadCall:
+    """One call whose arguments are no object of JSON; they are kept as they were written."""
+
+    name: str
+    arguments: str
+
+
 class NotCalls(Exception):
     """A text that tries to call tools and does not succeed."""
 
@@ -482,15 +490,17 @@ _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
 }
 
 
-def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
-    """Return a text that makes these calls in a form; `parse_calls` reads them back."""
+def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
+    """Return a text that makes these calls in a form; `parse_calls` reads them back, if they were read before."""
     if form == "pythonic":
-        given = [", ".join(f"{name}={value!r}" for name, value in call.arguments.items()) for call in calls]
-        return f"[{', '.join(f'{call.name}({each})' for call, each in zip(calls, given, strict=True))}]"
+        return f"[{', '.join(map(_as_python, calls))}]"
     if form in ("glm", "qwen_coder"):
         return "\n".join(map(_as_glm if form == "glm" else _as_qwen_coder, calls))
+    written = [
+        (call.name, call.arguments if isinstance(call, UnreadCall) else _as_json(dict(call.arguments)))
+        for call in calls
+    ]
     if form in ("deepseek", "harmony"):
-        written = [(each.name, json.dumps(dict(each.arguments), ensure_ascii=False)) for each in calls]
         if form == "harmony":
             return "<|end|><|start|>assistant".join(
                 f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
@@ -500,9 +510,7 @@ def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
         inner = "".join(f"{begin}{name}{sep}{arguments}{end}" for name, arguments in written)
         return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
     key = "parameters" if form == "llama" else "arguments"
-    objects = [
-        json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False) for call in calls
-    ]
+    objects = [f'{{"name": {_as_json(name)}, "{key}": {arguments}}}' for name, arguments in written]
     if form == "hermes":
         return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
     if form == "mistral":
@@ -510,8 +518,20 @@ def write_calls(calls: Sequence[ReadCall], form: Form) -> str:
     return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
 
 
-def _as_glm(call: ReadCall) -> str:
+def _as_json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_python(call: ReadCall | UnreadCall) -> str:
+    if isinstance(call, UnreadCall):
+        return f"{call.name}({call.arguments})"
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+
+
+def _as_glm(call: ReadCall | UnreadCall) -> str:
     lines = [f"<tool_call>{call.name}"]
+    if isinstance(call, UnreadCall):
+        return "\n".join([*lines, call.arguments, "</tool_call>"])
     lines += [
         f"<arg_key>{key}</arg_key>\n<arg_value>{_shown(value)}</arg_value>"
         for key, value in call.arguments.items()
@@ -519,14 +539,19 @@ def _as_glm(call: ReadCall) -> str:
     return "\n".join([*lines, "</tool_call>"])
 
 
-def _as_qwen_coder(call: ReadCall) -> str:
+def _as_qwen_coder(call: ReadCall | UnreadCall) -> str:
     lines = ["<tool_call>", f"<function={call.name}>"]
-    lines += [f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()]
+    if isinstance(call, UnreadCall):
+        lines.append(call.arguments)
+    else:
+        lines += [
+            f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()
+        ]
     return "\n".join([*lines, "</function>", "</tool_call>"])
 
 
 def _shown(value: Json) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _as_json(value)
 
 
 # -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula

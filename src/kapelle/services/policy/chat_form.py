@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import from_json
 
 from kapelle.engines.rollout.protocol import Likeliest
 from kapelle.environments.tools.contract import tools_prompt
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.grading.text.tool_call import Form, ReadCall, UnreadCall, write_calls
 from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import Speech
 from kapelle.services.refusals import Body, read_body, wrong
@@ -30,12 +31,41 @@ LONGEST_STOP = 1024
 
 
 class ContentPart(Body):
-    """A piece of a message's content."""
+    """A piece of a message's content: words, or those with which a model has refused."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
     cache_control: dict[str, Any] | None = None
     """A hint for caches of some providers; it is ignored."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_words(cls, value: object) -> object:
+        return words_alone(value, ("text", "refusal"))
+
+    @model_validator(mode="after")
+    def _has_its_words(self) -> ContentPart:
+        given = {name for name in ("text", "refusal") if getattr(self, name) is not None}
+        if given != {self.type}:
+            raise ValueError(
+                f"a part of the type `{self.type}` has its words in `{self.type}`, and no others"
+            )
+        return self
+
+    @property
+    def words(self) -> str:
+        """What it says."""
+        return (self.text if self.type == "text" else self.refusal) or ""
+
+
+def words_alone(kind: object, kinds: Sequence[str]) -> object:
+    """Return the type of a part of a message; ValueError for one that is none of these and so holds no words."""
+    if isinstance(kind, str) and kind not in kinds:
+        raise ValueError(
+            f"Input should be {' or '.join(map(repr, kinds))}; pictures, sounds and files are not read here"
+        )
+    return kind
 
 
 class Function(Body):
@@ -44,6 +74,19 @@ class Function(Body):
     name: str
     arguments: str
     """JSON, as text."""
+
+    @property
+    def read(self) -> ReadCall | UnreadCall:
+        """The call; with its arguments as they are written where these are no object of JSON. None at all are an empty one."""
+        try:
+            # It is bounded in depth, so that what is read can be written again.
+            arguments = from_json(self.arguments) if self.arguments.strip() else {}
+        except ValueError:
+            return UnreadCall(self.name, self.arguments)
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, dict):
+            return UnreadCall(self.name, self.arguments)
+        return ReadCall(self.name, arguments)
 
 
 class ToolCall(Body):
@@ -68,15 +111,15 @@ class ChatMessage(Body):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     # Further fields of answers, which clients that keep whole messages send back.
-    refusal: Literal[""] | None = None
+    refusal: str | None = None
     annotations: list[Any] = Field(default=[], max_length=0)
 
     @property
     def text(self) -> str:
-        """Its content as one text."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+        """Its content as one text, a refusal behind it."""
+        parts = self.content if isinstance(self.content, list) else ()
+        said = self.content if isinstance(self.content, str) else "".join(part.words for part in parts)
+        return said + (self.refusal or "")
 
 
 class ToolFunction(Body):
@@ -255,7 +298,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return messages from a place on as an agent reads them; Refusal (400) for tool calls that cannot be read."""
+        """Return messages from a place on as an agent reads them; Refusal (400) for tool calls of others than assistants."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 
@@ -270,22 +313,16 @@ class MessageReader:
         thoughts = message.reasoning_content if role == "assistant" else None
         if thoughts:
             row["reasoning_content"] = thoughts
-        calls: list[ReadCall] = []
-        for call in message.tool_calls or ():
-            try:
-                arguments = json.loads(call.function.arguments)
-            except (ValueError, RecursionError):
-                raise wrong("The `arguments` of a tool call must be JSON.", "messages") from None
-            arguments = {} if arguments is None else arguments
-            if not isinstance(arguments, dict):
-                raise wrong("The `arguments` of a tool call must be a JSON object.", "messages")
-            calls.append(ReadCall(call.function.name, arguments))
+        calls = [call.function.read for call in message.tool_calls or ()]
         if calls:
             row["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": each.name, "arguments": dict(each.arguments)},
+                    "function": {
+                        "name": each.name,
+                        "arguments": each.arguments if isinstance(each, UnreadCall) else dict(each.arguments),
+                    },
                 }
                 for call, each in zip(message.tool_calls or (), calls, strict=True)
             ]

@@ -26,6 +26,7 @@ from pydantic import Field
 from starlette.routing import Route
 
 from kapelle.errors import DataError, EpisodeError, OutputError
+from kapelle.grading.text.tool_call import ReadCall
 from kapelle.rollout.outcomes import in_range, plain
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
@@ -236,8 +237,10 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
         calls = []
         for call in message.tool_calls or ():
             arguments: Json = call.function.arguments
-            with suppress(ValueError, RecursionError, OverflowError):
-                arguments = _plain(json.loads(call.function.arguments))
+            read = call.function.read
+            if isinstance(read, ReadCall):
+                with suppress(RecursionError, OverflowError):
+                    arguments = _plain(dict(read.arguments))
             calls.append([call.function.name, arguments])
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []

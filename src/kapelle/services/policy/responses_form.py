@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kapelle.services.policy.agents import Ended, Heard
 from kapelle.services.policy.chat_form import (
@@ -23,6 +23,7 @@ from kapelle.services.policy.chat_form import (
     ChatMessage,
     ChatRequest,
     read_request,
+    words_alone,
 )
 from kapelle.services.refusals import Body, Refusal, read_body, wrong
 from kapelle.types import Json
@@ -144,20 +145,25 @@ def as_chat(
     return read.model_copy(update={"messages": messages}), said
 
 
-_NAMES = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "include",
+}
 """Parameters of chat completions → what they are called here."""
 
 
 def renamed(refusal: Refusal) -> Refusal:
     """Return a refusal of the chat request with the names that the caller wrote."""
-    name = refusal.parameter or ""
+    name = said = refusal.parameter or ""
     for chat, own in _NAMES.items():
         if name == chat or name.startswith(f"{chat}."):
             said = f"{own}{name.removeprefix(chat)}"
-            return Refusal(
-                refusal.status, refusal.message.replace(f"`{name}`", f"`{said}`"), said, refusal.code
-            )
-    return refusal
+    if name.startswith("tools."):
+        said = name.replace(".function", "", 1)  # a function's fields stand in the tool itself
+    message = refusal.message.replace(f"`{name}`", f"`{said}`")
+    return Refusal(refusal.status, message, said or None, refusal.code, refusal.headers)
 
 
 def _given(value: Json) -> Json:
@@ -224,6 +230,18 @@ class TextPart(Body):
     text: str
     annotations: list[Any] = Field(default=[])
     logprobs: list[Any] = Field(default=[])
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_words(cls, value: object) -> object:
+        return words_alone(value, ("input_text", "output_text", "text", "refusal"))
+
+
+class RefusalPart(Body):
+    """The words with which a model has refused."""
+
+    type: Literal["refusal"]
+    refusal: str
 
 
 class MessageItem(Body):
@@ -322,9 +340,11 @@ def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
         return content
     words = []
     for place, part in enumerate(content):
-        if part.get("type") == "refusal" and part.get("refusal") == "":
-            continue
-        words.append(read_body(TextPart, _given(part), f"{where}.{place}").text)
+        inside = f"{where}.{place}"
+        if part.get("type") == "refusal":
+            words.append(read_body(RefusalPart, _given(part), inside).refusal)
+        else:
+            words.append(read_body(TextPart, _given(part), inside).text)
     return "".join(words)
 
 

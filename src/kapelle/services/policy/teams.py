@@ -97,7 +97,15 @@ def team_answers(
         raise wrong(
             f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
         )
-    for name, given in (("tools", request.tools), ("stop", request.stop), ("logprobs", request.logprobs)):
+    asked_of_one = {
+        "tools": bool(request.tools),
+        "tool_choice": request.tool_choice not in ("auto", "none"),
+        "response_format": request.response_format != {"type": "text"},
+        "stop": bool(request.stop),
+        "logprobs": request.logprobs,
+        "top_logprobs": request.top_logprobs > 0,
+    }
+    for name, given in asked_of_one.items():
         if given:
             raise wrong(
                 f"`{name}` is for one agent; the team speaks by its workflow. Name an agent in `model`.", name

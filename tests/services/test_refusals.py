@@ -1,0 +1,68 @@
+"""What a body is refused for: named as its sender wrote it, by what came furthest of the forms that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kapelle.services.policy.chat_form import read_request
+from kapelle.services.policy.completions import CompletionForm
+from kapelle.services.policy.responses_form import read_items, read_response_request
+from kapelle.services.refusals import Refusal
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:x"}}
+NOT_READ = "pictures, sounds and files are not read here"
+
+
+def chat(**extra: Any) -> None:
+    read_request({"model": "m", "messages": [{"role": "user", "content": "x"}], **extra})
+
+
+def spoken(content: Any, **extra: Any) -> None:
+    chat(messages=[{"role": "user", "content": content, **extra}])
+
+
+def completion(prompt: Any) -> None:
+    CompletionForm.read({"model": "m", "prompt": prompt})
+
+
+def response(given: Any, **extra: Any) -> None:
+    read_response_request({"model": "m", "input": given, **extra})
+
+
+@pytest.mark.parametrize(
+    ("asks", "named", "told"),
+    [
+        (lambda: chat(stop=3), "stop", "a valid string or a valid list"),
+        (lambda: chat(stop=["a", 3]), "stop.1", "a valid string"),
+        (lambda: chat(stop=[""]), "stop", "`stop`: takes at most"),
+        (lambda: chat(str=3), "str", "not supported"),
+        (lambda: chat(metadata={"str": 3}), "metadata.str", "a valid string"),
+        (lambda: chat(metadata={"a[b]": 3}), "metadata.a[b]", "a valid string"),
+        (lambda: chat(tool_choice="any"), "tool_choice", "'auto', 'none' or 'required' or a valid dictionary"),
+        (lambda: chat(tools=[{"type": "function"}]), "tools.0.function", "Field required"),
+        (lambda: spoken(7), "messages.0.content", "a valid string or a valid list"),
+        (lambda: spoken([{"type": "text", "text": "x"}, PICTURE]), "messages.0.content.1.type", NOT_READ),
+        (lambda: spoken([{"type": "input_audio"}]), "messages.0.content.0.type", NOT_READ),
+        (lambda: spoken([{"type": "text"}]), "messages.0.content.0", "has its words in `text`"),
+        (lambda: spoken([{"text": "x"}]), "messages.0.content.0.type", "Field required"),
+        (lambda: spoken([{"type": "text", "text": "x", "str": 1}]), "messages.0.content.0.str", "not supported"),
+        (lambda: spoken("x", audio={}), "messages.0.audio", "not supported"),
+        (lambda: read_request({"model": "m"}), "messages", "Field required"),
+        (lambda: completion(3), "prompt", "a valid string or a valid list"),
+        (lambda: response({"a": 1}), "input", "a valid string or a valid list"),
+        (lambda: response([7]), "input.0", "a valid dictionary"),
+        (lambda: response("x", tool_choice=3), "tool_choice", "a valid string or a valid dictionary"),
+        (lambda: read_items([{"role": "user", "content": [{"type": "input_image"}]}]), "input.0.content.0.type", NOT_READ),
+        (lambda: read_items([{"role": "user", "content": 7}]), "input.0.content", "a valid string or a valid list"),
+    ],
+)  # fmt: skip
+def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, told: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        asks()
+    assert refused.value.status == 400
+    assert refused.value.parameter == named
+    assert f"`{named}`" in refused.value.message
+    assert told in refused.value.message
