@@ -112,6 +112,18 @@ A = "actor_rollout_ref"
         (f"{RECIPE}{A}: {{actor: {{optim: {{lr: 1e-6}}}}}}\n'{A}.rollout.temperature': 0.5\n", [], {"optimizer.lr": 1e-6, "team.sampling.temperature": 0.5}),
         (RECIPE, ["num_agents=2", "agent_learning_rate=1e-4", "rollout_buffer_size=6"], {"team.agents": 2, "optimizer.lr": 1e-4, "training.tasks_per_step": 6}),
         (RECIPE, ["reference_kl_enabled=true"], {"algorithm.loss.kl_coefficient": 0.1}),
+        # What asks for nothing is left out, whether the run has such a setting or not.
+        (RECIPE, ["algorithm.use_kl_in_reward=false", "algorithm.kl_ctrl.kl_coef=0.001", "algorithm.gamma=1", "algorithm.lam=1.0"], {"algorithm.name": "grpo"}),
+        (DPO, ["beta=0.3", "entropy_coef=0.0", "num_iterations=1", "mask_truncated_completions=false", "delta=null"], {"algorithm.beta": 0.3}),
+        (DPO, [f"{A}.actor.use_kl_loss=false", f"{A}.actor.kl_loss_coef=0.001", f"{A}.actor.entropy_coeff=0", "algorithm.norm_adv_by_std_in_grpo=true"], {"algorithm.name": "dpo"}),
+        (RECIPE, ["delta=null", "run_name=null", "save_total_limit=null", "trainer.total_training_steps=null"], {"algorithm.loss.dual_clip": None, "checkpoint.keep": 2, "training.steps": 50}),
+        (f"{REST}algorithm: {{name: grpo, loss: {{dual_clip: 3}}}}\n", ["delta=null"], {"algorithm.loss.dual_clip": None}),
+        (RECIPE, [f"{A}.actor.fsdp_config.param_offload=false", f"{A}.actor.fsdp_config.optimizer_offload=false", "trainer.n_gpus_per_node=8", "trainer.nnodes=2"], {"train_engine.name": "torch"}),
+        (RECIPE, [f"{A}.actor.strategy=fsdp2", f"{A}.actor.fsdp_config.param_offload=false", f"{A}.actor.fsdp_config.optimizer_offload=true"], {"train_engine.cpu_offload": True}),
+        (RECIPE, ["warmup_ratio=0.1", "num_train_epochs=3"], {"optimizer.warmup_share": 0.1, "optimizer.warmup_steps": 0}),
+        (RECIPE, ["warmup_ratio=0.1", "warmup_steps=5", "num_train_epochs=3"], {"optimizer.warmup_share": 0.0, "optimizer.warmup_steps": 5}),
+        (RECIPE.replace("arithmetic", "math"), ["data.train_files=/d/train.parquet", "data.val_files=/d/test.parquet"], {"environment.path": "/d", "environment.train": "train.parquet", "environment.test": "test.parquet"}),
+        (RECIPE.replace("arithmetic", "math"), ["data.train_files=/d/all.parquet", "data.prompt_key=prompt"], {"environment.path": "/d/all.parquet", "environment.question_field": "prompt"}),
         # Both, and they agree; and the later of two sources.
         (f"{RECIPE}learning_rate: 1e-5\noptimizer: {{lr: 0.00001}}\n", [], {"optimizer.lr": 1e-5}),
         (f"{RECIPE}learning_rate: 1e-5\n", ["optimizer.lr=3e-5"], {"optimizer.lr": 3e-5}),
@@ -140,7 +152,7 @@ def test_their_units_become_ours(
         (["per_device_train_batch_size=8", "generation_batch_size=8"], "`per_device_train_batch_size` says the same; leave one out"),
         (["per_device_train_batch_size=8", "gradient_accumulation_steps=0"], "`gradient_accumulation_steps` cannot be 0: it is a number of batches from 1"),
         (["max_steps=7", "num_iterations=2"], "7 optimiser steps, 2 in each step, are 3.5 steps"),
-        (["warmup_ratio=0.1", "num_train_epochs=3"], "how many `training.epochs` makes is known when the data is read. Set `optimizer.warmup_steps`"),
+        (["warmup_ratio=0.1", "num_train_epochs=3", "optimizer.warmup_steps=5"], "`warmup_steps` and `warmup_share` both say how long the rate rises; leave one out"),
         (["warmup_ratio=3"], "it is a share of all steps, from 0 to below 1"),
         (["scale_rewards=batch"], "For `batch` set `algorithm.name: reinforce_plus_plus`."),
         (["loss_type=luspo"], "`loss_type` (TRL, on the command line) cannot be read: 'luspo' has no counterpart here; of theirs these have: dapo"),
@@ -156,7 +168,18 @@ def test_their_units_become_ours(
         (["algorithm.adv_estimator=grp"], "'grp' has no counterpart here; of theirs these have: gae"),
         ([f"{A}.actor.ppo_mini_batch_size=5"], "32 tasks of a step in parts of 5 are 6.4 parts"),
         ([f"{A}.actor.ppo_mini_batch_size=0"], "it is a number of prompts from 1"),
-        (["trainer.n_gpus_per_node=8"], "Processes are started by `--launch torchrun --processes N`"),
+        (["trainer.n_gpus_per_node=0"], "`trainer.n_gpus_per_node` cannot be 0: it is a whole number from 1"),
+        ([f"{A}.actor.fsdp_config.param_offload=true"], "it is `train_engine.cpu_offload`, of `fsdp`: set `train_engine.name: fsdp` too"),
+        (["algorithm.use_kl_in_reward=true"], "`algorithm.name: grpo` has no `algorithm.gae.kl_in_reward`"),
+        (["algorithm.gamma=0.9"], "`algorithm.name: grpo` has no `algorithm.gae.gamma_token`"),
+        ([f"{A}.actor.ulysses_sequence_parallel_size=2"], "each text is computed in one process"),
+        (["trainer.default_local_dir=x"], "`--run-dir DIR` says where a run is kept"),
+        (["reward_model.enable=true"], "name its checkpoint, `reward_model.path`"),
+        (["reward_model.reward_manager=dapo"], "functions that pay are `environment.rewards`"),
+        (["custom_reward_function.path=r.py"], "functions that pay are `environment.rewards`"),
+        (["data.val_files=/d/test.parquet"], "`environment.name: arithmetic` has no `environment.eval_path`. Put both files in one folder, or add this one to `evaluation.sets`."),
+        (["min_p=0.1"], "`team.sampling.top_p` and `team.sampling.top_k` cut what is sampled from"),
+        (["push_to_hub=true"], "`kapelle export RUN --push OWNER/NAME` sends"),
         ([f"{A}.actor.optim.learning_rate=1"], f"No setting is called '{A}.actor.optim.learning_rate', on the command line"),
         ([f"{A}.rollout.temprature=1"], f"Did you mean '{A}.rollout.temperature'?"),
         (["learning_rate=fast"], "'optimizer.lr' cannot be 'fast' (set on the command line): write a number. (`learning_rate` is read as `optimizer.lr`.)"),
@@ -202,3 +225,95 @@ def test_of_cory_they_are_said_of_what_it_plays_with() -> None:
 def test_no_name_of_theirs_hides_one_of_ours() -> None:
     assert len({alias.name for alias in TABLE}) == len(TABLE)
     assert [alias.name for alias in TABLE if alias.name in RunConfig.model_fields] == []
+
+
+VERL_GRPO = f"""
+algorithm.adv_estimator=grpo
+data.train_files=/data/gsm8k/train.parquet
+data.val_files=/data/gsm8k/test.parquet
+data.train_batch_size=1024
+data.max_prompt_length=512
+data.max_response_length=1024
+data.filter_overlong_prompts=True
+data.truncation=error
+{A}.model.path=Qwen/Qwen3-8B
+{A}.actor.optim.lr=1e-6
+{A}.model.use_remove_padding=True
+{A}.actor.ppo_mini_batch_size=256
+{A}.actor.ppo_micro_batch_size_per_gpu=32
+{A}.actor.use_kl_loss=True
+{A}.actor.kl_loss_coef=0.001
+{A}.actor.kl_loss_type=low_var_kl
+{A}.actor.entropy_coeff=0
+{A}.model.enable_gradient_checkpointing=True
+{A}.actor.fsdp_config.param_offload=False
+{A}.actor.fsdp_config.optimizer_offload=False
+{A}.rollout.log_prob_micro_batch_size_per_gpu=32
+{A}.rollout.tensor_model_parallel_size=2
+{A}.rollout.name=vllm
+{A}.rollout.gpu_memory_utilization=0.6
+{A}.rollout.n=5
+{A}.ref.log_prob_micro_batch_size_per_gpu=32
+{A}.ref.fsdp_config.param_offload=True
+algorithm.use_kl_in_reward=False
+trainer.critic_warmup=0
+trainer.logger=["console","wandb"]
+trainer.project_name=verl_grpo_example_gsm8k
+trainer.experiment_name=qwen3_8b_function_rm
+trainer.n_gpus_per_node=8
+trainer.nnodes=1
+trainer.save_freq=20
+trainer.test_freq=5
+trainer.total_epochs=15
+""".split()
+"""What verl's public example of GRPO on GSM8K sets."""
+
+
+def test_what_verls_own_example_sets_is_read_or_left_out_with_a_sentence() -> None:
+    recipe = load_recipe("gsm8k", (), VERL_GRPO)
+    read = recipe.notes[0]
+    for setting in VERL_GRPO:
+        name = setting.partition("=")[0]
+        assert f"{name} is read as " in read or f"{name} is left out (" in read, name
+    ours = {
+        "algorithm.name": "grpo",
+        "algorithm.group_size": 5,
+        "algorithm.minibatches": 4,
+        "algorithm.loss.kl_coefficient": 0.001,
+        "environment.path": "/data/gsm8k",
+        "environment.test": "test.parquet",
+        "training.tasks_per_step": 1024,
+        "training.epochs": 15.0,
+        "engine.options": {"tensor_parallel_size": 2},
+        "trackers.0.name": "wandb",
+        "name": "qwen3_8b_function_rm",
+    }
+    assert {path: at(recipe.config, path) for path in ours} == ours
+    assert "n_gpus_per_node is left out (processes are started by `--launch torchrun --processes N`)" in read
+
+
+TRL_GRPO = """run_name=mine learning_rate=5e-6 adam_beta1=0.9 adam_beta2=0.99 weight_decay=0.1 warmup_ratio=0.1 lr_scheduler_type=cosine
+logging_steps=1 bf16=true per_device_train_batch_size=8 per_device_eval_batch_size=8 gradient_accumulation_steps=4
+gradient_checkpointing=true num_generations=16 max_prompt_length=256 max_completion_length=786 num_train_epochs=1 save_steps=100
+save_total_limit=2 max_grad_norm=0.1 report_to=wandb log_on_each_node=false use_vllm=true vllm_mode=colocate
+vllm_gpu_memory_utilization=0.3 beta=0.0 epsilon=0.2 num_iterations=1 loss_type=dr_grpo scale_rewards=false temperature=1.0 top_p=1.0
+top_k=0 min_p=null repetition_penalty=1.0 mask_truncated_completions=false eval_strategy=steps eval_steps=50 save_strategy=steps
+optim=adamw_torch_fused remove_unused_columns=false push_to_hub=false log_completions=true seed=42""".split()  # noqa: SIM905 (read as in a shell)
+"""What programs with TRL's `GRPOConfig` usually set."""
+
+
+def test_what_a_grpo_config_usually_sets_is_read_or_left_out_with_a_sentence() -> None:
+    recipe = load_recipe("gsm8k", (), TRL_GRPO)
+    read = recipe.notes[0]
+    for setting in TRL_GRPO:
+        name = setting.partition("=")[0]
+        assert f"{name} is read as " in read or f"{name} is left out (" in read or name == "seed", name
+    ours = {
+        "optimizer.warmup_share": 0.1,
+        "optimizer.schedule": "cosine",
+        "training.tasks_per_step": 2,
+        "training.epochs": 1.0,
+        "evaluation.every": 50,
+        "seed": 42,
+    }
+    assert {path: at(recipe.config, path) for path in ours} == ours

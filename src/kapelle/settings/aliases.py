@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.ranks import launched_rank
@@ -119,6 +119,20 @@ class Names:
             f"`{section}.name: {self.set(f'{section}.name')}` has no {' and no '.join(f'`{p}`' for p in paths)}"
         )
 
+    def lacks(self, *paths: str) -> bool:
+        """Return whether this run has none of our settings."""
+        try:
+            self.first(*paths)
+        except ValueError:
+            return True
+        return False
+
+    def takes_null(self, path: str) -> bool:
+        """Return whether one of our settings may be null."""
+        key = path.rpartition(".")[2]
+        fields = [each.model_fields[key] for each in self._classes(path) if key in each.model_fields]
+        return any(type(None) in get_args(field.annotation) for field in fields)
+
     def number(self, name: str, default: float = 1) -> float:
         """Return a number by another library's name."""
         return number(self.theirs.get(name, default), name)
@@ -167,9 +181,39 @@ def number(value: Any, name: str) -> float:
 # -------- Conversions
 
 
-def _is(*paths: str) -> Convert:
-    """The same value, under the first of these names that the run's algorithm, environment or workflow has."""
-    return lambda value, names: {names.first(*paths): value}
+def _is(*paths: str, nothing: Sequence[Any] = ()) -> Convert:
+    """The same value, under the first of these names that the run's algorithm, environment or workflow has.
+
+    Where it has none of them, values that ask for nothing there are left out. So is null where ours cannot be null: theirs is unset.
+    """
+
+    def convert(value: Any, names: Names) -> Mapping[str, Any]:
+        if names.lacks(*paths) and _among(value, (None, *nothing)):
+            return {}
+        path = names.first(*paths)
+        return {} if value is None and not names.takes_null(path) else {path: value}
+
+    return convert
+
+
+def _among(value: Any, values: Sequence[Any]) -> bool:
+    """Return whether a value is one of these; true and false are no numbers, and YAML reads `1e-5` as text."""
+    return any(
+        value is each
+        or (None not in (value, each) and bool not in (type(value), type(each)) and _equal(value, each))
+        for each in values
+    )
+
+
+def _only(*values: Any, why: str) -> Convert:
+    """Values that ask for nothing are left out; others are refused with the reason."""
+
+    def convert(value: Any, names: Names) -> Mapping[str, Any]:
+        if _among(value, values):
+            return {}
+        raise ValueError(why)
+
+    return convert
 
 
 def _one_of(path: str, words: Mapping[Any, Any], instead: str = "") -> Convert:
@@ -282,7 +326,8 @@ def _epochs(name: str) -> Convert:
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
         rank = names.rank(names.sources[name])
         if any(
-            names.theirs.get(each, -1) != -1 and names.rank(names.sources[each]) >= rank for each in _BY_STEPS
+            not _among(names.theirs.get(each), (None, -1)) and names.rank(names.sources[each]) >= rank
+            for each in _BY_STEPS
         ):
             return {}
         return {"training.epochs": value}
@@ -294,7 +339,7 @@ def _steps(name: str, *, optimiser: bool = True) -> Convert:
     """Optimiser steps, or batches → steps of ours, of which each may take several; -1 goes by epochs."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        count, each = number(value, name), _updates(names) if optimiser else 1
+        count, each = -1 if value is None else number(value, name), _updates(names) if optimiser else 1
         rank = names.rank(names.sources[name])
         if count == -1 or any(
             names.rank(names.sources[other]) > rank for other in BY_EPOCHS if other in names.theirs
@@ -315,17 +360,17 @@ def _by_steps(names: Names) -> Mapping[str, Any]:
     return {} if names.set("training.epochs") in (NOTHING, None) else {"training.epochs": None}
 
 
-def _warmup(name: str) -> Convert:
-    """A share of all optimiser steps → their number."""
+def _warmup(name: str, steps_name: str) -> Convert:
+    """A share of all optimiser steps → their number, or the share where epochs say how many there are; a number of theirs comes first."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        share = number(value, name)
+        share = 0.0 if value is None else number(value, name)
         if not 0 <= share < 1:
             raise ValueError(f"`{name}` cannot be {value}: it is a share of all steps, from 0 to below 1")
+        if number(names.theirs.get(steps_name) or 0, steps_name) > 0:
+            return {}
         if share and names.value("training.epochs") is not None:
-            raise ValueError(
-                "it is a share of all steps, and how many `training.epochs` makes is known when the data is read. Set `optimizer.warmup_steps`"
-            )
+            return {"optimizer.warmup_share": share}
         steps = number(names.value("training.steps"), "training.steps") * _updates(names)
         return {"optimizer.warmup_steps": math.ceil(share * steps)}
 
@@ -386,19 +431,22 @@ def _kl(coefficient: str, switch: str, default: float) -> Convert:
     """A coefficient that counts only where a switch is on."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        path = names.first("algorithm.loss.kl_coefficient")
-        if not names.theirs.get(switch, False):
-            return {path: 0.0}
-        return {path: names.theirs.get(coefficient, default)}
+        return _switched("algorithm.loss.kl_coefficient", switch=switch, coefficient=coefficient, default=default, names=names)  # fmt: skip
 
     return convert
 
 
 def _kl_in_reward(value: Any, names: Names) -> Mapping[str, Any]:
-    path = names.first("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
-    if not names.theirs.get("algorithm.use_kl_in_reward", False):
-        return {path: 0.0}
-    return {path: names.theirs.get("algorithm.kl_ctrl.kl_coef", 0.001)}
+    paths = ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
+    return _switched(*paths, switch="algorithm.use_kl_in_reward", coefficient="algorithm.kl_ctrl.kl_coef", default=0.001, names=names)  # fmt: skip
+
+
+def _switched(*paths: str, switch: str, coefficient: str, default: float, names: Names) -> Mapping[str, Any]:
+    """Return a coefficient, 0 while its switch is off: nothing to set where the run has no such setting."""
+    chosen = names.theirs.get(coefficient, default) if names.theirs.get(switch, False) else 0.0
+    if names.lacks(*paths) and _among(chosen, (0, None)):
+        return {}
+    return {names.first(*paths): chosen}
 
 
 def _minibatches(value: Any, names: Names) -> Mapping[str, Any]:
@@ -411,17 +459,74 @@ def _minibatches(value: Any, names: Names) -> Mapping[str, Any]:
     return {"algorithm.minibatches": _whole(tasks / size, f"{tasks:g} tasks of a step in parts of {size:g}", "parts")}  # fmt: skip
 
 
-def _truth(path: str, yes: Any, no: Any = NOTHING) -> Convert:
-    """True becomes a value, or is refused; false becomes another one, or what holds anyway."""
+def _truth(path: str, yes: Any, no: Any = NOTHING, *, nothing: Sequence[bool] = ()) -> Convert:
+    """True becomes a value, or is refused; false becomes another one, or what holds anyway.
+
+    Where the run has no such setting, truths that ask for `nothing` there are left out.
+    """
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 (said to the user as what is wrong with a value)
+        if value in nothing and names.lacks(path):
+            return {}
         chosen = yes if value else no
         if callable(chosen):
             refused: Mapping[str, Any] = chosen(value, names)
             return refused
         return {} if chosen is NOTHING else {names.first(path): chosen}
+
+    return convert
+
+
+def _offload(value: Any, names: Names) -> Mapping[str, Any]:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 (said to the user as what is wrong with a value)
+    if value and names.lacks("train_engine.cpu_offload"):
+        raise ValueError("it is `train_engine.cpu_offload`, of `fsdp`: set `train_engine.name: fsdp` too")
+    return {"train_engine.cpu_offload": True} if value else {}
+
+
+def _train_files(value: Any, names: Names) -> Mapping[str, Any]:
+    found = _one_folder(names)
+    return {names.first("environment.path"): value} if found is None else found
+
+
+def _val_files(value: Any, names: Names) -> Mapping[str, Any]:
+    if not names.lacks("environment.eval_path"):
+        return {"environment.eval_path": value}
+    found = _one_folder(names)
+    if found is None:
+        raise ValueError(
+            f"`environment.name: {names.set('environment.name')}` has no `environment.eval_path`. Put both files in one folder, or add "
+            "this one to `evaluation.sets`"
+        )
+    return found
+
+
+def _one_folder(names: Names) -> Mapping[str, Any] | None:
+    """Return the folder of verl's two files and what each is for, where the run's environment reads a folder; else None."""
+    files = [names.theirs.get(each) for each in ("data.train_files", "data.val_files")]
+    if names.lacks("environment.test") or not names.lacks("environment.eval_path"):
+        return None
+    places = [each.rpartition("/") for each in files if isinstance(each, str)]
+    if len(places) < 2 or places[0][0] != places[1][0] or not places[0][1]:
+        return None
+    return {
+        "environment.path": places[0][0] or "/",
+        "environment.train": places[0][2],
+        "environment.test": places[1][2],
+    }
+
+
+def _machines(name: str) -> Convert:
+    """A number of machines or devices, which whoever starts the processes says here."""
+
+    def convert(value: Any, names: Names) -> Mapping[str, Any]:
+        count = number(value, name)
+        if count < 1 or count != int(count):
+            raise ValueError(f"`{name}` cannot be {value}: it is a whole number from 1")
+        return {}
 
     return convert
 
@@ -444,7 +549,7 @@ def _buffer(value: Any, names: Names) -> Mapping[str, Any]:
 
 
 def _batches_of_warmup(value: Any, names: Names) -> Mapping[str, Any]:
-    count = number(value, "lr_warmup_steps")
+    count = -1 if value is None else number(value, "lr_warmup_steps")
     return {} if count == -1 else {"optimizer.warmup_steps": int(count * _updates(names))}
 
 
@@ -457,10 +562,10 @@ def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
 # -------- The table. Rows are read in this order: a conversion sees what the rows above it have set.
 
 
-def _same(library: str, *pairs: tuple[str, str]) -> Iterator[Alias]:
-    """Yield names of settings that mean the same and count in the same unit."""
-    for name, path in pairs:
-        yield Alias(name, (path,), library, _is(path))
+def _same(library: str, *rows: tuple[Any, ...]) -> Iterator[Alias]:
+    """Yield names of settings that mean the same and count in the same unit: theirs, ours, values that ask for nothing."""
+    for name, path, *nothing in rows:
+        yield Alias(name, (path,), library, _is(path, nothing=nothing))
 
 
 def _ignored(library: str, why: str, *names: str) -> Iterator[Alias]:
@@ -488,14 +593,14 @@ def _trl() -> Iterator[Alias]:
         ("max_completion_length", "team.sampling.max_tokens"),
         ("temperature", "team.sampling.temperature"),
         ("top_p", "team.sampling.top_p"),
-        ("num_iterations", "algorithm.epochs"),
+        ("num_iterations", "algorithm.epochs", 1),
         ("delta", "algorithm.loss.dual_clip"),
-        ("importance_sampling_level", "algorithm.loss.level"),
-        ("entropy_coef", "algorithm.loss.entropy_coefficient"),
+        ("importance_sampling_level", "algorithm.loss.level", "token"),
+        ("entropy_coef", "algorithm.loss.entropy_coefficient", 0),
         ("off_policy_mask_threshold", "algorithm.loss.sequence_mask"),
         ("sapo_temperature_pos", "algorithm.loss.tau_positive"),
         ("sapo_temperature_neg", "algorithm.loss.tau_negative"),
-        ("label_smoothing", "algorithm.label_smoothing"),
+        ("label_smoothing", "algorithm.label_smoothing", 0),
         ("weight_decay", "optimizer.weight_decay"),
         ("adam_epsilon", "optimizer.eps"),
         ("warmup_steps", "optimizer.warmup_steps"),
@@ -513,14 +618,14 @@ def _trl() -> Iterator[Alias]:
     )
     yield Alias("max_prompt_length", ("tasks.max_prompt_tokens",), "TRL", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out; none is cut")  # fmt: skip
     yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip
-    yield Alias("beta", ("algorithm.loss.kl_coefficient", "algorithm.beta"), "TRL", _is("algorithm.beta", "algorithm.loss.kl_coefficient"), "the penalty's coefficient; with `dpo` its β")  # fmt: skip
+    yield Alias("beta", ("algorithm.loss.kl_coefficient", "algorithm.beta"), "TRL", _is("algorithm.beta", "algorithm.loss.kl_coefficient", nothing=(0,)), "the penalty's coefficient; with `dpo` its β")  # fmt: skip
     yield Alias("epsilon", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "TRL", _clip("epsilon_high"), "both, unless `epsilon_high` is given")  # fmt: skip
     yield Alias(
         "epsilon_high", ("algorithm.loss.clip_high",), "TRL", _unless("algorithm.loss.clip_high", None)
     )
     yield Alias("loss_type", ("algorithm.loss.aggregation", "algorithm.loss.kind", "algorithm.kind"), "TRL", _loss_type, "`dapo` and `bnpo`: `token_mean`; `grpo`: `sequence_mean`; `dr_grpo`: `sequence_sum` over `team.sampling.max_tokens`; `cispo`, `sapo`; of `dpo`: `sigmoid`, `ipo`")  # fmt: skip
     yield Alias("scale_rewards", ("algorithm.scale",), "TRL", _one_of("algorithm.scale", {True: "std", "group": "std", False: "none", "none": "none"}, ". For `batch` set `algorithm.name: reinforce_plus_plus`"), "`group` is `std`")  # fmt: skip
-    yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep"), "true is `mask`")  # fmt: skip
+    yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep", nothing=(False,)), "true is `mask`")  # fmt: skip
     # Completions → tasks: the group's size is known by now.
     yield Alias("per_device_train_batch_size", ("training.tasks_per_step", "algorithm.minibatches"), "TRL", _completions, "it counts completions: times `gradient_accumulation_steps` and processes, divided by `num_generations`")  # fmt: skip
     yield Alias("gradient_accumulation_steps", ("training.tasks_per_step",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size`")  # fmt: skip
@@ -528,7 +633,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias("generation_batch_size", ("training.tasks_per_step",), "TRL", _generated, "it counts completions: divided by `num_generations`")  # fmt: skip
     yield Alias("num_train_epochs", ("training.epochs",), "TRL", _epochs("num_train_epochs"), "passes over the tasks; `max_steps` comes first")  # fmt: skip
     yield Alias("max_steps", ("training.steps",), "TRL", _steps("max_steps"), "optimiser steps: divided by those in one step of ours; -1 goes by epochs")  # fmt: skip
-    yield Alias("warmup_ratio", ("optimizer.warmup_steps",), "TRL", _warmup("warmup_ratio"), "a share of all optimiser steps")  # fmt: skip
+    yield Alias("warmup_ratio", ("optimizer.warmup_steps", "optimizer.warmup_share"), "TRL", _warmup("warmup_ratio", "warmup_steps"), "a share of all optimiser steps; with epochs it is `optimizer.warmup_share`")  # fmt: skip
     yield Alias("adam_beta1", ("optimizer.betas",), "TRL", _betas, "the first of two")
     yield Alias("adam_beta2", ("optimizer.betas",), "TRL", _betas, "the second of two")
     yield Alias("max_grad_norm", ("optimizer.max_grad_norm",), "TRL", _unless("optimizer.max_grad_norm", 0, becomes=None), "0 is null here")  # fmt: skip
@@ -550,8 +655,14 @@ def _trl() -> Iterator[Alias]:
     yield Alias("sync_ref_model", ("algorithm.reference_every",), "TRL", _truth("algorithm.reference_every", _refused("theirs mixes the policy into the reference. Here `algorithm.reference_every: N` copies it every N steps")), "true is refused: `algorithm.reference_every` copies, theirs mixes")  # fmt: skip
     yield Alias("eval_strategy", ("evaluation.every",), "TRL", _one_of("evaluation.every", {"steps": {}, "no": 0}, ". Set `evaluation.every`, in steps"), "`no` is 0")  # fmt: skip
     yield Alias("save_strategy", (), "TRL", _one_of("checkpoint.every", {"steps": {}}, ". Set `checkpoint.every`, in steps"), "checkpoints are always kept")  # fmt: skip
-    yield from _ignored("TRL", "every step is recorded", "logging_steps", "logging_strategy", "logging_first_step", "log_completions")  # fmt: skip
-    yield from _ignored("TRL", "nothing here depends on it", "remove_unused_columns", "disable_tqdm", "dataloader_num_workers")  # fmt: skip
+    yield Alias("min_p", (), "TRL", _only(None, 0, why="`team.sampling.top_p` and `team.sampling.top_k` cut what is sampled from"), "unset alone: there are `top_p` and `top_k`")  # fmt: skip
+    yield Alias("repetition_penalty", (), "TRL", _only(None, 1, why="nothing is sampled with a penalty here, so that what trains has the probabilities that were sampled"), "1 alone")  # fmt: skip
+    yield Alias("push_to_hub", (), "TRL", _truth("", _refused("`kapelle export RUN --push OWNER/NAME` sends a run's weights with a model card")), "false alone: `kapelle export RUN --push OWNER/NAME` sends")  # fmt: skip
+    yield Alias("use_liger_kernel", (), "TRL", _truth("", _refused("`model.kernels: auto` takes what is installed")), "false alone: `model.kernels`")  # fmt: skip
+    yield Alias("deepspeed", (), "TRL", _only(None, "", why="several processes are `train_engine.name: fsdp` or `ddp`, started by `--launch torchrun --processes N`"), "unset alone: `train_engine.name: fsdp`")  # fmt: skip
+    yield from _ignored("TRL", "every step is recorded", "logging_steps", "logging_strategy", "logging_first_step", "log_completions", "log_on_each_node", "num_completions_to_print")  # fmt: skip
+    yield from _ignored("TRL", "evaluations take as much at once as fits", "per_device_eval_batch_size")
+    yield from _ignored("TRL", "nothing here depends on it", "remove_unused_columns", "disable_tqdm", "dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters", "ds3_gather_for_generation")  # fmt: skip
     yield from _ignored("TRL", "`engine.kv_gib` bounds vLLM's cache, in GiB", "vllm_gpu_memory_utilization")
 
 
@@ -564,7 +675,7 @@ def _comlrl() -> Iterator[Alias]:
         ("critic_learning_rate", "optimizer.critic_lr"),
         ("joint_mode", "algorithm.joint"),
         ("num_turns", "workflow.rounds"),
-        ("discount", "algorithm.gae.gamma_turn"),
+        ("discount", "algorithm.gae.gamma_turn", 1),
         ("max_new_tokens", "team.sampling.max_tokens"),
         ("value_clip_range", "algorithm.value_loss.clip"),
         ("value_loss_coef", "algorithm.value_loss.coefficient"),
@@ -600,17 +711,15 @@ def _verl() -> Iterator[Alias]:
     yield from _same(
         "verl",
         (f"{model}.path", "model.path"),
-        ("data.train_files", "environment.path"),
-        ("data.val_files", "environment.eval_path"),
         ("data.train_batch_size", "training.tasks_per_step"),
         ("data.max_response_length", "team.sampling.max_tokens"),
         (f"{rollout}.n", "algorithm.group_size"),
         (f"{rollout}.temperature", "team.sampling.temperature"),
         (f"{rollout}.top_p", "team.sampling.top_p"),
-        (f"{actor}.ppo_epochs", "algorithm.epochs"),
+        (f"{actor}.ppo_epochs", "algorithm.epochs", 1),
         (f"{actor}.ppo_max_token_len_per_gpu", "training.microbatch_tokens"),
         (f"{actor}.clip_ratio_c", "algorithm.loss.dual_clip"),
-        (f"{actor}.entropy_coeff", "algorithm.loss.entropy_coefficient"),
+        (f"{actor}.entropy_coeff", "algorithm.loss.entropy_coefficient", 0),
         (f"{actor}.optim.lr", "optimizer.lr"),
         (f"{actor}.optim.weight_decay", "optimizer.weight_decay"),
         (f"{actor}.grad_clip", "optimizer.max_grad_norm"),
@@ -620,7 +729,7 @@ def _verl() -> Iterator[Alias]:
         (f"{rollout}.val_kwargs.n", "evaluation.samples"),
         (f"{rollout}.multi_turn.max_assistant_turns", "environment.max_turns"),
         (f"{rollout}.multi_turn.format", "environment.form"),
-        ("algorithm.lam", "algorithm.gae.lam"),
+        ("algorithm.lam", "algorithm.gae.lam", 1),
         ("critic.optim.lr", "optimizer.critic_lr"),
         ("critic.model.path", "team.critic_model"),
         ("critic.cliprange_value", "algorithm.value_loss.clip"),
@@ -628,8 +737,11 @@ def _verl() -> Iterator[Alias]:
         ("trainer.val_before_train", "evaluation.before_and_after"),
         ("trainer.max_actor_ckpt_to_keep", "checkpoint.keep"),
     )
-    yield Alias("algorithm.gamma", ("algorithm.gae.gamma_token",), "verl", _is("algorithm.gae.gamma_token"), "of tokens; between turns it is `algorithm.gae.gamma_turn`")  # fmt: skip
-    yield Alias("algorithm.norm_adv_by_std_in_grpo", ("algorithm.scale",), "verl", _truth("algorithm.scale", "std", "none"), "true is `std`")  # fmt: skip
+    yield Alias("data.train_files", ("environment.path", "environment.train"), "verl", _train_files, "beside `data.val_files` of the same folder: that folder, and the file in it")  # fmt: skip
+    yield Alias("data.val_files", ("environment.eval_path", "environment.test"), "verl", _val_files, "of `rewarded`; of others the file of that name in the folder of both")  # fmt: skip
+    yield from _same("verl", ("data.prompt_key", "environment.question_field", "prompt"))
+    yield Alias("algorithm.gamma", ("algorithm.gae.gamma_token",), "verl", _is("algorithm.gae.gamma_token", nothing=(1,)), "of tokens; between turns it is `algorithm.gae.gamma_turn`")  # fmt: skip
+    yield Alias("algorithm.norm_adv_by_std_in_grpo", ("algorithm.scale",), "verl", _truth("algorithm.scale", "std", "none", nothing=(True, False)), "true is `std`; of algorithms that compare attempts")  # fmt: skip
     for name in ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"):
         yield Alias(name, ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward"), "verl", _kl_in_reward, "the coefficient where `algorithm.use_kl_in_reward` is true, else 0")  # fmt: skip
     for name in (f"{actor}.use_kl_loss", f"{actor}.kl_loss_coef"):
@@ -650,7 +762,7 @@ def _verl() -> Iterator[Alias]:
     yield Alias("trainer.total_epochs", ("training.epochs",), "verl", _epochs("trainer.total_epochs"), "passes over the tasks; `trainer.total_training_steps` comes first")  # fmt: skip
     yield Alias("trainer.total_training_steps", ("training.steps",), "verl", _steps("trainer.total_training_steps", optimiser=False), "steps of one batch each, as here")  # fmt: skip
     yield Alias(f"{actor}.optim.lr_warmup_steps", ("optimizer.warmup_steps",), "verl", _batches_of_warmup, "steps of one batch each there, optimiser steps here; -1 is unset")  # fmt: skip
-    yield Alias(f"{actor}.optim.lr_warmup_steps_ratio", ("optimizer.warmup_steps",), "verl", _warmup(f"{actor}.optim.lr_warmup_steps_ratio"), "a share of all optimiser steps")  # fmt: skip
+    yield Alias(f"{actor}.optim.lr_warmup_steps_ratio", ("optimizer.warmup_steps", "optimizer.warmup_share"), "verl", _warmup(f"{actor}.optim.lr_warmup_steps_ratio", f"{actor}.optim.lr_warmup_steps"), "a share of all optimiser steps; with epochs it is `optimizer.warmup_share`")  # fmt: skip
     yield Alias(f"{actor}.optim.warmup_style", ("optimizer.schedule",), "verl", _one_of("optimizer.schedule", {"constant": "constant", "cosine": "cosine"}))  # fmt: skip
     yield Alias("trainer.critic_warmup", ("training.critic_warmup",), "verl", lambda value, _: {"training.critic_warmup": max(0, int(number(value, "trainer.critic_warmup")) - 1)}, "verl counts steps from 1: n leaves out n − 1")  # fmt: skip
     yield Alias("trainer.save_freq", ("checkpoint.every",), "verl", _unless("checkpoint.every", -1), "-1 is unset: checkpoints are always kept")  # fmt: skip
@@ -658,9 +770,25 @@ def _verl() -> Iterator[Alias]:
     yield Alias("trainer.logger", ("trackers",), "verl", _trackers(("console", "file")), "the console and files are always there")  # fmt: skip
     yield Alias("trainer.project_name", ("trackers",), "verl", _left_out, "the project of the trackers in `trainer.logger`")  # fmt: skip
     for name in ("trainer.nnodes", "trainer.n_gpus_per_node"):
-        yield Alias(name, (), "verl", _one_of("ray", {1: {}}, ". Processes are started by `--launch torchrun --processes N`"), "1; others are started by `--launch torchrun --processes N`")  # fmt: skip
+        yield Alias(name, (), "verl", _machines(name), "processes are started by `--launch torchrun --processes N`")  # fmt: skip
+    offloaded = [f"{part}.fsdp_config.{what}_offload" for part in (actor, "critic.model") for what in ("param", "grad", "optimizer")]  # fmt: skip
+    for name in (f"{actor}.fsdp_config.offload_policy", *offloaded):
+        yield Alias(name, ("train_engine.cpu_offload",), "verl", _offload, "one setting for weights, gradients and moments; false asks for nothing")  # fmt: skip
+    yield from _same("verl", (f"{actor}.fsdp_config.reshard_after_forward", "train_engine.reshard_after_forward", True))  # fmt: skip
+    yield from _ignored("verl", "a reference lies where its policy does: `train_engine.cpu_offload`", "actor_rollout_ref.ref.fsdp_config.param_offload")  # fmt: skip
+    for name in (f"{actor}.ulysses_sequence_parallel_size", "actor_rollout_ref.ref.ulysses_sequence_parallel_size"):  # fmt: skip
+        yield Alias(name, (), "verl", _only(1, why="each text is computed in one process; `train_engine.tensor_parallel` splits products"), "1 alone: each text is computed in one process")  # fmt: skip
+    yield Alias("trainer.resume_mode", (), "verl", _only("auto", "disable", why="`--resume RUN` goes on with a run"), "`--resume RUN` goes on with a run")  # fmt: skip
+    yield Alias("trainer.default_local_dir", (), "verl", _only(None, why="`--run-dir DIR` says where a run is kept"), "refused: `--run-dir DIR` says where a run is kept")  # fmt: skip
+    yield Alias("reward_model.enable", (), "verl", _truth("reward_model", _refused("name its checkpoint, `reward_model.path`")), "false alone: one is named, `reward_model.path`")  # fmt: skip
+    functions = "functions that pay are `environment.rewards`, of the environment `rewarded`"
+    yield Alias("reward_model.reward_manager", (), "verl", _only("naive", why=f"the environment grades; {functions}"), f"`naive` alone; {functions}")  # fmt: skip
+    for name in ("custom_reward_function.path", "custom_reward_function.name"):
+        yield Alias(name, (), "verl", _only(None, why=f"{functions}: `FILE.py:FUNCTION`"), f"refused: {functions}")  # fmt: skip
     split = "results do not depend on how a batch is split; `training.microbatch_tokens` bounds memory"
-    yield from _ignored("verl", split, f"{actor}.ppo_micro_batch_size_per_gpu", f"{actor}.use_dynamic_bsz", f"{rollout}.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu")  # fmt: skip
+    yield from _ignored("verl", split, f"{actor}.ppo_micro_batch_size_per_gpu", f"{actor}.use_dynamic_bsz", f"{rollout}.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu", f"{actor}.ppo_micro_batch_size", f"{rollout}.log_prob_micro_batch_size", "actor_rollout_ref.ref.log_prob_micro_batch_size", "critic.ppo_micro_batch_size", f"{rollout}.log_prob_use_dynamic_bsz", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", f"{rollout}.log_prob_max_token_len_per_gpu", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "data.val_batch_size", "trainer.balance_batch")  # fmt: skip
+    yield from _ignored("verl", "`engine.options` holds vLLM's own arguments", *(f"{rollout}.{each}" for each in ("enforce_eager", "free_cache_engine", "enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs", "load_format", "layered_summon", "mode", "dtype")))  # fmt: skip
+    yield from _ignored("verl", "nothing here depends on it", f"{actor}.use_torch_compile", "data.return_raw_chat")  # fmt: skip
     yield from _ignored("verl", "texts are never padded here", f"{model}.use_remove_padding")
     yield from _ignored(
         "verl", "`engine.kv_gib` bounds vLLM's cache, in GiB", f"{rollout}.gpu_memory_utilization"
@@ -808,7 +936,7 @@ def _put(path: str, value: Any, source: str, names: Names) -> None:
             names.values[section][key] = each
             replace_origin(names.origin, f"{section}.{key}", each, sources[key])
         return
-    if not isinstance(names.values.get(section, {}), Mapping):
+    if inner and not isinstance(names.values.get(section, {}), Mapping):
         return  # no section: its own message says so
     merge(names.values, {section: nested}, source, names.origin)
 

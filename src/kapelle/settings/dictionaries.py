@@ -338,6 +338,8 @@ class OptimizerDict(TypedDict, total=False):
     """How the rate goes on after `warmup_steps`, until the last step."""
     warmup_steps: int
     """Optimiser steps over which the learning rate rises from 0."""
+    warmup_share: float
+    """The same as a share of all optimiser steps, whose number `training.epochs` may leave open; rounded up."""
 
 
 class RefreshDict(TypedDict, total=False):
@@ -695,12 +697,20 @@ class TheirNames(TypedDict, total=False):
     """Of verl, nested as there."""
     critic_learning_rate: object
     """Of CoMLRL: `optimizer.critic_lr`."""
+    custom_reward_function: Mapping[str, object]
+    """Of verl, nested as there."""
     data: Mapping[str, object]
     """Of verl, nested as there."""
     dataloader_num_workers: object
     """Of TRL: left out."""
+    dataloader_pin_memory: object
+    """Of TRL: left out."""
     dataset_name: object
     """Of TRL: `environment.path`."""
+    ddp_find_unused_parameters: object
+    """Of TRL: left out."""
+    deepspeed: object
+    """Of TRL: left out."""
     delta: object
     """Of TRL: `algorithm.loss.dual_clip`."""
     disable_tqdm: object
@@ -709,6 +719,8 @@ class TheirNames(TypedDict, total=False):
     """Of CoMLRL: `algorithm.gae.gamma_turn`."""
     dpo_beta: object
     """Of CoMLRL: `algorithm.beta`."""
+    ds3_gather_for_generation: object
+    """Of TRL: left out."""
     dtype: object
     """Of TRL: `model.dtype`."""
     entropy_coef: object
@@ -735,6 +747,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `training.tasks_per_step`."""
     gradient_checkpointing: object
     """Of TRL: `training.gradient_checkpointing`."""
+    gradient_checkpointing_kwargs: object
+    """Of TRL: left out."""
     importance_sampling_level: object
     """Of TRL: `algorithm.loss.level`."""
     joint_mode: object
@@ -748,6 +762,8 @@ class TheirNames(TypedDict, total=False):
     load_in_8bit: object
     """Of TRL: left out."""
     log_completions: object
+    """Of TRL: left out."""
+    log_on_each_node: object
     """Of TRL: left out."""
     logging_first_step: object
     """Of TRL: left out."""
@@ -781,10 +797,14 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `training.steps`."""
     max_tool_calling_iterations: object
     """Of TRL: `environment.max_turns`."""
+    min_p: object
+    """Of TRL: left out."""
     model_name_or_path: object
     """Of TRL: `model.path`."""
     num_agents: object
     """Of CoMLRL: `team.agents`."""
+    num_completions_to_print: object
+    """Of TRL: left out."""
     num_generations: object
     """Of TRL: `algorithm.group_size`."""
     num_iterations: object
@@ -799,15 +819,21 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `optimizer.name`."""
     parallel_training: object
     """Of CoMLRL: left out."""
+    per_device_eval_batch_size: object
+    """Of TRL: left out."""
     per_device_train_batch_size: object
     """Of TRL: `training.tasks_per_step`, `algorithm.minibatches`."""
     preference_num_candidates: object
     """Of CoMLRL: `algorithm.group_size`."""
+    push_to_hub: object
+    """Of TRL: left out."""
     reference_kl_coef: object
     """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
     reference_kl_enabled: object
     """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
     remove_unused_columns: object
+    """Of TRL: left out."""
+    repetition_penalty: object
     """Of TRL: left out."""
     report_to: object
     """Of TRL: `trackers`."""
@@ -843,6 +869,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `model.dtype`."""
     trainer: Mapping[str, object]
     """Of verl, nested as there."""
+    use_liger_kernel: object
+    """Of TRL: left out."""
     use_peft: object
     """Of TRL: `team.sharing`."""
     use_vllm: object
@@ -858,7 +886,7 @@ class TheirNames(TypedDict, total=False):
     vllm_tensor_parallel_size: object
     """Of TRL: `engine.options`."""
     warmup_ratio: object
-    """Of TRL: `optimizer.warmup_steps`."""
+    """Of TRL: `optimizer.warmup_steps`, `optimizer.warmup_share`."""
     warmup_steps: object
     """Of TRL: `optimizer.warmup_steps`."""
     weight_decay: object

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from copy import copy
 from functools import lru_cache, partial
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
@@ -428,6 +429,20 @@ class OptimizerConfig(Settings):
     """How the rate goes on after `warmup_steps`, until the last step."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the learning rate rises from 0."""
+    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    """The same as a share of all optimiser steps, whose number `training.epochs` may leave open; rounded up."""
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimizerConfig:
+        if self.warmup_steps and self.warmup_share:
+            raise ValueError(
+                "`warmup_steps` and `warmup_share` both say how long the rate rises; leave one out"
+            )
+        return self
+
+    def rising(self, total: int) -> int:
+        """Return the steps over which the rate rises, of so many in all."""
+        return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
 class RefreshConfig(Settings):

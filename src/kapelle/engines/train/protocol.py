@@ -75,7 +75,7 @@ class TrainSetup:
         """Return the optimiser's settings of a policy or critic: the run's, with its own rate as `lr` and its own schedule."""
         own, rate = self.optimizer, learner.rate
         usual = (own.critic_lr or own.lr) if isinstance(learner, Critic) else own.lr
-        steps = own.warmup_steps if rate.warmup_steps is None else rate.warmup_steps
+        steps = own.rising(self.limits.total_steps) if rate.warmup_steps is None else rate.warmup_steps
         changes = {"lr": rate.lr or usual, "schedule": rate.schedule or own.schedule, "warmup_steps": steps}
         return own.model_copy(update=changes)
 

@@ -248,6 +248,12 @@ class TestPolicyByPolicy:
         for name, one in alone.items():
             assert same_bits(joint[name], one[name])
 
+    def test_a_share_of_twelve_steps_rises_as_their_number(self) -> None:
+        share, number = (
+            self.trained(["a"], exact=True, **each) for each in ({"warmup_share": 0.2}, {"warmup_steps": 3})
+        )
+        assert same_bits(share["a"], number["a"])
+
     def test_packed_together_to_a_millionth(self) -> None:
         joint = self.trained(["a", "b", "c", "v"], exact=False)
         for name in ("a", "b", "c", "v"):
