@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,24 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("diverging", "success fell from", played(12, success=lambda k: (0.4, 0.02)[k > 0] * (k < 3))),
     ("diverging", "success fell from", played(80, success=lambda k: 0.3 + 0.01 * k if k < 50 else 0.05)),
     ("diverging", "entropy of a rose from 0.4 to 4.4", played(20, success=lambda _: 0.0, entropy__a=lambda k: 0.4 + 4 * (k > 4))),
+    ("diverging", "success fell from 90.3 % at steps 21 to 28 to 49.5 %, and stays low from step 29 on",
+        played(40, success=lambda k: 0.5 if k >= 28 else min(0.9, 0.3 + 0.03 * k))),
+    *(("diverging", "success fell from 8", played(steps, success=rising(0.9, 0.5, steps))) for steps in (12, 18, 30, 60, 200)),
+    ("diverging", "the mean return fell from -1.", played(40, return__a=rising(-1.0, -5.0, 40))),
+    ("diverging", "the mean return fell from 0.9", played(40, return__a=lambda k: 0.2 + 0.04 * k if k < 20 else 1.5 - 0.025 * k)),
+    ("diverging", "KL to the reference of a rose from 2.25 to 3.57e+03", played(40, success=lambda _: 0.5, kl__a=lambda k: 10 ** (k / 10))),
+    ("diverging", "norm of gradients of a rose from 0.4 to 40, above 10 first at step 21", played(40, success=lambda _: 0.5, grad_norm__a=lambda k: 0.4 if k < 20 else 40.0)),
+    ("diverging", "success on unseen problems fell from 90.0 % at step 60 to 80.0 % at step 120", played(120, success=lambda k: 0.5 - 0.09 * (k >= 70),
+        evaluations=evaluated((60, 0.9, 0.86, 0.94), (120, 0.8, 0.76, 0.84)))),
+    ("memorising", "while nats a token went from 1.", played(40, nll__a=lambda k: 2.0 * 0.97**k,
+        evaluations=evaluated((20, 0.9, 0.86, 0.94), (40, 0.5, 0.46, 0.54)))),
+    ("failing", "70.0 % of episodes ended in an error", played(40, success=rising(0.4, 0.8, 40), failed_episodes=lambda _: 0.7)),
+    ("memorising", "while success in training went from", played(40, success=lambda _: 0.97, return__a=lambda _: 0.97,
+        evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
+    ("memorising", "while success in training went from", played(40, success=lambda _: 0.6,
+        evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
+    ("memorising", "while the mean return went from", played(40, return__a=noise(0.1),
+        evaluations=evaluated((0, 0.8, 0.75, 0.85), (40, 0.4, 0.35, 0.45)))),
     ("diverging", "gave no finite weights in 2 of the last 10", played(30, success=rising(0.4, 0.8, 30), undone__a=lambda k: float(k > 27))),
     ("collapsing", "entropy of a fell from 0.155 to 3.46e-06 nats a token, below a tenth from step 16", played(60, success=lambda _: 0.4, entropy__a=lambda k: 0.4 * 0.8**k)),
     ("starved", "all groups are dead in 30 of 40 steps", played(40, success=lambda _: 0.02, dead_groups=lambda k: float(k > 9))),
@@ -74,6 +93,81 @@ def test_what_was_planted_is_named_with_its_evidence(word: Word, said: str, foun
     assert found.word == word, found.lines()
     assert said in found.evidence[0].sentence
     assert found.at_fault == (word in FAULTS)
+
+
+def test_all_that_speaks_against_a_run_is_listed() -> None:
+    found = played(
+        40,
+        success=lambda k: 0.5 if k >= 28 else 0.9,
+        failed_episodes=lambda k: 0.3 * (k > 20),
+        evaluations=evaluated((20, 0.9, 0.86, 0.94), (40, 0.5, 0.46, 0.54)),
+    )
+    assert [(each.word, each.panel, each.step) for each in found.evidence] == [
+        ("diverging", "success", 29),
+        ("failing", "failed_episodes", 40),
+        ("diverging", "success", 20),
+    ]
+    broken = played(
+        12,
+        success=lambda k: 0.4 * (k < 1),
+        evaluations=evaluated((0, 0.4, 0.36, 0.44), (12, 0.04, 0.02, 0.06)),
+    )
+    assert [each.word for each in broken.evidence] == ["diverging", "diverging"]
+
+
+def test_chance_is_named_only_where_it_explains_the_difference() -> None:
+    named = {True: 0, False: 0}
+    for seed in range(40):
+        for start, end in ((0.4, 0.52), (0.52, 0.44), (0.45, 0.45)):
+            said = played(12, seed, success=rising(start, end, 12)).evidence[0].sentence
+            if found := re.search(r"differ by (\S+) ± (\S+?)[,:]", said):
+                chance = abs(float(found[1])) <= float(found[2])
+                assert ("which chance explains" in said) == chance, said
+                named[chance] += 1
+    assert min(named.values()) > 5
+
+
+@pytest.mark.parametrize("steps", [8, 20, 60, 200])
+@pytest.mark.parametrize("end", [0.45, 0.85])
+def test_honest_runs_are_hardly_ever_called_diverging(steps: int, end: float) -> None:
+    """Success stands still or rises, with few episodes a step, a policy that wanders and ten evaluations: 4 in 200 at most."""
+    accused = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        wander = [0.0]
+        for _ in range(steps):
+            wander.append(0.9 * wander[-1] + rng.gauss(0, 0.01))
+        path = rising(0.45, end, steps)
+        unseen = [
+            (k, sum(rng.random() < path(k) for _ in range(200)) / 200)
+            for k in range(0, steps, -(-steps // 10))
+        ]
+        found = played(
+            steps,
+            seed,
+            success=lambda k, path=path, wander=wander: path(k) + wander[k],  # type: ignore[misc]
+            evaluations=evaluated(*((k, mid, mid - 0.07, mid + 0.07) for k, mid in unseen)),
+        )
+        accused += any(each.word in FAULTS and each.word != "flat" for each in found.evidence)
+    assert accused <= 4
+
+
+def test_a_fall_while_unseen_problems_go_as_well_as_ever_means_harder_tasks() -> None:
+    def fallen(unseen: float) -> Verdict:
+        rows = evaluated(
+            (0, 0.4, 0.35, 0.45), (20, 0.8, 0.75, 0.85), (40, unseen, unseen - 0.05, unseen + 0.05)
+        )
+        return played(40, success=lambda k: 0.9 if k < 20 else 0.6, evaluations=rows)
+
+    assert fallen(0.78).word == "diverging"
+    assert fallen(0.82).word == "healthy"
+
+
+def test_a_step_or_two_without_any_success_are_no_fall() -> None:
+    """An endpoint fails for one step among the last three; then all its episodes count as wrong."""
+    for late in (9, 10, 11):
+        found = played(12, success=lambda k, late=late: 0.6 * (k != late))  # type: ignore[misc]
+        assert found.word == "young", found.lines()
 
 
 def test_every_word_was_planted_and_has_advice() -> None:

@@ -5,7 +5,8 @@
     diverging    it falls, or the policy turns into noise
     collapsing   hardly anything but one answer is sampled, and success stands still
     hacked       what is paid rises while success falls
-    memorising   success in training rises while success on unseen problems falls
+    memorising   success on unseen problems falls while success in training does not
+    failing      a fifth of the episodes or more end in an error
     starved      almost all groups are dead: nothing is learned from them
     unrated      its numbers do not say how well it does: one wins what others lose, or nothing is scored
     young        too few steps, or too much noise, to say any of this
@@ -21,14 +22,21 @@ scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ when 
 **Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. The thresholds are those of
 `docs/algorithms/metrics.md` where it names one, else stated here, chosen so that no sound run of the tests is accused:
 - *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
-- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and below half of it and by 0.05 (of returns: below the first
-  stretch too, by z ≥ 3); or entropy that is more than twice, and 1 nat above, what it was while nothing rises; or updates that
-  were undone or skipped in a tenth of the last third.
+- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and by so much
+  that it matters: of a success by 0.1, or to below half and by 0.05; of returns to below the first stretch by z ≥ 3, or
+  by more than half of what was gained since then. One step of a stretch is not enough: its median must be as low as its
+  mean. A fall of success is none while success on unseen problems, measured after it began, is as good as ever (then the
+  tasks have become harder), nor while what is paid rises (then it is hacked). Or entropy that is more than twice, and 1 nat above, what it was while nothing rises; or a KL
+  above 1 nat a token, or a norm of gradients above 10, that is ten times what it was (above 10 and 100 while success rises);
+  or updates that were undone or skipped in a tenth of the last third.
+- *failing*: more than 0.2 of the episodes of the last third ended in an error, which nothing is learned from.
 - *collapsing*: entropy at a tenth of what it was, and below 0.05 nats, while the second half does not rise and success is
   below 0.9. Entropy that is spent bounds what can still be gained (2505.22617), and GRPO spends it early (2503.14476).
-- *hacked*, *memorising*: of two evaluations the later is below the earlier with 95 % intervals that do not meet, while the mean
-  return between them rises (z ≥ 2). It is *memorising* if success in training rises too. Without evaluations: the return rises
-  and success in training falls, each by z ≥ 3. That a proxy is paid while the true reward falls is 2210.10760's figure 1.
+- *An unseen fall*: the last evaluation is below the best one with 95 % intervals that do not meet; they are widened where the best is
+  chosen from several (Bonferroni). It is *memorising* if success in training rises meanwhile (z ≥ 2), *hacked* if the mean return does.
+  By 0.05 or more it is a fault whatever the return does: *diverging* if success in training falls too (z ≥ 3, and by half as
+  much or to half) or is unknown, else *memorising*. That a proxy is paid while the true reward falls is 2210.10760's figure 1.
+- *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
 - *starved*: `dead_groups` is 0.9 or more in the mean of the last third, success below 0.95 and no critic. Groups whose attempts
   earn the same have no gradient (2503.14476, section 3.2).
 - *flat*: 20 steps or more, no rise, and a rise of 0.1 (of returns: of σ) is excluded at the upper 95 % end.
@@ -40,11 +48,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import Any, Literal, TypeGuard
 
 Word = Literal[
-    "healthy", "flat", "diverging", "collapsing", "hacked", "memorising", "starved", "unrated", "young"
+    "healthy",
+    "flat",
+    "diverging",
+    "failing",
+    "collapsing",
+    "hacked",
+    "memorising",
+    "starved",
+    "unrated",
+    "young",
 ]
 Column = Sequence[float | None]
 
@@ -67,6 +84,12 @@ ADVICE: Mapping[Word, WhatToDo] = {
         "`optimizer.lr`. Look at the ratio of each token in an episode of the first bad step.",
         LEARN_PAGE,
     ),
+    "failing": WhatToDo(
+        "Many episodes end in an error, and nothing is learned from those.",
+        "Read their errors (Episodes, those that were errors): the environment, a tool or an endpoint fails, or a prompt has no "
+        "room left for an answer. Mend that before any rate.",
+        FLAT_PAGE,
+    ),
     "collapsing": WhatToDo(
         "The policy gives almost always the same answer, so that nothing else is ever tried.",
         "Set `algorithm.loss.entropy_coefficient=0.01`, raise `team.sampling.temperature`, or lower `optimizer.lr`; go back "
@@ -80,7 +103,7 @@ ADVICE: Mapping[Word, WhatToDo] = {
         LEARN_PAGE,
     ),
     "memorising": WhatToDo(
-        "Success in training rises while success on unseen problems falls: these tasks are learned by heart.",
+        "Success on unseen problems falls while success in training does not: these tasks are learned by heart.",
         "Train on more tasks or fewer steps, keep the checkpoint of the best evaluation, and lower `optimizer.lr`.",
         LEARN_PAGE,
     ),
@@ -115,7 +138,7 @@ ADVICE: Mapping[Word, WhatToDo] = {
     ),
 }  # fmt: skip
 """Every verdict; the first that holds is the run's: causes stand before what follows from them."""
-FAULTS: tuple[Word, ...] = ("diverging", "collapsing", "hacked", "memorising", "starved", "flat")
+FAULTS: tuple[Word, ...] = ("diverging", "failing", "collapsing", "hacked", "memorising", "starved", "flat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +193,17 @@ class Verdict:
         )
 
 
+WORDS = {
+    "league/nash_conv": "NashConv",
+    "league/rating": "the newest member's rating",
+    "nll": "nats a token",
+    "preference_accuracy": "the share of pairs ranked rightly",
+    "return": "the mean return",
+    "reward": "the mean reward",
+}
+"""What sentences call a signal that is not called by its own name."""
+FALLING = ("nll", "league/nash_conv")
+"""Signals of which less is better."""
 YOUNG = 8
 """Fewest steps that a verdict is given on."""
 LONG = 20
@@ -229,6 +263,16 @@ class Course:
             k -= 1
         return self.steps[min(k, len(self.steps) - 1)]
 
+    def turn(self, start: int) -> int:
+        """Return where two levels, one before and one after, fit the values from `start` on best (least squares)."""
+        own = self.values[start:]
+        whole, size, total = sum(own), len(own), 0.0
+        scores = []
+        for k, value in enumerate(own[:-1], 1):
+            total += value
+            scores.append(total * total / k + (whole - total) ** 2 / (size - k))
+        return start + 1 + max(range(len(scores)), key=scores.__getitem__)
+
     def best(self) -> slice:
         """Return the stretch with the largest mean."""
         w = self.width
@@ -280,7 +324,7 @@ def judge(
         return Verdict("young", (Evidence("young", said, "success"),))
     found = _Found(steps, columns, evaluations, opposed)
     evidence: list[Evidence] = []
-    for rule in (found.diverging, found.collapsing, found.hacked, found.starved):
+    for rule in (found.diverging, found.failing, found.collapsing, found.hacked, found.starved):
         evidence += rule()
     evidence = evidence or [found.course()]
     return Verdict(evidence[0].word, tuple(evidence))
@@ -332,27 +376,82 @@ class _Found:
             return "nll", course(self.steps, _negative(_mean(nats)))
         return "", None
 
+    def _fallen(self) -> list[Evidence]:
+        """Return the fall of the signal from its best stretch to its last one, if chance does not explain it and it matters."""
+        signal = self.signal
+        if signal is None or len(signal.values) < YOUNG or self.name in ("nll", "league/rating"):
+            return []
+        best, last, values = signal.best(), signal.mean(signal.last), signal.values
+        top, low = signal.mean(best), max(last, median(values[signal.last]))
+        if signal.z(best, signal.last) > -4:
+            return []
+        if self.name == "success":
+            # A best stretch in the midst has most of its steps above the last one, and not a lucky task or two.
+            lucky = best.start > 0 and median(values[best]) <= last
+            apart = low < top / 2 and top - low > 0.05
+            matters = not lucky and (apart or top - low > 0.1)
+        else:
+            gained = top - signal.mean(signal.first) if signal.z(signal.first, best) >= 4 else 0.0
+            apart = signal.z(signal.first, signal.last) <= -3
+            matters = apart or top - low > gained / 2 > 0
+        cut = signal.turn(best.start)
+        at = signal.steps[cut]
+        if not matters or (not apart and (self._harder(at) or self._traded())):
+            return []
+        good = range(len(values))[best.start : min(best.stop, cut)]
+        shown = _percent if self.name == "success" else _figure
+        sign = -1 if self.name in FALLING else 1
+        when = (
+            f"{signal.steps[good[0]]}"
+            if len(good) == 1
+            else f"{signal.steps[good[0]]} to {signal.steps[good[-1]]}"
+        )
+        said = (
+            f"{WORDS.get(self.name, self.name)} {'fell' if sign > 0 else 'rose'} from {shown(sign * fmean(values[k] for k in good))} at step{'s' * (len(good) > 1)} {when} "
+            f"to {shown(sign * last)}, and stays {'low' if sign > 0 else 'high'} from step {at} on"
+        )
+        return [Evidence("diverging", said, self.name, at)]
+
+    def _harder(self, since: int) -> bool:
+        """Return whether success on unseen problems, measured after a step, is as good as it ever was before."""
+        rows = self.measured
+        return len(rows) > 1 and rows[-1][0] >= since and rows[-1][1] >= max(row[1] for row in rows[:-1])
+
+    def _exploded(self) -> list[Evidence]:
+        """Return the KL and norms of gradients that are ten times what they were, and large."""
+        found = []
+        for family, said, bound in (
+            ("kl", "KL to the reference of", 1.0),
+            ("grad_norm", "norm of gradients of", 10.0),
+        ):
+            for name, owner in self._members(family):
+                own = self._course(name)
+                if own is None:
+                    continue
+                before, after = median(own.values[own.first]), median(own.values[own.last])
+                most = max(10 * before, bound if self.rise < 3 else 10 * bound)
+                if after > most:
+                    at = next(step for step, value in zip(own.steps, own.values, strict=True) if value > most)
+                    found.append(
+                        Evidence("diverging", f"{said} {owner} rose from {_figure(before)} to {_figure(after)}, above {_figure(most)} first at step {at}", family, at)
+                    )  # fmt: skip
+        return found
+
+    def failing(self) -> list[Evidence]:
+        """Return the share of episodes that ended in an error, if it is large and lasts."""
+        failed = self._course("failed_episodes")
+        if failed is None:
+            return []
+        late = failed.values[failed.thirds()[1]]
+        share = min(1.0, fmean(late), median(late))
+        if share <= 0.2:
+            return []
+        at = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0.2]
+        said = f"{_percent(share)} of episodes ended in an error in the last third of the steps, the last time more than 20 % at step {at[-1]}"
+        return [Evidence("failing", said, "failed_episodes", at[-1])]
+
     def diverging(self) -> list[Evidence]:
-        found, signal = [], self.signal
-        if signal is not None and len(signal.values) >= YOUNG:
-            best, last = signal.mean(signal.best()), signal.mean(signal.last)
-            fell = signal.z(signal.best(), signal.last) <= -4
-            if self.name == "success":
-                # A best stretch in the midst has most of its steps above the last one, and not a lucky task or two.
-                lucky = signal.best().start > 0 and median(signal.values[signal.best()]) <= last
-                fell = fell and last < best / 2 and best - last > 0.05 and not lucky
-            else:
-                fell = (
-                    fell
-                    and self.name not in ("nll", "league/rating")
-                    and signal.z(signal.first, signal.last) <= -3
-                )
-            if fell:
-                at = signal.since((best + last) / 2)
-                shown = _percent if self.name == "success" else _figure
-                top = max(range(len(signal.values))[signal.best()], key=signal.values.__getitem__)
-                said = f"{self.name} fell from {shown(signal.values[top])} at step {signal.steps[top]} to {shown(last)}, and stays low from step {at} on"
-                found.append(Evidence("diverging", said, self.name, at))
+        found = self._fallen() + self._exploded()
         for name, policy in self._members("entropy"):
             nats = self._course(name)
             if nats is None or self.rise >= 3:
@@ -396,31 +495,57 @@ class _Found:
         return found
 
     def hacked(self) -> list[Evidence]:
-        paid, success = self.paid, self.success
-        if paid is None:
-            return []
         panel = "return" if self._family("return") else "reward"
-        if len(self.measured) > 1:
-            *earlier, (end, now, _, high) = self.measured
-            step, best, low, _ = max(earlier, key=lambda row: row[1])
-            then = f"success on unseen problems fell from {_percent(best)} at step {step} to {_percent(now)} at step {end}"
-            gain = self._between(paid, step, end) if high < low else None
-            learned = self._between(success, step, end) if success else None
-            if gain and learned and learned[2] >= 2:
-                said = f"{then}, while success in training rose from {_percent(learned[0])} to {_percent(learned[1])}"
-                return [Evidence("memorising", said, "success", step)]
-            if gain and gain[2] >= 2:
-                said = f"{then}, while the mean return rose from {_figure(gain[0])} to {_figure(gain[1])}"
-                return [Evidence("hacked", said, panel, step)]
-        if success is not None and paid.rise() >= 3:
-            fell = min(success.z(success.first, success.last), success.z(*success.thirds()))
-            if fell <= -3:
-                said = (
-                    f"the mean return rose from {_figure(paid.mean(paid.first))} to {_figure(paid.mean(paid.last))}, while success fell "
-                    f"from {_percent(success.mean(success.first))} to {_percent(success.mean(success.last))}"
-                )
-                return [Evidence("hacked", said, panel)]
-        return []
+        if fall := self._unseen_fall(panel):
+            return [fall]
+        return [Evidence("hacked", said, panel)] if (said := self._traded()) else []
+
+    def _traded(self) -> str:
+        """Return how the mean return rose while success in training fell; nothing if they did not."""
+        paid, success = self.paid, self.success
+        if paid is None or success is None or paid.rise() < 3:
+            return ""
+        if min(success.z(success.first, success.last), success.z(*success.thirds())) > -3:
+            return ""
+        return (
+            f"the mean return rose from {_figure(paid.mean(paid.first))} to {_figure(paid.mean(paid.last))}, while success fell "
+            f"from {_percent(success.mean(success.first))} to {_percent(success.mean(success.last))}"
+        )
+
+    def _unseen_fall(self, paid_panel: str) -> Evidence | None:
+        """Return the fall of success on unseen problems since the best evaluation, by what training did meanwhile."""
+        if len(self.measured) < 2 or self.opposed:
+            return None
+        *earlier, (end, now, _, high) = self.measured
+        step, best, low, _ = max(earlier, key=lambda row: row[1])
+        # The best of many evaluations is above the rest by chance alone; so many comparisons widen both intervals.
+        normal = NormalDist().inv_cdf
+        wider = normal(1 - 0.025 / len(earlier)) / normal(0.975)
+        if now + wider * (high - now) >= best - wider * (best - low):
+            return None
+        then = f"success on unseen problems fell from {_percent(best)} at step {step} to {_percent(now)} at step {end}"
+        learned = self._between(self.success, step, end) if self.success else None
+        gain = self._between(self.paid, step, end) if self.paid else None
+        if learned and learned[2] >= 2:
+            said = f"{then}, while success in training rose from {_percent(learned[0])} to {_percent(learned[1])}"
+            return Evidence("memorising", said, "success", step)
+        if gain and gain[2] >= 2:
+            said = f"{then}, while the mean return rose from {_figure(gain[0])} to {_figure(gain[1])}"
+            return Evidence("hacked", said, paid_panel, step)
+        if best - now < 0.05:
+            return None
+        if learned:
+            before, after, z = learned
+            if z > -3 or (2 * (before - after) < best - now and 2 * after > before):
+                said = f"{then}, while success in training went from {_percent(before)} to {_percent(after)}"
+                return Evidence("memorising", said, "success", step)
+        elif self.signal and (trained := self._between(self.signal, step, end)) and trained[2] > -3:
+            sign = -1 if self.name in FALLING else 1
+            went = (
+                f"{WORDS[self.name]} went from {_figure(sign * trained[0])} to {_figure(sign * trained[1])}"
+            )
+            return Evidence("memorising", f"{then}, while {went}", "success", step)
+        return Evidence("diverging", then, "success", step)
 
     def _between(self, own: Course, start: int, end: int) -> tuple[float, float, float] | None:
         """Return a course's mean around one step and before another, with the z of the difference; None where too little is known."""
@@ -455,9 +580,9 @@ class _Found:
             return Evidence("unrated", "no reward and no success is recorded", "success")
         start, end = signal.mean(signal.first), signal.mean(signal.last)
         shown = _percent if name == "success" else _figure
-        sign = -1 if name in ("nll", "league/nash_conv") else 1
+        sign = -1 if name in FALLING else 1
         span = f"from {shown(sign * start)} to {shown(sign * end)} over {len(signal.values)} steps"
-        word = {"league/nash_conv": "NashConv", "league/rating": "the newest member's rating", "nll": "nats a token", "preference_accuracy": "the share of pairs ranked rightly", "return": "the mean return", "reward": "the mean reward"}.get(name, name)  # fmt: skip
+        word = WORDS.get(name, name)
         if self.rise >= 3:
             return Evidence("healthy", f"{word} {'rose' if sign > 0 else 'fell'} {span}", name)
         if name == "success" and end >= 0.95:
@@ -474,7 +599,16 @@ class _Found:
         counted = f"{word} went {span}; thirds differ by {_figure(sign * gain)} ± {_figure(1.96 * error)}"
         if len(signal.values) >= LONG and gain + 1.96 * error < seen:
             return Evidence("flat", counted, name)
-        return Evidence("young", f"{counted}, which chance explains", name)
+        if abs(gain) <= 1.96 * error:
+            return Evidence("young", f"{counted}, which chance explains", name)
+        # Of the signal: less NashConv is a rise.
+        why = (
+            "the rise is larger than chance usually makes it, and too unsure to be called healthy"
+            if gain > 0
+            else "the fall is larger than chance usually makes it, and too small or too unsure to be called diverging"
+        )
+        said = f"{counted}: {why}"
+        return Evidence("young", said, name)
 
     def _members(self, family: str) -> list[tuple[str, str]]:
         """Return the columns of a family, each with whose it is."""
