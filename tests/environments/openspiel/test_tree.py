@@ -10,7 +10,7 @@ pytest.importorskip("pyspiel")
 
 import pyspiel
 
-from kapelle.environments.openspiel.games import load_game, regret_policy
+from kapelle.environments.openspiel.games import check_size, load_game, regret_policy, walk
 from kapelle.environments.openspiel.tree import GameTree, Table, tree_of
 from kapelle.errors import ConfigError
 
@@ -117,3 +117,16 @@ def test_a_game_that_is_too_large_is_refused() -> None:
         GameTree(load_game("matrix_rps", {}))
     with pytest.raises(ConfigError, match="more than 100 nodes"):
         GameTree(load_game("leduc_poker", {}), most=100)
+
+
+@pytest.mark.parametrize("name", ["chess", "go", "connect_four", "backgammon", "hex", "bridge"])
+def test_a_game_without_hope_is_refused_before_any_of_it_is_walked(name: str) -> None:
+    with pytest.raises(ConfigError, match="too many to solve exactly"):
+        next(walk(load_game(name, {})))
+
+
+@pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "tiny_hanabi"])
+def test_a_game_that_just_fits_is_never_refused_by_the_estimate(name: str) -> None:
+    game, found = load_game(name, {}), tree(name)
+    check_size(game, found.histories)
+    assert GameTree(game, most=found.histories).histories == found.histories

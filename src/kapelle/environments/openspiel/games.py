@@ -102,6 +102,7 @@ def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
     Raises ConfigError for games with simultaneous moves, unstated chance, or more than `most` nodes.
     """
     check_walkable(game)
+    check_size(game, most)
     waiting, seen = [game.new_initial_state()], 0
     while waiting:
         state = waiting.pop()
@@ -124,6 +125,30 @@ def check_walkable(game: Any) -> None:
             f"The game {game} cannot be solved exactly: only games in which players move one at a time and "
             "chance is stated can. Take kuhn_poker, leduc_poker, tiny_hanabi or liars_dice."
         )
+
+
+PROBES, ABOVE, FACTOR = 16, 4, 1000
+"""Random games of `check_size`, how many of them refuse a game, and by how much they have to exceed its bound."""
+
+
+def check_size(game: Any, most: int) -> None:
+    """Raise ConfigError for a game whose tree surely has more than `most` nodes, long before so many are walked.
+
+    A game of random moves with b₁, b₂, … to choose from estimates the nodes as 1 + b₁ + b₁b₂ + …, without bias (Knuth 1975,
+    "Estimating the efficiency of backtrack programs"). By Markov's inequality such an estimate exceeds c times the true number with
+    probability below 1/c, so that a game that fits is refused with one below C(16, 4) / 1000⁴ = 2e-9. One that is passed may be too large.
+    """
+    draw, above = random.Random(0), 0
+    for _ in range(PROBES):
+        state, nodes, level = game.new_initial_state(), 1, 1
+        while nodes <= FACTOR * most and not state.is_terminal():
+            moves = state.legal_actions()
+            level *= len(moves)
+            nodes += level
+            state.apply_action(draw.choice(moves))
+        above += nodes > FACTOR * most
+    if above >= ABOVE:
+        raise too_large(game, most)
 
 
 def too_large(game: Any, most: int) -> ConfigError:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kapelle.environments.openspiel.games import check_walkable, spiel, too_large
+from kapelle.environments.openspiel.games import check_size, check_walkable, spiel, too_large
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,7 @@ class GameTree:
         import numpy as np
 
         check_walkable(game)
+        check_size(game, most)
         self.players: int = game.num_players()
         self.states: dict[str, int] = {}
         """Information state → its number."""
