@@ -317,3 +317,24 @@ def test_what_a_grpo_config_usually_sets_is_read_or_left_out_with_a_sentence() -
         "seed": 42,
     }
     assert {path: at(recipe.config, path) for path in ours} == ours
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        (("data.filter_overlong_prompts=true",), "context"),
+        (("data.filter_overlong_prompts=false",), None),
+        (("data.filter_overlong_prompts=true", "data.max_prompt_length=64"), 64),
+        (("data.max_prompt_length=64", "data.filter_overlong_prompts=true"), 64),
+        (("tasks.max_prompt_tokens=64", "data.filter_overlong_prompts=true"), 64),
+    ],
+)
+def test_verls_filter_is_what_fits_the_model_or_the_number_beside_it(
+    given: tuple[str, ...], most: int | str | None, tmp_path: Path
+) -> None:
+    assert at(read(RECIPE, tmp_path, *given).config, "tasks.max_prompt_tokens") == most
+
+
+def test_verls_filter_is_true_or_false(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither true nor false"):
+        read(RECIPE, tmp_path, "data.filter_overlong_prompts=64")

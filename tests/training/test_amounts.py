@@ -12,11 +12,11 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, sections
 
 from kapelle import Trainer
 from kapelle.cli import main
-from kapelle.errors import ConfigError
+from kapelle.errors import ConfigError, ContextError
 from kapelle.runs import checkpoint
-from kapelle.runs.reader import read_latest, read_status
+from kapelle.runs.reader import read_latest, read_left_out, read_status
 from kapelle.setup.preparation import prepare
-from kapelle.setup.recipe import resolve
+from kapelle.setup.recipe import load_recipe, resolve
 
 LENGTHS = (4, 40, 8, 60, 12, 10, 6)
 """Characters of the training questions; the tokeniser's tokens are bytes."""
@@ -188,3 +188,65 @@ def test_a_limit_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"`tasks\.max_prompt_tokens: 1` leaves out all 7 tasks of `math` \(train\)"
     ):
         prepare(resolve(settings(tmp_path, tasks={"max_prompt_tokens": 1})))
+
+
+def with_long_rows(folder: Path) -> str:
+    """Write a recipe whose train and test files have one question each that the model cannot read, and one with no room for an answer."""
+    (folder / "long").mkdir()
+    environment = rows(folder / "long")
+    for split, letter in (("train", "y"), ("test", "z")):  # what stands in both is not trained on
+        with (folder / "long" / f"{split}.jsonl").open("a") as file:
+            for length in (1600, BETWEEN):
+                file.write("\n" + json.dumps({"question": letter * length, "answer": f"#### {length}"}))
+    return recipe(folder, environment=environment, training={"tasks_per_step": 2, "steps": 1})
+
+
+BETWEEN = 200
+"""Characters of a question that the model reads, and after which it has no room for a whole answer."""
+
+
+def test_overlong_prompts_are_left_out_by_verls_name_and_the_run_says_how_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kapelle.viewer.library import Library
+    from kapelle.viewer.presenting import listed
+
+    own = with_long_rows(tmp_path)
+    sizes = ("model.embedded.context=256", "team.sampling.max_tokens=100")
+    with pytest.raises(ContextError, match="the model reads 256"):
+        prepare(load_recipe(own, settings=sizes).config)
+    filtering = (*sizes, "data.filter_overlong_prompts=true")
+    run = tmp_path / "runs" / "own"
+    with pytest.warns(UserWarning, match="is read as tasks.max_prompt_tokens=context"):
+        trainer = Trainer.from_recipe(own, *filtering, run_dir=run)
+    with trainer:
+        assert trainer.config.tasks.max_prompt_tokens == "context"
+        assert {len(text) for text in asked(trainer)} <= {*LENGTHS}
+        assert {len(group.task.question) for group in trainer.evaluate(9).groups} == {*LENGTHS}
+    told = [
+        f"{split}: 2 of 9 tasks have a first prompt of a length after which an answer of `max_tokens` does not fit the model and are left out"
+        for split in ("train", "test")
+    ]
+    assert read_left_out(run) == told
+    assert main(["runs", "show", str(run)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out: ")] == [
+        f"left out: {line}" for line in told
+    ]
+    assert main(["runs", "show", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == told
+    [viewed] = Library([run]).runs()
+    assert listed(viewed)["left_out"] == told
+
+
+def test_tasks_of_which_none_leaves_room_for_an_answer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"leaves out all 9 tasks .* a lower `sampling\.max_tokens`"):
+        prepare(
+            load_recipe(
+                with_long_rows(tmp_path),
+                settings=(
+                    "model.embedded.context=256",
+                    "team.sampling.max_tokens=255",
+                    "tasks.max_prompt_tokens=context",
+                ),
+            ).config
+        )

@@ -131,6 +131,25 @@ def test_a_team_stands_beside_what_its_tokens_do_without_it(tmp_path: Path) -> N
     ]
 
 
+def test_the_page_of_a_run_says_what_it_has_left_out_and_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    starts = [
+        {"left_out": ["train: 9 of 10 tasks"]},
+        {"left_out": ["train: 1 of 10 tasks have <b> & are left out", 7]},
+    ]
+    (run / "provenance.json").write_text(json.dumps({"starts": starts}))
+    with (
+        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=60.0) as web,
+    ):
+        page = web.get("/run/run").text
+        (run / "provenance.json").write_text(json.dumps({"starts": [{"at": ""}]}))
+        before = web.get("/run/run").text
+    assert "Left out:</span> train: 1 of 10 tasks have &lt;b&gt; &amp; are left out" in page
+    assert "9 of 10" not in page
+    assert "Left out" not in before, "runs of earlier versions do not say"
+
+
 def test_a_run_that_fell_apart_is_not_green_though_it_finished(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1)
     rows = [

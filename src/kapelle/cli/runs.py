@@ -112,7 +112,7 @@ def _note(place: Path, arguments: argparse.Namespace) -> int:
 def _show(place: Path, *, as_json: bool) -> int:
     from kapelle.cli.progress import judged, point_of
     from kapelle.runs.findings import read_notes
-    from kapelle.runs.reader import is_run, read_evaluations, read_metrics, read_status
+    from kapelle.runs.reader import is_run, read_evaluations, read_left_out, read_metrics, read_status
     from kapelle.runs.summary import (
         failures,
         in_words,
@@ -152,6 +152,7 @@ def _show(place: Path, *, as_json: bool) -> int:
             "failures": failures(place),
             "rolled_back": aside,
             "noted": asdict(read_notes(place)),
+            "left_out": read_left_out(place),
         }
         say(json.dumps(row, indent=1))
         return 0
@@ -163,6 +164,8 @@ def _show(place: Path, *, as_json: bool) -> int:
     if summary.verdict is not None:
         for line in summary.verdict.lines():
             say(f"  {line}")
+    for line in read_left_out(place):
+        say(f"left out: {printable(line, 400)}")
     say("settings that differ from the defaults")
     if not own:
         say(f"  not recorded; {place / 'config.yaml'} has all")

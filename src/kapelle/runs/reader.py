@@ -105,6 +105,13 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def read_left_out(run: Path) -> list[str]:
+    """Return how many tasks and rows the last start has left out, and why, a sentence each; empty where none are recorded."""
+    starts = read_starts(run)
+    found = starts[-1].get("left_out") if starts else None
+    return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
+
+
 def planned_steps(run: Path, config: RunConfig) -> int:
     """Return the steps that a run takes: those of its settings, or what it has made of `training.epochs` if it has begun."""
     if config.training.epochs is None or not is_run(run):

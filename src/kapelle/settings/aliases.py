@@ -568,6 +568,15 @@ def _same(library: str, *rows: tuple[Any, ...]) -> Iterator[Alias]:
         yield Alias(name, (path,), library, _is(path, nothing=nothing))
 
 
+def _overlong(value: Any, names: Names) -> Mapping[str, Any]:
+    """True leaves out what does not fit the model, unless a number says what is too long; false leaves out nothing more."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 (said to the user as what is wrong with a value)
+    path = "tasks.max_prompt_tokens"
+    given = "data.max_prompt_length" in names.theirs or isinstance(names.set(path), int)
+    return {path: "context"} if value and not given else {}
+
+
 def _ignored(library: str, why: str, *names: str) -> Iterator[Alias]:
     """Yield names that change nothing here."""
     for name in names:
@@ -793,7 +802,8 @@ def _verl() -> Iterator[Alias]:
     yield from _ignored(
         "verl", "`engine.kv_gib` bounds vLLM's cache, in GiB", f"{rollout}.gpu_memory_utilization"
     )
-    yield from _ignored("verl", "`tasks.max_prompt_tokens` leaves long prompts out", "data.filter_overlong_prompts", "data.truncation")  # fmt: skip
+    yield Alias("data.filter_overlong_prompts", ("tasks.max_prompt_tokens",), "verl", _overlong, "true is `context`, what the model reads less `max_tokens`; beside a number, such as `data.max_prompt_length`, that number holds")  # fmt: skip
+    yield from _ignored("verl", "`tasks.max_prompt_tokens` leaves long prompts out; none is cut", "data.truncation")  # fmt: skip
 
 
 TABLE: tuple[Alias, ...] = (*_verl(), *_trl(), *_comlrl(), *_every())

@@ -461,9 +461,9 @@ class ReplayDict(TypedDict, total=False):
 class TasksDict(TypedDict, total=False):
     """Which of the environment's tasks are played."""
 
-    max_prompt_tokens: int | None
-    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
-    out, and refuses a run whose first tasks do not fit the model."""
+    max_prompt_tokens: int | Literal["context"] | None
+    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. `context` is what
+    the model reads less the agent's `max_tokens`. Null leaves none out, and refuses a run whose first tasks do not fit the model."""
     difficulty: DifficultyConfig | DifficultyDict | None
     curriculum: CurriculumConfig | CurriculumDict | None
     replay: ReplayConfig | ReplayDict | None

@@ -583,9 +583,9 @@ class ReplayConfig(Settings):
 class TasksConfig(Settings):
     """Which of the environment's tasks are played."""
 
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. Null leaves none
-    out, and refuses a run whose first tasks do not fit the model."""
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | Literal["context"] | None = None
+    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. `context` is what
+    the model reads less the agent's `max_tokens`. Null leaves none out, and refuses a run whose first tasks do not fit the model."""
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     replay: ReplayConfig | None = None

@@ -119,10 +119,14 @@ def short_enough(
         return None
     readers = [(agent, team.policy(agent.name)) for agent in team.agents]
     here = [(agent, renderer_of_policy(p.name)) for agent, p in readers if p.endpoint is None]
+    limits = [
+        (agent, reader, reader.context - agent.sampling.max_tokens if most == "context" else most)
+        for agent, reader in here
+    ]
 
     def fits(task: Task) -> bool:
         try:
-            return all(len(reader.start(opening(agent, task))) <= most for agent, reader in here)
+            return all(len(reader.start(opening(agent, task))) <= limit for agent, reader, limit in limits)
         except ContextError:  # too long to be counted
             return False
 
@@ -347,6 +351,8 @@ class PreparedRun:
     """Base name → the model without its weights."""
     notes: tuple[str, ...] = ()
     """What is to be said of the tasks: how many are left out, and how many steps they make."""
+    left_out: tuple[str, ...] = ()
+    """How many tasks and rows are left out, and why, a sentence for each reason and split; the run records it."""
     doubts: tuple[str, ...] = ()
     """What nothing forbids and may not be meant, such as a `max_tokens` that no context has room for."""
 
@@ -396,10 +402,13 @@ def prepare(
     report("team", f"{', '.join(team.names)}; trained: {', '.join(team.trained) or 'nothing'}")
     check_run(config, algorithm, team, given, training, elsewhere, absent)
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     with noting(absent, *unneeded(training)):
-        left_out = check_sets(config, team)
+        tested = check_sets(config, team)
         if training:
-            config, counted = _counted(config, team, given, renderer_of)
+            longer = _too_long(config, team, given, renderer_of)
+            config, counted = _counted(config, longer)
+            left_out = (*tested, *(each.told for each in longer if each.tasks))
             notes = (*left_out, *counted)
     for note in notes:
         report("tasks", note)
@@ -427,7 +436,7 @@ def prepare(
             report("weights", found)
         for address in check_endpoints(team, config.environment):
             report("endpoint", f"{address} answers")
-    return PreparedRun(config, given, algorithm, team, models, notes, tuple(doubts))
+    return PreparedRun(config, given, algorithm, team, models, notes, left_out, tuple(doubts))
 
 
 def _check_models(
@@ -455,56 +464,79 @@ def _check_models(
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
 
 
-def _counted(
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """Tasks of one split whose first prompt is longer than `tasks.max_prompt_tokens`."""
+
+    split: Split
+    tasks: int
+    size: int
+    """How many tasks the split has, these among them."""
+    told: str
+    """The same as a sentence."""
+
+
+def _too_long(
     config: RunConfig, team: Team, given: Mapping[str, LanguageModel], renderer_of: ReadRenderer
-) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the settings with the steps that `training.epochs` makes, and lines about the tasks that are left."""
-    environment, training, most = config.environment, config.training, config.tasks.max_prompt_tokens
+) -> list[TooLong]:
+    """Return, for each split that ends, how many tasks `tasks.max_prompt_tokens` leaves out; ConfigError for all of them."""
+    environment, most = config.environment, config.tasks.max_prompt_tokens
+    if most is None:
+        return []
+    memory = {path: model.renderer for path, model in given.items()}
+    renderers = {
+        base: memory.get(path) or renderer_of(path, config.model) for base, path in team.bases.items()
+    }
+    fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
+    assert fits is not None, "there is a limit"
+    limit, remedy = f"more than {most} tokens", "Raise it."
+    if most == "context":
+        limit = "a length after which an answer of `max_tokens` does not fit the model"
+        remedy = "Use a model with a longer context, or a lower `sampling.max_tokens`."
+    found = []
+    splits: tuple[Split, ...] = ("train", "test")
+    for split in splits:
+        size = environment.size(split)
+        if size is None:
+            continue
+        longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
+        if longer == size:
+            raise ConfigError(
+                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
+                f"prompt is longer. {remedy}"
+            )
+        told = f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out"
+        found.append(TooLong(split, longer, size, told))
+    return found
+
+
+def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the settings with the steps that `training.epochs` makes of the tasks that are left, and a line about them."""
+    environment, training = config.environment, config.training
     curriculum = config.tasks.curriculum
     if curriculum is not None and curriculum.by != SOLVE_RATE:
         hardness(task_of(environment, "train", 0), curriculum.by)
-    splits: tuple[Split, ...] = ("train", "test")
-    left = {split: environment.size(split) for split in splits}
-    notes = []
-    if most is not None:
-        memory = {path: model.renderer for path, model in given.items()}
-        renderers = {
-            base: memory.get(path) or renderer_of(path, config.model) for base, path in team.bases.items()
-        }
-        fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
-        for split, size in left.items():
-            if size is not None and fits is not None:
-                kept = sum(fits(task_of(environment, split, index)) for index in range(size))
-                left[split], longer = kept, size - kept
-                if longer == size:
-                    raise ConfigError(
-                        f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
-                        "prompt is longer. Raise it."
-                    )
-                if longer:
-                    notes.append(
-                        f"{split}: {longer} of {size} tasks have a first prompt of more than {most} tokens and are left out"
-                    )
     if training.epochs is None:
-        return config, tuple(notes)
+        return config, ()
     if config.tasks.difficulty is not None:
         raise ConfigError(
             "`training.epochs` counts tasks before the first step, and `tasks.difficulty` finds out there how many it leaves. Set "
             "`training.epochs: null` and `training.steps`."
         )
-    count = left["train"]
+    count = environment.size("train")
     if count is None:
         raise ConfigError(
             f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and "
             "`training.steps`."
         )
+    count -= sum(each.tasks for each in longer if each.split == "train")
     steps = ceil(training.epochs * count / training.tasks_per_step)
     tasks = "task" if count == 1 else "tasks"
-    notes.append(
+    note = (
         f"{training.epochs:g} epochs of {count} {tasks}, {training.tasks_per_step} a step, are {steps} steps"
     )
     changed = training.model_copy(update={"steps": steps})
-    return config.model_copy(update={"training": changed}), tuple(notes)
+    return config.model_copy(update={"training": changed}), (note,)
 
 
 def _doubts(config: RunConfig) -> Iterator[str]:

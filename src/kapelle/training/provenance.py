@@ -7,7 +7,8 @@ Each start and each resume is a row under `starts` in `provenance.json`:
      "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run uses and does not train
      "began_from": {"first (runs/…)": "9a…"},                weights that training started from
      "versions": {"torch": "2.13.0", …},
-     "machine": {"threads": 2, "processor": "…", …}}
+     "machine": {"threads": 2, "processor": "…", …},
+     "left_out": ["train: 1 of 9 tasks have …"]}            how many tasks and rows are left out, and why
 
 None of these changes prevents a resume: what a step draws depends only on its number and the size of the data, so that a
 resumed run can continue with any data. But it is another run then, and reports it.
@@ -72,12 +73,14 @@ def note_start(
     steps: int,
     began_from: Mapping[str, Path],
     observer: Observer,
+    left_out: Sequence[str] = (),
 ) -> None:
-    """Record with what a run starts, or continues after `steps`; the observer gets one line for each change.
+    """Record with what a run starts, or continues after `steps`, and what is `left_out`; the observer gets one line for each change.
 
     This reads the data. Without an observer, changed data or weights are a Python warning.
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
+    start["left_out"] = list(left_out)
     if run.resumed:
         for kind, line in changes(read_starts(run.path), start):
             observer.phase("resume", line)

@@ -373,7 +373,8 @@ class Trainer:
                 self.observer.phase("tasks", line)
             for line in prepared.doubts:
                 self.observer.phase("note", line)
-            for line in rows_left_out(self.config):
+            rows = rows_left_out(self.config)
+            for line in rows:
                 self.observer.phase("data", line)
             starts = check_weights(prepared, start_from, run_dir)
             ranks = self.ranks = join_ranks(self.config)
@@ -404,7 +405,8 @@ class Trainer:
                 if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
                     self._progress.go_back()
                 if run is not None:
-                    note_start(run, self.config, self.team, self.done, starts, self.observer)
+                    left_out = (*prepared.left_out, *rows)
+                    note_start(run, self.config, self.team, self.done, starts, self.observer, left_out)
             except BaseException as error:
                 RANK_LOG.error("did not start", exc_info=error)
                 self.close()

@@ -9,6 +9,7 @@ from typing import Any
 from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.blamed import blame_files
 from kapelle.runs.findings import read_evaluated, read_notes
+from kapelle.runs.reader import read_left_out
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
@@ -58,6 +59,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "league": plays_against(settings, last, columns),
             "verdict": verdict(run),
             "notes": read_notes(run.path),
+            "left_out": read_left_out(run.path),
             "stages": is_stage(run),
             "blame": bool(blame_files(run.path)),
         }  # fmt: skip
