@@ -412,6 +412,34 @@ async def test_a_list_that_is_drawn_anew_keeps_what_was_chosen(page: Page, tmp_p
         await page.goto("about:blank")
 
 
+async def test_success_of_a_run_with_a_long_name_and_the_time_of_change_are_in_sight(
+    page: Page, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "compare-demo-20261128-035558/grpo/seed-0", steps=3)
+    rows = (
+        {"step": k + 1, "success": 0.3, "scored": 64.0, "reward/solver": 0.5, "reward/critic": -0.75}
+        for k in range(12)
+    )
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ends = [[0, 0.8, 0.75, 0.85], [12, 0.4, 0.35, 0.45]]
+    (run / "evaluations.jsonl").write_text(
+        "".join(json.dumps({"step": k, "success": p, "interval": [a, b]}) + "\n" for k, p, a, b in ends)
+    )
+    write_run(tmp_path / "short", steps=2)
+    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
+        for width, column in ((400, "success"), (1280, "changed")):
+            await page.set_viewport_size({"width": width, "height": 900})
+            await page.goto(server.url)
+            assert await page.locator("#runs .memorising").count() == 1, "the longest word of all verdicts"
+            assert await page.locator("#runs .pay").count() == 4
+            box = await page.locator("#runs th", has_text=column).bounding_box()
+            edge = await page.locator(".scroll").bounding_box()
+            assert box is not None
+            assert edge is not None
+            assert box["x"] + box["width"] <= edge["x"] + edge["width"]
+        await page.goto("about:blank")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_text_can_be_read_as_it_is_drawn(page: Page, theme: Literal["light", "dark"]) -> None:
     await page.emulate_media(color_scheme=theme)

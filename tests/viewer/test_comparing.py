@@ -66,7 +66,10 @@ def test_runs_are_grouped_by_any_settings_in_the_order_of_their_values(web: http
 
 def test_a_name_that_no_run_sets_is_a_group_and_harmless(web: httpx.Client, runs: str) -> None:
     answer = web.get("/compare?" + runs + "&by=%3Cscript%3Ealert(1)%3C/script%3E")
-    assert "30 runs in 1 group;" in answer.text
+    assert "30 runs in 1 group; the group is drawn." in answer.text
+    alone = web.get("/compare?run=grpo-0.1-0&by=seed").text
+    assert "1 run in 1 group; the group is drawn." in alone
+    assert "1 run together" in alone
     assert "<script>alert" not in answer.text
 
 

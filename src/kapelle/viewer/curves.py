@@ -307,6 +307,11 @@ def page(
     }  # fmt: skip
 
 
+def panel_of(name: str) -> str:
+    """Return the panel that a metric is drawn in."""
+    return _owner(name)[0]
+
+
 def _owner(name: str) -> tuple[str, str]:
     """Return the panel of a metric, and whose number it is: empty for the whole team."""
     if name in _OWNERS:

@@ -12,6 +12,7 @@ from kapelle.runs.findings import read_evaluated, read_notes
 from kapelle.runs.reader import read_left_out
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
+from kapelle.viewer import curves
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
 from kapelle.viewer.library import ViewedRun
 from kapelle.viewer.lines import damaged_files, mean, number, readable
@@ -57,7 +58,9 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "spark": [value for value in curve if value is not None],
             "damaged": run.damaged,
             "league": plays_against(settings, last, columns),
-            "verdict": verdict(run),
+            "verdict": (found := verdict(run)),
+            "remedy": remedy(found, str(status["state"])),
+            "panels": {curves.panel_of(name) for name in columns},
             "notes": read_notes(run.path),
             "left_out": read_left_out(run.path),
             "stages": is_stage(run),
@@ -68,6 +71,18 @@ def listed(run: ViewedRun) -> dict[str, Any]:
 def _paid(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, float]:
     """Return the last step's mean reward of each agent that has one, in the order of the settings."""
     return {agent: last[f"reward/{agent}"] for agent in agents if f"reward/{agent}" in last}
+
+
+def remedy(found: Verdict, state: str) -> str:
+    """Return what to do about a verdict; a run that has ended is told how to go on instead of to wait."""
+    if found.word != "young" or state == "running":
+        return found.advice.remedy
+    if state == "finished":
+        return (
+            "The run has ended. Train it for longer with `kapelle train --resume RUN training.steps=N`, or take more tasks a "
+            "step (`training.tasks_per_step`) in the next one."
+        )
+    return "The run does not go on by itself: `kapelle train --resume RUN` continues it where it ended."
 
 
 def verdict(run: ViewedRun) -> Verdict:

@@ -42,6 +42,7 @@ from kapelle.viewer.episode import (
     traced,
     vocabulary_of,
 )
+from kapelle.viewer.guides import guides
 from kapelle.viewer.index import Index, Traffic, rows_in_order
 from kapelle.viewer.index_tables import COUNTED, FILTERS, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import arenas, drawn, opposed, standing
@@ -404,7 +405,10 @@ class Browsing:
             expression=expression,
             looked=looked,
             tags=sorted({tag for row in rows for tag in row["tags"].split("\n") if tag}),
-            command=command_of(run, kept) if kept else "",
+            reversed=(turned := reversed_ranges(query)),
+            command=command_of(run, kept)
+            if kept and not turned and not (expression and expression.trouble)
+            else "",
         )
 
     def league(self, request: Request) -> Response:
@@ -533,6 +537,19 @@ class Browsing:
         return found
 
 
+RANGES = (("from", "to", "steps"), ("least", "most", "rewards"), ("short", "long", "numbers of tokens"))
+
+
+def reversed_ranges(query: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return the ranges of a query that begin above their end, each with what it is of: no episode can fit."""
+    found = []
+    for low, high, what in RANGES:
+        with suppress(ValueError, KeyError):
+            if float(query[low]) > float(query[high]):
+                found.append((query[low], query[high], what))
+    return found
+
+
 def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
     """Return the command that collects the episodes which a query selects."""
     chosen = urlencode({name: value for name, value in query.items() if name in SELECTING})
@@ -570,7 +587,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/verdict": lambda request: html(
             "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),
-        "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
+        "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG, **guides()),
         "/run/{key}/stages": lambda request: _stages(library, request),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
