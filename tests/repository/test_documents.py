@@ -142,3 +142,13 @@ def test_the_index_of_a_catalogue_names_every_piece(kind: str) -> None:
     assert not missing, (
         f"docs/{kind}/README.md names no {missing}: add a line, or `the name` to the line of its page"
     )
+
+
+def test_the_readme_counts_and_names_every_algorithm() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    known = set(catalogue("kapelle.algorithms"))
+    (row,) = (
+        line for line in text.splitlines() if line.startswith("| [algorithms](docs/algorithms/README.md) |")
+    )
+    assert set(re.findall(r"`(\w+)`", row)) == known
+    assert {int(count) for count in re.findall(r"\b(\d+) algorithms\b", text)} == {len(known)}
