@@ -201,11 +201,23 @@ def test_a_finished_run_resumed_takes_no_step_and_writes_no_checkpoint(
         (["--resume"], "Name the run to resume: `kapelle train --resume RUN`."),
         (["--resume", "nowhere"], "There is no run of kapelle at nowhere."),
         (["--resume", "--run-dir", "nowhere"], "There is no run of kapelle at nowhere."),
-        (["demo", *TINY, "--resume"], "There is no run of kapelle at demo."),
+        (
+            ["demo", *TINY, "--resume"],
+            "There is no run of kapelle at demo. It is a recipe: name the run that began with it, `kapelle train --resume RUN`, or both, `kapelle train demo --resume --run-dir RUN`.",
+        ),
+        (
+            ["rows.jsonl"],
+            "'rows.jsonl' is a file of data, and a recipe is needed here. Train on its rows with `kapelle.train(MODEL, 'rows.jsonl', reward)` in Python, or name it in a recipe: `environment.path=rows.jsonl`.",
+        ),
+        (
+            ["demo", "num_train_epochs=2", "--dry-run"],
+            "`training.epochs` counts tasks, and those of `arithmetic` have no end. Set `training.epochs: null` and `training.steps`. (`num_train_epochs` is read as `training.epochs`.)",
+        ),
         (["demo", *TINY, "--resume", "--run-dir", "nowhere"], "There is no run at nowhere to resume."),
     ],
 )
-def test_what_cannot_be_resumed_is_said(kapelle: Kapelle, words: list[str], problem: str) -> None:
+def test_what_cannot_be_trained_or_resumed_is_said(kapelle: Kapelle, words: list[str], problem: str) -> None:
+    Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
     said = kapelle("train", *words)
     assert said.code == 2
     assert said.err.startswith(f"kapelle: {problem}")

@@ -65,6 +65,35 @@ def test_a_trainer_refuses_what_it_would_not_use(wrong: Callable[[], Any], messa
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"peft_config": {"r": 8}}, "Adapters are `team={'sharing': 'lora'}`, and `team={'lora': …}` has `rank`, `alpha`, `dropout` and `targets`."),
+        ({"args": object()}, "Its fields are settings of their own, by the same names: `learning_rate`, `num_generations`, `max_completion_length`."),
+        ({"processing_class": None}, "A model brings its own tokeniser and chat template: `model`."),
+        ({"tokenizer": None}, "A model brings its own tokeniser and chat template: `model`."),
+        ({"ref_model": "a/b"}, "A reference is made where it is needed, of the policy at its start: "),
+        ({"callbacks": []}, "An `observer` is told of every step: `kapelle.train(…, observer=…)`."),
+        ({"batch_size": 4}, "A step takes `tasks_per_step` tasks, each tried `algorithm={'group_size': …}` times."),
+        ({"metric_for_best_model": "success"}, "Write `checkpoint={'best': …}`."),
+        ({"hub_model_id": "a/b"}, "`kapelle export RUN --push OWNER/NAME` sends a run's weights."),
+    ],
+)  # fmt: skip
+def test_arguments_of_trl_without_a_value_of_ours_say_what_to_do(given: dict[str, Any], message: str) -> None:
+    call: Any = kapelle.train
+    with pytest.raises(kapelle.ConfigError) as caught:
+        call("embedded", [{"question": "1+1", "answer": "2"}], lambda completion: 1.0, run_dir=None, **given)
+    assert str(caught.value).startswith(f"`kapelle.train` has no keyword '{next(iter(given))}'. {message}")
+
+
+def test_steps_that_cannot_be_counted_are_told_by_the_name_that_was_given() -> None:
+    said = r"epochs.* have no end\. .*\(`num_train_epochs` is read as `training"
+    with pytest.raises(kapelle.ConfigError, match=said), pytest.warns(UserWarning, match="num_train_epochs"):
+        trainer(num_train_epochs=2, environment=Arithmetic(), **REST)
+    with pytest.raises(kapelle.ConfigError, match=said), pytest.warns(UserWarning, match="num_train_epochs"):
+        trainer.from_recipe("demo", "num_train_epochs=2")
+
+
 TEAM: dict[str, Any] = {"environment": Arithmetic(), **REST}
 from_recipe: Any = kapelle.Trainer.from_recipe
 arena: Any = kapelle.arena

@@ -399,8 +399,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--framework is for `kapelle new app`; '{kind}' has none. Leave it out.")
     if framework is not None and framework not in FRAMEWORKS:
         raise ConfigError(
-            f"`kapelle new app` knows no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)} There are "
-            f"{', '.join(FRAMEWORKS)}."
+            f"`kapelle new app` knows no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)}"
         )
     framework = framework or FRAMEWORKS[0]
     files = skeleton(kind, name, framework)

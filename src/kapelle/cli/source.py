@@ -12,10 +12,11 @@ from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError
 from kapelle.runs.lock import RunLock
-from kapelle.runs.reader import read_config, read_provenance
+from kapelle.runs.reader import is_run, read_config, read_provenance
 from kapelle.runtime.ranks import broadcast
+from kapelle.settings.aliases import NOTHING_READ, Reading
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import Recipe, left_out, load_recipe
+from kapelle.setup.recipe import Recipe, builtin_recipes, left_out, load_recipe
 from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
 
 
@@ -35,6 +36,8 @@ class Source:
     """Notes to print before it runs."""
     whole: Path | None = None
     """The folder of all stages, when this run is one of several."""
+    read: Reading = NOTHING_READ
+    """How names of other libraries were read."""
 
 
 def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Source:
@@ -47,6 +50,11 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
             raise ConfigError("Name the run to resume: `kapelle train --resume RUN`.")
         if real:
             raise ConfigError("--real is for a recipe; a run continues with the settings that it began with.")
+        if not is_run(place) and (str(place) in builtin_recipes() or place.suffix in (".yaml", ".yml")):
+            raise RunDirectoryError(
+                f"There is no run of kapelle at {place}. It is a recipe: name the run that began with it, `kapelle train --resume RUN`, or "
+                f"both, `kapelle train {place} --resume --run-dir RUN`. `kapelle runs ls` lists runs."
+            )
         read_config(place)  # raises when there is no run
         config = str(place / "config.yaml")
         recipe = load_recipe(config, files[1:], settings)
@@ -60,9 +68,13 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
             key: before.get(key, source) if source == config else source
             for key, source in recipe.origin.items()
         }
-        return Source(recipe.config.name, recipe.config, origin, place, resume=True, notes=notes)
+        return Source(
+            recipe.config.name, recipe.config, origin, place, resume=True, notes=notes, read=recipe.read
+        )
     recipe = read_recipe(words, real=real)
-    return Source(files[0], recipe.config, recipe.origin, folder, resume, notes=recipe.notes)
+    return Source(
+        files[0], recipe.config, recipe.origin, folder, resume, notes=recipe.notes, read=recipe.read
+    )
 
 
 def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:

@@ -68,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _dry_run(source, as_json=arguments.json)
 
     announce("kapelle train", as_json=arguments.json)
-    return train(
-        source, "kapelle train", _next_commands(source), as_json=arguments.json, plain=arguments.no_rich
-    )
+    with source.read.explained():
+        return train(
+            source, "kapelle train", _next_commands(source), as_json=arguments.json, plain=arguments.no_rich
+        )
 
 
 def _next_commands(source: Source) -> NextCommands:
@@ -122,7 +123,8 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     config = source.config
     absent: list[str] = []
     shown, programs = without_programs(config)
-    prepared = prepare(shown, renderer_of=light_renderer, absent=absent)
+    with source.read.explained():
+        prepared = prepare(shown, renderer_of=light_renderer, absent=absent)
     found = None
     if prepared.outlines:
         check_weights(prepared, source.start_from, source.run_dir, staged=staged)

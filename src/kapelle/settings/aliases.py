@@ -844,6 +844,10 @@ class Reading:
             raise ConfigError(f"{said} ({'; '.join(given)}.)") from None
 
 
+NOTHING_READ = Reading((), {})
+"""Of settings that have our names alone."""
+
+
 def read_aliases(
     values: dict[str, Any],
     origin: dict[str, str],

@@ -98,6 +98,39 @@ _ELSEWHERE = {
     **{alias.name: f"write `{alias.ours[0]}=…`" for alias in TABLE if alias.ours and "." not in alias.name},
 }
 """Keys of other systems, and of the command line's own options → what says the same here."""
+_ITS_OWN = "a model brings its own tokeniser and chat template: `model.path`"
+_REFERENCE = "a reference is made where it is needed, of the policy at its start: `algorithm.loss.kl_coefficient`, `algorithm.reference_every`"
+UNREAD = {
+    "peft_config": "adapters are `team.sharing: lora`, and `team.lora` has `rank`, `alpha`, `dropout` and `targets`",
+    "args": "its fields are settings of their own, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
+    **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
+    **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
+    **dict.fromkeys(
+        ("callbacks", "callback"), "an `observer` is told of every step: `kapelle.train(…, observer=…)`"
+    ),
+    "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
+    **dict.fromkeys(
+        ("optimizers", "optimizer_cls_and_kwargs"),
+        "the section `optimizer` says which, with `lr` and `schedule`",
+    ),
+    "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
+    "tools": "tools are those of the environment `tools`: `environment.tools`",
+    "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
+    "reward_weights": "a function's weight stands beside it: `environment.rewards=[{function: …, weight: …}]`",
+    "batch_size": "a step takes `training.tasks_per_step` tasks, each tried `algorithm.group_size` times",
+    **dict.fromkeys(
+        ("hub_model_id", "hub_token", "hub_strategy", "hub_private_repo"),
+        "`kapelle export RUN --push OWNER/NAME` sends a run's weights",
+    ),
+    **dict.fromkeys(("evaluation_strategy", "do_eval"), "evaluations are every `evaluation.every` steps"),
+    "load_best_model_at_end": "`RUN@best` names the best checkpoint; `checkpoint.best` says by which metric it is kept",
+    "metric_for_best_model": "write `checkpoint.best=…`",
+    "logging_dir": "write `trackers=[{name: tensorboard}]`, which keeps its files in the run directory",
+    "data_seed": "`seed` decides on the order of tasks too",
+    "dataset_text_field": "write `environment.question_field=…`",
+    "attn_implementation": "`model.kernels` chooses them",
+}
+"""Keys of other libraries that no value of ours stands for, or a name of ours is only near in letters → what to do here."""
 
 
 def explain(
@@ -167,8 +200,10 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     guessed = inside and (section in PLUGGED or hint.startswith(" Did you mean"))
     meant = "" if (elsewhere or guessed) and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, "")
     theirs = [setting for alias in TABLE if alias.name == key for setting in alias.ours[:1]]
+    if not inside and key in UNREAD:
+        meant = UNREAD[key]
     if meant:
-        hint = f" {meant[0].upper()}{meant[1:]}."
+        hint = _sentence(meant)
     elif theirs and not hint.startswith(" Did you mean"):
         hint = f" Did you mean '{theirs[0]}'?"
     if not inside and not meant and not hint.startswith(" Did you mean"):
@@ -178,6 +213,11 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
         elif hint.startswith(" Known:"):
             hint = " `kapelle train RECIPE --dry-run` prints all settings."
     return f"Unknown key '{path}'{where}.{hint}"
+
+
+def _sentence(said: str) -> str:
+    """Return words as a sentence behind another one."""
+    return f" {said[0].upper()}{said[1:]}."
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
@@ -228,14 +268,24 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
     if not listed:
         return _as_section(path, value, key, models[0])
     counted = any(int in get_args(annotation) for annotation in annotations)
-    return _as_list(path, value, key, " or an integer" if counted else "")
+    return _as_list(path, value, key, " or an integer" if counted else "", models[0].model_fields)
 
 
-def _as_list(path: str, value: object, key: str, other: str) -> str:
+def _as_list(path: str, value: object, key: str, other: str, known: Collection[str]) -> str:
     if isinstance(value, Mapping) and key:
         if value and all(str(place).isdigit() for place in value):
             rows = [row for row in value.values() if isinstance(row, Mapping)]
-            said = ", ".join(f"{each}: {row[each]}" for row in rows[:1] for each in row)
+            # A key that is misspelt too is given as it is meant.
+            close = {
+                each: re.findall(r"mean '(.*)'", did_you_mean(str(each), known))
+                for row in rows[:1]
+                for each in row
+            }
+            said = ", ".join(
+                f"{each if each in known else (close[each] or [key])[0]}: {row[each]}"
+                for row in rows[:1]
+                for each in row
+            )
             return f"it has no entry to change yet; write `{path}=[{{{without_secrets(said)}}}]`"
         entry = f"{key}: {next(iter(value), '…')}"
         return f"write a list with a `{key}` in each entry, `{path}: [{{{entry}, …}}]`{other and f',{other}'}"
@@ -291,7 +341,7 @@ def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapp
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
 
-ELSEWHERE = {"args": "training={'steps': …}", **ARGUMENTS}
+ELSEWHERE = {**ARGUMENTS}
 """Keywords of other libraries → ours."""
 ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ELSEWHERE)
 """What is said to `kapelle.train`, and not to a `Trainer`."""
@@ -309,12 +359,19 @@ def check_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) ->
 def names_settings(word: str) -> bool:
     """Return whether a keyword is a section of a run, or settings under a name of another call or library."""
     root = word.partition(".")[0]
-    return word in RunConfig.model_fields or root in ROOTS or word in ONE_CALL or bool(settings_named(word))
+    return (
+        word in RunConfig.model_fields
+        or root in ROOTS
+        or word in (*ONE_CALL, *UNREAD)
+        or bool(settings_named(word))
+    )
 
 
 def _meant(word: str, own: Collection[str]) -> str:
+    if word in UNREAD:
+        return _sentence(UNREAD[word])
     given = ELSEWHERE.get(word, "")
-    if given and (given in own or "=" in given):
+    if given in own:
         return f" Did you mean `{given}`?"
     inside = [_as_keyword(key) for key in settings_named(word)]
     if "dataset" not in own and word in ONE_CALL:

@@ -28,7 +28,7 @@ from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
-from kapelle.settings.aliases import DEFAULTS, read_aliases
+from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_aliases
 from kapelle.settings.base import AlgorithmSettings, Settings, models_in
 from kapelle.settings.messages import check_sections, explain, in_python, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
@@ -93,6 +93,10 @@ _CONTRACTS = {
 """Section → what its class has to offer."""
 
 
+DATA_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".gz")
+"""How files end that hold rows, and no recipe."""
+
+
 def names_environment(word: str) -> bool:
     """Return whether a word is the name of an environment: built in, installed, or `module:Class`.
 
@@ -105,7 +109,11 @@ def names_environment(word: str) -> bool:
     )
     if word in known or ":" in word:
         return True
-    if word not in recipes and path.suffix not in {".yaml", ".yml"} and not path.is_file():
+    if (
+        word not in recipes
+        and path.suffix not in {".yaml", ".yml"}
+        and (path.suffix in DATA_FILES or not path.is_file())
+    ):
         raise no_recipe(word, recipes, known)
     return False
 
@@ -116,6 +124,11 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
     `environments` are names that could stand here too.
     """
     path = Path(word)
+    if path.suffix in DATA_FILES:
+        return ConfigError(
+            f"'{word}' is a file of data, and a recipe is needed here. Train on its rows with `kapelle.train(MODEL, {word!r}, reward)` in "
+            f"Python, or name it in a recipe: `environment.path={word}`."
+        )
     if re.fullmatch(r".+:\w+", word) or word in catalogue("kapelle.environments"):
         return ConfigError(
             f"'{word}' is a piece of a run, and a recipe is needed here: a YAML file that names it, such as "
@@ -196,6 +209,8 @@ class Recipe:
     """Dotted key → file name, `command line`, `argument NAME` (of a call in Python) or `default`."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
+    read: Reading = NOTHING_READ
+    """How names of other libraries were read."""
 
     def yaml(self) -> str:
         """Return the resolved settings; reading them again gives the same run."""
@@ -427,7 +442,7 @@ def _resolved(
     for key in leaves(config.model_dump(mode="json")):
         # A teacher that is named once for all policies is resolved to the folder of each.
         origin.setdefault(key, origin.get(key.rpartition(".")[0], "default"))
-    return Recipe(config, origin, notes)
+    return Recipe(config, origin, notes, reading)
 
 
 def from_keywords(sections: dict[str, Any], check: Callable[[Iterable[str]], None]) -> Recipe:
@@ -440,7 +455,7 @@ def from_keywords(sections: dict[str, Any], check: Callable[[Iterable[str]], Non
     with reading.explained():
         config = resolve(sections)
     theirs = {key: f"argument {name}" for key, name in reading.by.items()}
-    return Recipe(config, laid_origin(given_origin(config, sections), theirs), reading.notes)
+    return Recipe(config, laid_origin(given_origin(config, sections), theirs), reading.notes, reading)
 
 
 def given_origin(
@@ -579,9 +594,15 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
         check_class(section, type(given).__name__, type(given))
         return given
     if isinstance(given, str):
+        name, unknown = given, ""
+        try:
+            SECTIONS[section](given)
+        except ConfigError as error:
+            unknown = f" {error}"
+            name = next(iter(re.findall(r"Did you mean '([^']+)'", unknown)), "…")
         raise ConfigError(
-            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}` in a recipe, "
-            f"{section}.name={given} on a command line."
+            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {name}}}` in a recipe, "
+            f"{section}.name={name} on a command line.{unknown}"
         )
     if isinstance(given, type):
         raise ConfigError(
@@ -620,7 +641,7 @@ def _read(source: str) -> dict[str, Any]:
     name = path.stem if source == f"recipes/{path.stem}.yaml" else source
     if name in recipes and not path.is_file():
         text = recipes[name]
-    elif path.suffix in {".yaml", ".yml"} or path.is_file():
+    elif path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix not in DATA_FILES):
         try:
             text = path.read_text("utf-8")
         except OSError as error:

@@ -364,7 +364,8 @@ class Trainer:
                 )
             self._idle = IdleSteps(self._tell)
             self._custom = CustomMetrics(metrics, partial(self.observer.phase, "metrics"))
-            prepared = prepare(self.config, given)
+            with recipe.read.explained():
+                prepared = prepare(self.config, given)
             self.config, self.algorithm, self.team = prepared.config, prepared.algorithm, prepared.team
             if prepared.config.training.steps != recipe.config.training.steps:
                 counted = {"training.steps": "counted from training.epochs"}
@@ -427,7 +428,8 @@ class Trainer:
             observer: Observer | None = options.get("observer")
             for note in recipe.notes:
                 cls._note(note, observer)
-            return cls(recipe.config, origin=recipe.origin, **options)
+            with recipe.read.explained():
+                return cls(recipe.config, origin=recipe.origin, **options)
 
     @staticmethod
     def _note(note: str, observer: Observer | None) -> None:
