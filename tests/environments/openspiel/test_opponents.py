@@ -120,3 +120,21 @@ def test_settings_of_a_player_stand_in_brackets() -> None:
     assert opponent_named("mcts( simulations = 200 )").model_dump() == {"name": "mcts", "simulations": 200}
     assert opponent_named("nash()") == opponent_named("nash")
     assert opponent_named("scripted(moves=x(1)|bet)").model_dump()["moves"] == ("x(1)", "bet")
+
+
+async def test_an_equilibrium_of_simultaneous_moves_is_played() -> None:
+    """Against always rock the even mixture earns 0 on average, and a move of each kind comes up."""
+    earned = await results(game("matrix_rps", opponents={2: "nash"}), 300, {"Non-terminal": "Rock"})
+    assert {*earned} == {-1.0, 0.0, 1.0}
+    assert sum(earned) / 300 == pytest.approx(0.0, abs=0.15)
+    assert [sorted(own.values()) for own in equilibrium("matrix_rps()", 0.001).values()] == [
+        pytest.approx([1 / 3] * 3, abs=0.01)
+    ] * 2
+
+
+def test_what_is_asked_of_a_model_is_what_it_reads_in_play() -> None:
+    environment = game("matrix_rps")
+    world = environment.start(environment.task("train", 0), ["a", "b"], 0)
+    asked = list(environment.decisions())
+    assert [decision.text for decision in asked] == [world.observe("a"), world.observe("b")]
+    assert [decision.moves for decision in asked] == [("Rock", "Paper", "Scissors")] * 2

@@ -113,8 +113,8 @@ def test_a_state_is_visited_as_often_as_play_gets_there() -> None:
 
 
 def test_a_game_that_is_too_large_is_refused() -> None:
-    with pytest.raises(ConfigError, match="players move one at a time"):
-        GameTree(load_game("matrix_rps", {}))
+    with pytest.raises(ConfigError, match="only games whose chance is stated can"):
+        GameTree(load_game("bridge_uncontested_bidding", {}))
     with pytest.raises(ConfigError, match="more than 100 nodes"):
         GameTree(load_game("leduc_poker", {}), most=100)
 
@@ -130,3 +130,31 @@ def test_a_game_that_just_fits_is_never_refused_by_the_estimate(name: str) -> No
     game, found = load_game(name, {}), tree(name)
     check_size(game, found.histories)
     assert GameTree(game, most=found.histories).histories == found.histories
+
+
+def test_simultaneous_moves_by_hand() -> None:
+    """Rock, paper, scissors: even play loses to nobody; against always rock each player gains 1 by paper.
+
+    Prisoners' dilemma: even play earns (5 + 0 + 10 + 1)/4 = 4 and defection against it (10 + 1)/2, 1.5 more for each.
+    """
+    rps, dilemma = tree("matrix_rps()"), tree("matrix_pd()")
+    assert nash_conv(rps, {key: dict.fromkeys(range(3), 1 / 3) for key in rps.states}) == pytest.approx(0.0)
+    assert nash_conv(rps, {key: {0: 1.0} for key in rps.states}) == pytest.approx(2.0)
+    assert nash_conv(dilemma, {key: {0: 0.5, 1: 0.5} for key in dilemma.states}) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "goofspiel(imp_info=True,num_cards=3,points_order=descending)",
+        "oshi_zumo(coins=2,horizon=3,size=1)",
+        "matching_pennies_3p",
+    ],
+)
+def test_simultaneous_moves_are_worth_what_openspiel_says_of_them_in_turns(name: str) -> None:
+    found, turns = tree(name), pyspiel.convert_to_turn_based(pyspiel.load_game(name))
+    even = {
+        key: dict.fromkeys(own, 1 / len(own)) for key, own in zip(found.states, found.actions, strict=True)
+    }
+    expected = pyspiel.nash_conv(turns, pyspiel.UniformRandomPolicy(turns))
+    assert nash_conv(found, even) == pytest.approx(expected, abs=1e-9)

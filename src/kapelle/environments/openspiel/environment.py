@@ -27,6 +27,8 @@ from kapelle.environments.openspiel.games import (
     Demonstrator,
     Opponent,
     Value,
+    as_played,
+    in_turns,
     load_game,
     opponent_named,
     rules_of,
@@ -282,13 +284,14 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             if key in seen:
                 continue
             seen.add(key)
-            before, past = [], game.new_initial_state()
+            before, past = [], in_turns(game).new_initial_state()
             for action in state.history():
                 if past.current_player() == seat:
                     before.append((past.information_state_string(seat), action))
                 past.apply_action(action)
-            actions, moves = tuple(state.legal_actions()), tuple(legal_moves(state, seat, rules))
-            yield Decision(key, seat, show(state, seat, rules), actions, moves, tuple(before))
+            seen_as = as_played(game, state)
+            actions, moves = tuple(state.legal_actions()), tuple(legal_moves(seen_as, seat, rules))
+            yield Decision(key, seat, show(seen_as, seat, rules), actions, moves, tuple(before))
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return expected returns and NashConv of a policy in all seats, by enumerating the game."""

@@ -97,11 +97,12 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
-    """Yield every state in which a player moves, once for each history.
+    """Yield every state in which a player moves, once for each history; of simultaneous moves see `in_turns`.
 
-    Raises ConfigError for games with simultaneous moves, unstated chance, or more than `most` nodes.
+    Raises ConfigError for games with unstated chance, or more than `most` nodes.
     """
     check_walkable(game)
+    game = in_turns(game)
     check_size(game, most)
     waiting, seen = [game.new_initial_state()], 0
     while waiting:
@@ -117,13 +118,11 @@ def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
 
 
 def check_walkable(game: Any) -> None:
-    """Raise ConfigError for games with simultaneous moves or unstated chance."""
-    kind = game.get_type()
-    types = spiel().GameType
-    if kind.dynamics != types.Dynamics.SEQUENTIAL or kind.chance_mode == types.ChanceMode.SAMPLED_STOCHASTIC:
+    """Raise ConfigError for games with unstated chance."""
+    if game.get_type().chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(
-            f"The game {game} cannot be solved exactly: only games in which players move one at a time and "
-            "chance is stated can. Take kuhn_poker, leduc_poker, tiny_hanabi or liars_dice."
+            f"The game {game} cannot be solved exactly: only games whose chance is stated can. Take kuhn_poker, leduc_poker, "
+            "tiny_hanabi or liars_dice."
         )
 
 
@@ -149,6 +148,21 @@ def check_size(game: Any, most: int) -> None:
         above += nodes > FACTOR * most
     if above >= ABOVE:
         raise too_large(game, most)
+
+
+def in_turns(game: Any) -> Any:
+    """Return the game with simultaneous moves made one after another, each unseen until all are made; any other game as it is.
+
+    No player knows more or less in it, so that values and equilibria are those of the game itself.
+    """
+    simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
+    return spiel().convert_to_turn_based(game) if simultaneous else game
+
+
+def as_played(game: Any, state: Any) -> Any:
+    """Return what a state of `in_turns(game)` is in the game itself: with simultaneous moves the one in which all of them are still to be made."""
+    simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
+    return state.simultaneous_game_state() if simultaneous else state
 
 
 def too_large(game: Any, most: int) -> ConfigError:
@@ -591,7 +605,7 @@ def count_decisions(written: str) -> int:
 @cache
 def regret_policy(written: str, iterations: int) -> Chances:
     """Return the average policy after so many iterations of CFR+; kept for the process."""
-    solver = spiel().CFRPlusSolver(spiel().load_game(written))
+    solver = spiel().CFRPlusSolver(in_turns(spiel().load_game(written)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
     return _table(written, solver)
@@ -603,7 +617,7 @@ def equilibrium(written: str, tolerance: float) -> Chances:
 
     Raises ConfigError if 20,000 iterations of CFR+ fail to reach it.
     """
-    game = spiel().load_game(written)
+    game = in_turns(spiel().load_game(written))
     solver, done, burst = spiel().CFRPlusSolver(game), 0, 50
     while done < 20_000:
         for _ in range(burst):
@@ -624,12 +638,18 @@ def _table(written: str, solver: Any) -> Chances:
     return {key: dict(policy.action_probabilities(key)) for key in sorted(keys)}
 
 
+def _as_in_turns(state: Any, seat: int) -> str:
+    """Return how OpenSpiel names an information state in the table of `in_turns(game)`, whose turn it is included."""
+    key = str(state.information_state_string(seat))
+    return f"Current player: {seat}\n{key}" if state.is_simultaneous_node() else key
+
+
 def play_table(chances: Chances, seed: int) -> Choose:
     """Return a player that draws its moves from a table's probabilities."""
     draw = random.Random(seed)
 
     def choose(state: Any, seat: int) -> int:
-        own = chances[state.information_state_string(seat)]
+        own = chances[_as_in_turns(state, seat)]
         return int(draw.choices(list(own), list(own.values()))[0])
 
     return choose

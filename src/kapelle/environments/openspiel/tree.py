@@ -1,4 +1,4 @@
-"""A game that is played move by move as arrays over its whole tree, on which values of policies are computed exactly.
+"""A game as arrays over its whole tree, on which values of policies are computed exactly.
 
 OpenSpiel's own solvers walk objects: one NashConv of liar's dice (294,883 histories) takes them 13 seconds and 430 MB, and 0.5 seconds here
 once the tree is known. Both agree to 1e-9 (`tests/environments/openspiel/test_tree.py`).
@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kapelle.environments.openspiel.games import check_size, check_walkable, spiel, too_large
+from kapelle.environments.openspiel.games import check_size, check_walkable, in_turns, spiel, too_large
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_HISTORIES = 4_000_000
 """Most histories of a game whose tree is held: these take 40 seconds to walk and 1.3 GB to hold."""
+MOST_IN_TURNS = 400_000
+"""As many where simultaneous moves are made one after another: such states are wrapped, and slower to copy."""
 
 Table = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
@@ -39,11 +41,16 @@ class GameTree:
     """All histories of one game, parents before children."""
 
     def __init__(self, game: Any, most: int = MOST_HISTORIES) -> None:
-        """Walk the game; ConfigError for simultaneous moves, unstated chance, or more than so many histories."""
+        """Walk the game; ConfigError for unstated chance, or more than so many histories.
+
+        Simultaneous moves are made one after another (`in_turns`).
+        """
         import numpy as np
 
         check_walkable(game)
-        check_size(game, most)
+        walked = in_turns(game)
+        most = most if walked is game else min(most, MOST_IN_TURNS)
+        check_size(walked, most)
         self.players: int = game.num_players()
         self.states: dict[str, int] = {}
         """Information state → its number."""
@@ -57,7 +64,7 @@ class GameTree:
         # A history, its parent's number, the entry of the policy that leads to it (-1: chance), chance's share of it, and how many
         # moves each player has made on the way.
         open_: list[tuple[Any, int, int, float, int, tuple[int, ...]]] = [
-            (game.new_initial_state(), -1, -1, 1.0, 0, (0,) * self.players)
+            (walked.new_initial_state(), -1, -1, 1.0, 0, (0,) * self.players)
         ]
         first: list[int] = []
         entries = 0
