@@ -43,6 +43,7 @@ def response(given: Any, **extra: Any) -> None:
         (lambda: chat(metadata={"a[b]": 3}), "metadata.a[b]", "a valid string"),
         (lambda: chat(tool_choice="any"), "tool_choice", "'auto', 'none' or 'required' or a valid dictionary"),
         (lambda: chat(tools=[{"type": "function"}]), "tools.0.function", "Field required"),
+        (lambda: chat(messages=[7]), "messages.0", "a valid dictionary."),
         (lambda: spoken(7), "messages.0.content", "a valid string or a valid list"),
         (lambda: spoken([{"type": "text", "text": "x"}, PICTURE]), "messages.0.content.1.type", NOT_READ),
         (lambda: spoken([{"type": "input_audio"}]), "messages.0.content.0.type", NOT_READ),

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from kapelle.services.http import Application
+from kapelle.services.http import SESSION, Application
 
 JUNK: list[Any] = [
     True, -1, 0, 10**30, 1e308, -1e308, "", "\u0000", "\ufeff", "x" * 10_000, [], [[]], {}, {"": {}}, [None], {"a": [1]},
@@ -54,8 +54,10 @@ def bodies(good: dict[str, Any], count: int) -> Iterator[bytes]:
         yield bytes(raw)
 
 
-async def answered(application: Application, path: str, body: bytes) -> tuple[int, bytes]:
-    """Call an application as a server does."""
+async def answered(
+    application: Application, path: str, body: bytes, session: str | None = None
+) -> tuple[int, bytes]:
+    """Call an application as a server does, perhaps in a session."""
     sent: list[Any] = []
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -68,6 +70,8 @@ async def answered(application: Application, path: str, body: bytes) -> tuple[in
         sent.append(message)
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    if session is not None:
+        headers.append((SESSION.encode(), session.encode()))
     await application({"type": "http", "method": "POST", "path": path, "headers": headers}, receive, send)
     return sent[0]["status"], b"".join(each.get("body", b"") for each in sent[1:])
 

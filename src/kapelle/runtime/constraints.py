@@ -213,7 +213,7 @@ def forced_call(
     chosen = [each for each in offered if name is None or each["name"] == name]
     if not chosen:
         known = ", ".join(str(each["name"]) for each in offered) or "none"
-        raise ConfigError(f"A call of the tool '{name}' is asked for, and the tools are: {known}.")
+        raise ConfigError(f"A call of the tool '{name:.80}' is asked for, and the tools are: {known:.1000}.")
     marks: dict[str, str] = {}
 
     def written(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -89,7 +90,8 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
             raise wrong(f"The parameter `{name}` is not supported.", name) from None
         if not name:
             raise wrong("The body is no object of JSON.") from None
-        first, *others = dict.fromkeys(each["msg"].removeprefix("Value error, ") for each in errors)
+        told = (re.sub(r"^Value error, | or instance of \w+$", "", each["msg"]) for each in errors)
+        first, *others = dict.fromkeys(told)
         said = [first, *(each.removeprefix("Input should be ") for each in others)]
         raise wrong(f"`{name}`: {' or '.join(said)}.", name) from None
 

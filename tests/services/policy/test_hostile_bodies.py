@@ -1,17 +1,25 @@
-"""Bodies that are none: each gets an error in OpenAI's form, and good calls are answered meanwhile."""
+"""Bodies that are none: each gets an error in OpenAI's form, and good calls are answered meanwhile.
+
+Some are good all the same, as what was changed in them says nothing; those are answered, by a model that samples.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.hostile_bodies import RAW, answered, bodies, check_refused
+from tests.support.tiny import sections
 
 from kapelle.services.binding import Binding
 from kapelle.services.http import Application
-from kapelle.services.policy.service import PolicyServer
+from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
+from kapelle.training.trainer import Trainer
 
 GOOD: dict[str, Any] = {
     "model": "duo/first",
@@ -52,9 +60,42 @@ ROUTES = {
     "/v1/responses": GOOD_RESPONSE,
     "/v1/completions": GOOD_COMPLETION,
     "/v1/embeddings": {"model": "duo/first", "input": ["x"]},
-    "/v1/sessions/none/reward": GOOD,
 }
-"""Path → a good body."""
+"""Path → a good body, of a server that records."""
+
+GOOD_REWARD: Any = {
+    "reward": 1.0, "rewards": {"first": 0.5, "second": 1.0}, "success": 0.5, "info": {"a": 1.0, "b": ["x", None]},
+}  # fmt: skip
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "array", "items": {"$ref": "#/$defs/A"}, "minItems": 1},
+        "y": {"enum": ["q"]},
+    },
+    "$defs": {"A": {"type": "string", "pattern": "^a"}},
+    "required": ["y"],
+}
+PLAIN_ROUTES: Any = {
+    "/v1/completions": GOOD_COMPLETION,
+    "/v1/completions?text": {"model": "duo/first", "prompt": "x"},
+    "/v1/chat/completions": {
+        "model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}},
+    },
+    "/v1/chat/completions?forced": {
+        "model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+        "tools": [{"type": "function", "function": {"name": "f", "description": "d", "strict": False, "parameters": SCHEMA}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False,
+    },
+    "/v1/chat/completions?team": {"model": "duo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+                                  "tool_choice": "none", "response_format": {"type": "text"}, "seed": 1,
+                                  "user": "u", "prompt_cache_key": "k", "metadata": {"a": "b"}},
+    "/v1/responses": {
+        "model": "duo/first", "input": "x", "max_output_tokens": 1, "store": False,
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+    },
+}  # fmt: skip
+"""Path → a good body, of a server that records nothing: what the recording one refuses whole is sampled there."""
 
 
 COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "700"))
@@ -72,6 +113,67 @@ async def test_every_broken_body_is_refused_in_one_form(server: PolicyServer, pa
         refused += 1
         check_refused(status, said, body)
     assert refused > COUNT * 6 // 7
+
+
+async def test_every_broken_reward_is_refused_and_its_session_waits(server: PolicyServer) -> None:
+    application = Application(Binding(), server.service.routes())
+    asked = json.dumps(
+        {"model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    ).encode()
+    paid, refused, begun = 0, 0, False
+    for body in bodies(GOOD_REWARD, COUNT):
+        name = f"fuzzed-{paid}"
+        if not begun:
+            status, said = await answered(application, "/v1/chat/completions", asked, name)
+            assert status == 200, said
+            begun = True
+        status, said = await answered(application, f"/v1/sessions/{name}/reward", body)
+        if status == 200:
+            assert json.loads(said)["turns"] == 1
+            paid, begun = paid + 1, False
+            continue
+        refused += 1
+        assert status == 400, (status, said, body[:200])
+        check_refused(status, said, body)
+    assert refused > COUNT // 2
+    assert paid > COUNT // 100
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[PolicyServer]:
+    """A team whose model reads enough for schemas of tools, served without recording."""
+    pytest.importorskip("llguidance")
+    given = sections()
+    model = {**given["model"], "embedded": {**given["model"].get("embedded", {}), "context": 1024}}
+    team = {**given["team"], "agents": [{"name": "first"}, {"name": "second"}]}
+    with (
+        Trainer(**sections(team=team, model=model)) as trainer,
+        serve_policy(trainer.play, "duo", Binding(), ServingLimits()) as served,
+    ):
+        yield served
+
+
+@pytest.mark.parametrize("path", PLAIN_ROUTES)
+async def test_what_is_sampled_of_broken_bodies_fails_nobody(plain: PolicyServer, path: str) -> None:
+    """Prompts, schemas and forced calls reach the engine, in which two answers are always under way."""
+    application = Application(Binding(), plain.service.routes())
+    beside = json.dumps(
+        {"model": "duo/second", "messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "n": 2}
+    ).encode()
+    neighbour = asyncio.create_task(answered(application, "/v1/chat/completions", beside))
+    route, good = path.partition("?")[0], json.dumps(PLAIN_ROUTES[path]).encode()
+    assert (await answered(application, route, good))[0] == 200
+    refused, count = 0, COUNT if "prompt" in PLAIN_ROUTES[path] else COUNT // 7
+    for body in bodies(PLAIN_ROUTES[path], count):
+        if neighbour.done():
+            assert neighbour.result()[0] == 200, neighbour.result()
+            neighbour = asyncio.create_task(answered(application, "/v1/chat/completions", beside))
+        status, said = await answered(application, route, body)
+        if status != 200:
+            refused += 1
+            check_refused(status, said, body)
+    assert (await neighbour)[0] == 200
+    assert refused > count // 2
 
 
 def test_a_good_call_is_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:
