@@ -69,7 +69,7 @@ def test_a_trainer_refuses_what_it_would_not_use(wrong: Callable[[], Any], messa
     ("given", "message"),
     [
         ({"peft_config": {"r": 8}}, "Adapters are `team={'sharing': 'lora'}`, and `team={'lora': …}` has `rank`, `alpha`, `dropout` and `targets`."),
-        ({"args": object()}, "Its fields are settings of their own, by the same names: `learning_rate`, `num_generations`, `max_completion_length`."),
+        ({"args": object()}, "The fields of a GRPOConfig are settings here, by the same names: `learning_rate`, `num_generations`, `max_completion_length`."),
         ({"processing_class": None}, "A model brings its own tokeniser and chat template: `model`."),
         ({"tokenizer": None}, "A model brings its own tokeniser and chat template: `model`."),
         ({"ref_model": "a/b"}, "A reference is made where it is needed, of the policy at its start: "),

@@ -175,7 +175,7 @@ def broken(completion: str) -> float:
             {"learning_rate": -1},
             r"`optimizer=\{'lr': …\}` cannot be -1: .* \(`learning_rate` is read as `optimizer=\{'lr': …\}`.\)",
         ),
-        ((ROWS, vowel), {"args": {}}, r"no keyword 'args'. Did you mean `training=\{'steps': …\}`"),
+        ((ROWS, vowel), {"args": {}}, r"no keyword 'args'. The fields of a GRPOConfig are settings here, "),
         ((ROWS, vowel), {"lr": 1.0}, r"Did you mean `optimizer=\{'lr': …\}`"),
         (
             (ROWS, vowel),

@@ -14,6 +14,7 @@ from kapelle.environments import tool_questions
 from kapelle.grading.text.tool_call import ReadCall
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
+from kapelle.types import Json
 
 BASE: dict[str, Any] = {
     # Answers outlast several pauses of the sampler and end at many different places.
@@ -78,7 +79,7 @@ def test_eight_runs_are_one(tmp_path: Path) -> None:
 def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def calls(text: str, forms: Sequence[str]) -> tuple[ReadCall, ...]:
+    def calls(text: str, forms: Sequence[str], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
         """Take what an untrained model says for a program now and then."""
         if len(text) % 4 == 0:
             return ()

@@ -102,7 +102,7 @@ _ITS_OWN = "a model brings its own tokeniser and chat template: `model.path`"
 _REFERENCE = "a reference is made where it is needed, of the policy at its start: `algorithm.loss.kl_coefficient`, `algorithm.reference_every`"
 UNREAD = {
     "peft_config": "adapters are `team.sharing: lora`, and `team.lora` has `rank`, `alpha`, `dropout` and `targets`",
-    "args": "its fields are settings of their own, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
+    "args": "the fields of a GRPOConfig are settings here, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
     **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
     **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
     **dict.fromkeys(
