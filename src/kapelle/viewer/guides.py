@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kapelle.metrics.verdict import FLAT_PAGE, LEARN_PAGE
 
@@ -24,6 +23,7 @@ TITLES = {
     "flat-reward": "My reward is flat: it does not move",
     "no-learning": "Find out why your team does not learn",
 }
+"""The parts of the page of advice below the verdicts."""
 PAGES = {FLAT_PAGE: "flat-reward", LEARN_PAGE: "no-learning"}
 """The part of the page of advice that has a documentation page's table."""
 FOUND: dict[str, tuple[Symptom, ...]] = {
@@ -46,8 +46,4 @@ FOUND: dict[str, tuple[Symptom, ...]] = {
         Symptom("one agent's tokens have all the credit", "the others' advantages are 0: look at the reward of each agent"),
     ),
 }  # fmt: skip
-
-
-def guides() -> dict[str, Any]:
-    """Return what the page of advice shows below the verdicts."""
-    return {"guides": PAGES, "titles": TITLES, "found": FOUND}
+"""The rows of each part."""

@@ -42,7 +42,7 @@ from kapelle.viewer.episode import (
     traced,
     vocabulary_of,
 )
-from kapelle.viewer.guides import guides
+from kapelle.viewer.guides import FOUND, PAGES, TITLES
 from kapelle.viewer.index import Index, Traffic, rows_in_order
 from kapelle.viewer.index_tables import COUNTED, FILTERS, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
 from kapelle.viewer.league import arenas, drawn, opposed, standing
@@ -587,7 +587,9 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/verdict": lambda request: html(
             "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),
-        "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG, **guides()),
+        "/advice": lambda _: html(
+            "advice.html", advice=ADVICE, young=YOUNG, guides=PAGES, titles=TITLES, found=FOUND
+        ),
         "/run/{key}/stages": lambda request: _stages(library, request),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
