@@ -81,7 +81,8 @@ def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) 
         if form == "harmony":
             calls = None if own is None else _harmony(own)
         elif form in _IN_PAIRS:
-            calls = _IN_PAIRS[form](spoken.text or "", _parameters(schemas))
+            bodies, parameters = _tagged(spoken.text or ""), _parameters(schemas)
+            calls = None if bodies is None else [_IN_PAIRS[form](body, parameters) for body in bodies]
         else:
             calls = _FORMS[form](spoken.text or "")
         if calls is not None:
@@ -162,25 +163,19 @@ def _deepseek(text: str) -> list[ReadCall] | None:
 _GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
 
 
-def _glm(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
-    bodies = _tagged(text)
-    if bodies is None:
-        return None
-    calls = []
-    for body in bodies:
-        name, _, _ = body.partition("<arg_key>")
-        place, arguments = len(name), dict[str, Json]()
-        while place < len(body):
-            pair = _GLM_PAIR.match(body, place)
-            if pair is None or pair[1].strip() in arguments:
-                raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
-            key = pair[1].strip()
-            arguments[key] = _unquoted(pair[2], parameters.get(name.strip()), key)
-            place = pair.end()
-        if not _NAME.fullmatch(name.strip()):
-            raise NotCalls("A call begins with the name of its tool.")
-        calls.append(ReadCall(name.strip(), arguments))
-    return calls
+def _glm(body: str, parameters: Mapping[str, Json]) -> ReadCall:
+    name, _, _ = body.partition("<arg_key>")
+    place, arguments = len(name), dict[str, Json]()
+    while place < len(body):
+        pair = _GLM_PAIR.match(body, place)
+        if pair is None or pair[1].strip() in arguments:
+            raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
+        key = pair[1].strip()
+        arguments[key] = _unquoted(pair[2], parameters.get(name.strip()), key)
+        place = pair.end()
+    if not _NAME.fullmatch(name.strip()):
+        raise NotCalls("A call begins with the name of its tool.")
+    return ReadCall(name.strip(), arguments)
 
 
 _NAME = re.compile(r"[\w.-]{1,128}")
@@ -188,29 +183,23 @@ _FUNCTION = re.compile(r"\s*<function=([\w.-]{1,128})>\s*")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
 
 
-def _qwen_coder(text: str, parameters: Mapping[str, Json]) -> list[ReadCall] | None:
-    bodies = _tagged(text)
-    if bodies is None:
-        return None
-    calls = []
-    for body in bodies:
-        function = _FUNCTION.match(body)
-        if function is None:
-            raise NotCalls("A call begins with `<function=` and the name of its tool.")
-        place, arguments = function.end(), dict[str, Json]()
-        while pair := _PARAMETER.match(body, place):
-            if pair[1] in arguments:
-                raise NotCalls("A call gives each argument once.")
-            value = pair[2].removeprefix("\n").removesuffix("\n")
-            arguments[pair[1]] = _unquoted(value, parameters.get(function[1]), pair[1])
-            place = pair.end()
-        if body[place:].strip() != "</function>":
-            raise NotCalls("A call is parameters between `<function=…>` and `</function>`.")
-        calls.append(ReadCall(function[1], arguments))
-    return calls
+def _qwen_coder(body: str, parameters: Mapping[str, Json]) -> ReadCall:
+    function = _FUNCTION.match(body)
+    if function is None:
+        raise NotCalls("A call begins with `<function=` and the name of its tool.")
+    place, arguments = function.end(), dict[str, Json]()
+    while pair := _PARAMETER.match(body, place):
+        if pair[1] in arguments:
+            raise NotCalls("A call gives each argument once.")
+        value = pair[2].removeprefix("\n").removesuffix("\n")
+        arguments[pair[1]] = _unquoted(value, parameters.get(function[1]), pair[1])
+        place = pair.end()
+    if body[place:].strip() != "</function>":
+        raise NotCalls("A call is parameters between `<function=…>` and `</function>`.")
+    return ReadCall(function[1], arguments)
 
 
-_IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], list[ReadCall] | None]] = {
+_IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], ReadCall]] = {
     "glm": _glm,
     "qwen_coder": _qwen_coder,
 }
