@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from kapelle.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
-from kapelle.league.seating import MemberSeat, Seating, chances, met_in, seated
+from kapelle.league.seating import Follower, MemberSeat, Seating, chances, met_in, seated
 from kapelle.settings.schema import LeagueConfig
 
 AGENTS = ("a", "b", "c")
@@ -81,14 +82,15 @@ def test_shares_chances_and_homes_hold_within_a_step() -> None:
     casts = seating().casts(seed=1, step=7, count=48)
     met = Counter(met_in(cast, AGENTS, AGENTS) for cast in casts)
     assert met.pop(None) == 12
-    assert Counter(member for _, _, member in filter(None, met.elements())) == {"old": 18, "nash": 18}
-    homes = Counter(home for _, home, _ in filter(None, met.elements()))
+    assert Counter(each.opponent for each in filter(None, met.elements())) == {"old": 18, "nash": 18}
+    homes = Counter(each.home for each in filter(None, met.elements()))
     assert all(homes[agent] >= 6 for agent in AGENTS)
 
 
 def test_everybody_but_the_one_at_home_is_played_by_the_member() -> None:
     for cast in seating(share=1.0).casts(0, 1, 12):
-        learner, home, member = met_in(cast, AGENTS, AGENTS) or ("", "", "")
+        met = met_in(cast, AGENTS, AGENTS)
+        learner, home, member = (met.learner, met.home, met.opponent) if met else ("", "", "")
         assert learner == MAIN
         assert cast.keys() == set(AGENTS) - {home}
         for agent, each in cast.items():
@@ -99,7 +101,7 @@ def test_everybody_but_the_one_at_home_is_played_by_the_member() -> None:
 
 def test_the_exploiter_sits_alone_among_the_learners() -> None:
     casts = seating(exploited=0.25).casts(3, 2, 16)
-    own = [cast for cast in casts if (met_in(cast, AGENTS, AGENTS) or ("",))[0] == EXPLOITER]
+    own = [cast for cast in casts if (met := met_in(cast, AGENTS, AGENTS)) and met.learner == EXPLOITER]
     assert len(own) == 4
     assert all(
         len(cast) == 1 and next(iter(cast.values())).policy == f"exploiter:{agent}"
@@ -114,6 +116,45 @@ def test_partners_learn_equally_where_a_step_has_fewer_tasks_than_partners() -> 
     cast = [each for step in range(1, 11) for each in seating.casts(3, step, 2)]
     assert Counter(each["a"].player for each in cast) == {f"partner_{k}": 4 for k in range(5)}
     assert all({own.player for own in each.values()} == {each["a"].player} for each in cast)
+
+
+def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -> None:
+    old, draft = (
+        MemberSeat(name, dict.fromkeys(AGENTS, chance), {agent: f"league:{slot}:{agent}" for agent in AGENTS})
+        for slot, (name, chance) in enumerate({"self@0": 1.0, "draft-self@3": 0.5}.items())
+    )
+    half = replace(old, chances=draft.chances)
+    followers = tuple(
+        Follower(f"follower_{k}", {agent: f"follower:{k}:{agent}" for agent in AGENTS}, seats)
+        for k, seats in enumerate([(draft, half), (old,)])
+    )
+    line = Seating(AGENTS, (old,), 0.75, AGENTS, {}, followers=followers)
+    assert Seating.of_plain(json.loads(json.dumps(line.plain()))) == line
+    casts = line.casts(3, 2, 48)
+    met = [each for each in (met_in(cast, AGENTS, AGENTS) for cast in casts) if each]
+    assert Counter((each.learner, each.opponent) for each in met) == {
+        ("self", "self@0"): 12,
+        ("follower_0", "self@0"): 6,
+        ("follower_0", "draft-self@3"): 6,
+        ("follower_1", "self@0"): 12,
+    }
+    for cast in casts:
+        own = [each for each in cast.values() if each.policy.startswith("follower:")]
+        # In the other quarter of its tasks each plays itself, at every seat.
+        assert not own or (len(cast), len(own)) in {(3, 1), (3, 3)}
+
+
+def test_a_team_with_one_learner_meets_members_by_each_learner_of_a_line() -> None:
+    """The seats of the others are played by the member too, and what nobody learns stays as the team map says."""
+    seat = MemberSeat("self@0", {"a": 1.0}, {"a": "league:0:a", "b": "b", "c": "c"})
+    line = Seating(
+        ("a",), (seat,), 1.0, AGENTS, {}, followers=(Follower("follower_0", {"a": "follower:0:a"}, (seat,)),)
+    )
+    found = Counter(
+        met and (met.learner, met.home, met.opponent)
+        for met in (met_in(cast, AGENTS, ("a",)) for cast in line.casts(1, 1, 8))
+    )
+    assert found == {("self", "a", "self@0"): 4, ("follower_0", "a", "self@0"): 4}
 
 
 def test_casts_depend_on_the_step_alone_and_survive_the_way_to_another_process() -> None:

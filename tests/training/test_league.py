@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.resumed import resumed
@@ -14,9 +17,11 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError
+from kapelle.evaluation.exploitability import evaluate_table, language_table
 from kapelle.league.pool import MAIN
+from kapelle.metrics.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
-from kapelle.setup.team_builder import exploiter_name, slot_name
+from kapelle.setup.team_builder import exploiter_name, follower_name, slot_name
 
 ONE = {"adapter": "player"}
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
@@ -46,6 +51,12 @@ KUHN = {
     "environment": {"name": "openspiel", "game": "kuhn_poker", "wording": "short"},
     "workflow": {"name": "play"},
 }
+
+
+def line(learners: int, every: int = 4, **over: Any) -> dict[str, Any]:
+    """A league of learners that answer one another (pipeline PSRO)."""
+    population = {"name": "psro", "games": 2, "learners": learners, **over}
+    return {"population": population, "enter": {"every": every, "restart": True}, "slots": 3, "keep": 3}
 
 
 def test_members_speak_with_the_weights_with_which_they_entered(tmp_path: Path) -> None:
@@ -88,22 +99,32 @@ def test_an_update_moves_no_slot() -> None:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("population", ["fictitious", "pfsp", {"name": "psro", "games": 2}, "self_play"])
-def test_a_run_resumes_bit_for_bit(tmp_path: Path, population: Any) -> None:
-    settings = game(
-        league={
-            "population": population,
-            "enter": {"every": 1},
-            "slots": 2,
-            "keep": 3,
-            "in_memory": 1,
-            "exploiter": {},
-        }
+@pytest.mark.parametrize(
+    "league",
+    [
+        {"population": "fictitious", "exploiter": {}},
+        {"population": "pfsp", "exploiter": {}},
+        {"population": {"name": "psro", "games": 2}, "exploiter": {}},
+        {"population": "self_play", "exploiter": {}},
+        line(3, refresh=2),
+        {"population": "pfsp", "pair_games": 2},
+    ],
+    ids=["fictitious", "pfsp", "psro", "self_play", "pipeline", "pairs"],
+)
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, league: dict[str, Any]) -> None:
+    """Also between two entries, with drafts that only the checkpoint knows."""
+    beside = (
+        exploiter_name("player")
+        if "exploiter" in league
+        else follower_name(1, "player")
+        if "learners" in league["population"]
+        else "player"
     )
+    settings = game(league={"enter": {"every": 1}, "slots": 2, "keep": 3, "in_memory": 1, **league})
     with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
         rows = [{k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in whole.steps()]
         expected = frozen_copy(whole.engine.weights("player"))
-        exploiter = frozen_copy(whole.engine.weights(exploiter_name("player")))
+        other = frozen_copy(whole.engine.weights(beside))
     with Trainer(**settings, run_dir=tmp_path / "again") as first:
         first.train(3)
     with Trainer(**settings, run_dir=tmp_path / "again", resume=True) as second:
@@ -111,8 +132,32 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, population: Any) -> None:
             {k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in second.steps()
         ]
         assert same_bits(frozen_copy(second.engine.weights("player")), expected)
-        assert same_bits(frozen_copy(second.engine.weights(exploiter_name("player"))), exploiter)
+        assert same_bits(frozen_copy(second.engine.weights(beside)), other)
     assert later == rows[3:]
+
+
+@pytest.mark.parametrize("population", ["self_play", "fictitious", "pfsp"])
+def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: str) -> None:
+    """Of a small game the table is exact for each population; elsewhere its pairs are played where `pair_games` says so."""
+    pytest.importorskip("pyspiel")
+    league = {"population": population, "enter": {"every": 1}, "members": {"base": "frozen"}}
+    with Trainer(**game(**KUHN, league=league)) as trainer:
+        rows = [step.metrics for step in trainer.steps(2)]
+        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+    past = [member.name for member in pool.past]
+    assert {name for _, *pair in pool.payoffs for name in pair} == set(past)
+    first, second = ([[pool.payoffs[home, a, b] for b in past] for a in past] for home in ("first", "second"))
+    table = (np.array(first) + np.array(second)) / 2
+    assert table == pytest.approx(-table.T), "it is zero-sum"
+    assert rows[-1]["league/diversity"] == pytest.approx(effective_diversity((table - table.T) / 2))
+    played = {"enter": {"every": 1}, "slots": 2, "keep": 3, "population": population}
+    with Trainer(**game(league={**played, "pair_games": 3})) as trainer:
+        trainer.train(2)
+        counts = trainer._loop.league.pool.payoff_games  # type: ignore[union-attr]
+    assert set(counts.values()) == {3}
+    assert len(counts) == 2 * 3 * 3
+    with Trainer(**game(league=played)) as trainer:
+        assert all("league/diversity" not in step.metrics for step in trainer.steps(1))
 
 
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
@@ -135,9 +180,11 @@ def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
 
 
-def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("league", [game()["league"], line(2, every=2, refresh=1)], ids=["one", "pipeline"])
+def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path, league: dict[str, Any]) -> None:
     def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
-        settings = game(training={"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": overlap})
+        training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": overlap}
+        settings = game(training=training, league=league)
         with Trainer(**settings, run_dir=tmp_path / str(overlap)) as trainer:
             casts = [[group.task.cast for group in step.groups] for step in trainer.steps()]
             return frozen_copy(trainer.engine.weights("player")), casts
@@ -240,6 +287,23 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         ({"league": {"members": {"exploiter": "frozen"}}}, "'exploiter': …}}` has a name"),
         ({"league": {"members": {"partner_0": "frozen"}}}, "'partner_0': …}}` has a name"),
+        ({"league": {"members": {"follower_0": "frozen"}}}, "'follower_0': …}}` has a name"),
+        (
+            {"league": {**line(2), "slots": 2}},
+            r"Set `league={'slots': …}` to at least `league={'keep': …}` \(3\)",
+        ),
+        (
+            {"league": {**line(2), "enter": None, "members": {"x": "frozen"}}},
+            "past selves enter. Set `league={'enter': …}`",
+        ),
+        ({"league": {**line(2), "exploiter": {}}}, "without an exploiter"),
+        ({"league": {"slots": 1, "pair_games": 2}}, "`pair_games` plays pairs"),
+        ({"league": line(10**9)}, "'learners': …}}` asks for 1000000000 adapters"),
+        ({"league": line(2), "algorithm": {"name": "ippo", "team_reward": "individual"}}, "critics"),
+        (
+            {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
+            "one after another",
+        ),
         (
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
             "'nash'}}` is the same player as `league={'members': {'x': …}}`. Name it once",
@@ -314,6 +378,84 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
     assert members == ["self@0", *(f"partner_{k}@{step}" for step in (1, 2, 3) for k in (0, 1))]
 
 
+def test_each_learner_of_a_line_answers_those_before_it_and_takes_the_place_before_its_own() -> None:
+    """Pipeline PSRO: three learners, each in a third of the tasks; the first enters after steps 3 and 6."""
+    names = ("player", "follower:0:player", "follower:1:player")
+    settings = game(
+        league=line(3, every=3, refresh=1),
+        training={"steps": 6, "tasks_per_step": 6},
+        checkpoint={"every": 6},
+    )
+    with Trainer(**settings) as trainer:
+        start, rows = frozen_copy(trainer.engine.weights(names[2])), []
+        met: dict[str, set[str]] = {}
+        for step in trainer.steps():
+            rows.append({name: frozen_copy(trainer.engine.weights(name)) for name in names})
+            learning = []
+            for group in step.groups:
+                cast = {agent: (each.policy, each.player) for agent, each in group.task.cast.items()}
+                own = [agent for agent, (policy, _) in cast.items() if policy.startswith("follower:")]
+                learner = cast[own[0]][1] if own else "self"
+                learning.append(learner)
+                met.setdefault(learner, set()).update(
+                    other.partition("@")[0] for agent, (_, other) in cast.items() if agent not in own
+                )
+                for episode in group.episodes:
+                    assert {turn.policy for turn in episode.turns if turn.trained} == {
+                        "player" if learner == "self" else f"follower:{learner[-1]}:player"
+                    }
+            assert sorted(learning) == ["follower_0"] * 2 + ["follower_1"] * 2 + ["self"] * 2
+        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        assert pool.names == ["self@0", "self@3", "self@6"]
+        assert [draft.name for draft in pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
+        kept = trainer._loop.league._resting.of("draft-self@6", ["player"])["player"]  # type: ignore[union-attr]
+        assert same_bits(frozen_copy(kept), rows[-1]["player"])
+    assert met["self"] <= {"self"}
+    assert "draft-self" in met["follower_0"] <= {"self", "draft-self"}
+    assert met["follower_1"] <= {"self", "draft-self", "draft-follower_0"}
+    assert [same_bits(row[names[2]], start) for row in rows] == [False, False, True] * 2
+    later = game(
+        league=line(3, every=100, refresh=1),
+        training={"steps": 6, "tasks_per_step": 6},
+        checkpoint={"every": 6},
+    )
+    with Trainer(**later) as trainer:
+        trainer.train(3)
+        unmoved = {name: frozen_copy(trainer.engine.weights(name)) for name in names}
+    assert same_bits(rows[2]["player"], unmoved["follower:0:player"])
+    assert same_bits(rows[2]["follower:0:player"], unmoved["follower:1:player"])
+
+
+def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
+    """Each learner's chances are the equilibrium of the table of those before it; its draft is measured as it was then."""
+    pytest.importorskip("pyspiel")
+    league = {**line(3, every=2, refresh=1), "slots": 4, "keep": 4}
+    with Trainer(**game(**KUHN, league=league), seed=1) as trainer:
+        trainer.train(3)
+        own = trainer._loop.league
+        assert own is not None
+        pool, homes = own.pool, ("first", "second")
+        assert pool.payoff_games == dict.fromkeys(pool.payoffs, 0)
+        for level in range(3):
+            members = [member.name for member in pool.before(level)]
+            assert len(members) == 2 + level
+            table = np.array(
+                [
+                    [fmean(pool.payoffs[home, one, other] for home in homes) for other in members]
+                    for one in members
+                ]
+            )
+            assert table == pytest.approx(-table.T)
+            drawn = own._chances("first", level)
+            assert drawn.keys() == set(members)
+            worst = max(table @ [drawn[name] for name in members])
+            assert worst == pytest.approx(0.0, abs=1e-6), "nobody among them gains against the mixture"
+        draft = pool.drafts[0]
+        fresh = replace(trainer.play, team=trainer.play.team)
+        exact = evaluate_table(fresh.environment, language_table(fresh, trainer.engine.score))
+        assert evaluate_table(fresh.environment, own._table(draft)).nash_conv == exact.nash_conv
+
+
 def spread(by: float, **over: Any) -> dict[str, Any]:
     """Two partners of fictitious co-play who begin apart."""
     population = {"name": "fcp", "partners": 2, "spread": by}
@@ -371,8 +513,9 @@ def test_a_pool_that_would_not_fit_the_memory_is_refused() -> None:
 @pytest.mark.parametrize(
     ("over", "beside"),
     [
-        ({"population": {"name": "fcp", "partners": 200}}, "200 partners and exploiters"),
-        ({"exploiter": {}}, "1 partners and exploiters"),
+        ({"population": {"name": "fcp", "partners": 200}}, "keep 3 past selves, and 200 further learners"),
+        ({"exploiter": {}}, "keep 3 past selves, and 1 further learner,"),
+        ({"population": line(2)["population"]}, "keep 4 past selves, and 1 further learner,"),
     ],
 )
 def test_learners_beside_the_first_count_in_the_pools_memory(
@@ -385,7 +528,7 @@ def test_learners_beside_the_first_count_in_the_pools_memory(
     memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": int(3.5 * one)}  # of three past selves, not of four
     monkeypatch.setattr(os, "sysconf", lambda name: memory.get(name) or real(name))
     Trainer(**game(league=small)).close()
-    with pytest.raises(ConfigError, match=f"keep 3 past selves, and {beside}"):
+    with pytest.raises(ConfigError, match=beside):
         Trainer(**game(league={**small, **over}))
 
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from kapelle.metrics.statistics import wilson_interval
-from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig
+from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
 
-MAIN, EXPLOITER, PARTNER = "self", "exploiter", "partner_"
+MAIN, EXPLOITER, PARTNER, FOLLOWER = "self", "exploiter", "partner_", "follower_"
 """The learners that the team map names; the one that only plays against them (`league.exploiter`); and what the names of those begin with
-that learn before, each with itself alone (`fcp`)."""
+that learn before, each with itself alone (`fcp`), and of those that learn behind them (`psro` with more than one learner)."""
 
 
 def partners_of(league: LeagueConfig) -> int:
     """Return how many partners learn by themselves before the learner does."""
     return league.population.partners if isinstance(league.population, FcpPopulation) else 0
+
+
+def followers_of(league: LeagueConfig) -> int:
+    """Return how many learners answer those before them, which are on their way (pipeline PSRO)."""
+    return league.population.learners - 1 if isinstance(league.population, PsroPopulation) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class MemberPool:
         """Begin with those that are always there."""
         self._settings = settings
         self.members: list[LeagueMember] = list(fixed)
+        self.drafts: list[LeagueMember] = []
+        """Learners on their way, the first one first, as those behind them last saw them: who meets them, and nobody else, has them in its pool."""
         self.scores: dict[Pair, MatchScore] = {}
         """(Learner, member) → how the learner does against it by now, for draws."""
         self.met: dict[Pair, MatchScore] = {}
@@ -91,7 +99,7 @@ class MemberPool:
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
-        """Snapshots that ever entered."""
+        """Snapshots that were ever taken."""
 
     @property
     def names(self) -> list[str]:
@@ -103,8 +111,14 @@ class MemberPool:
         """The snapshots, oldest first."""
         return [member for member in self.members if member.kind == "past"]
 
+    def before(self, level: int) -> list[LeagueMember]:
+        """Return whom a learner answers that has `level` learners before it: the members and these."""
+        return [*self.members, *self.drafts[:level]]
+
     def played(self, learner: str, member: str, won: float) -> None:
-        """Note one game of a learner against a member, and by how much it was ahead."""
+        """Note one game of a learner against a member, and by how much it was ahead; drafts leave no trace."""
+        if member not in self.names:
+            return
         self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won)
         now = _now(learner)
         self.met[now, member] = self.met.get((now, member), MatchScore()).plus(won)
@@ -147,12 +161,39 @@ class MemberPool:
             return member, None
         out = self._leaves(learner, past[:-1])
         self.members.remove(out)
-        self.gone[out.name] = step
-        self.scores = {pair: score for pair, score in self.scores.items() if out.name not in pair}
-        self.met = {pair: score for pair, score in self.met.items() if out.name not in pair}
-        self.payoffs = {key: value for key, value in self.payoffs.items() if out.name not in key[1:]}
-        self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
+        self._forget(out.name, step)
         return member, out
+
+    def redraft(self, learners: Sequence[str], step: int) -> list[LeagueMember]:
+        """Take new drafts of these learners after a step, in the place of all that there are; return the new ones."""
+        for draft in self.drafts:
+            self._forget(draft.name, step)
+        self.drafts = []
+        for learner in learners:
+            self.entered += 1
+            self.drafts.append(LeagueMember(f"draft-{learner}@{step}", step, self.entered))
+        return self.drafts
+
+    def advance(self, learners: Sequence[str]) -> None:
+        """Give each of these learners the results of the one behind it, whose weights it has now; the last one begins without any."""
+        moved = {name(behind): name(before) for before, behind in pairwise(learners) for name in (str, _now)}
+        replaced = set(moved.values())
+        self.scores, self.met = (
+            {
+                (moved.get(one, one), member): score
+                for (one, member), score in games.items()
+                if one in moved or one not in replaced
+            }
+            for games in (self.scores, self.met)
+        )
+
+    def _forget(self, name: str, step: int) -> None:
+        """Forget the results of who left after a step; its weights are named as gone."""
+        self.gone[name] = step
+        self.scores = {pair: score for pair, score in self.scores.items() if name not in pair}
+        self.met = {pair: score for pair, score in self.met.items() if name not in pair}
+        self.payoffs = {key: value for key, value in self.payoffs.items() if name not in key[1:]}
+        self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
 
     def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
         """Return who leaves of those that are not the newest."""
@@ -170,6 +211,7 @@ class MemberPool:
         """Return everything as plain values, for a checkpoint."""
         return {
             "members": [asdict(member) for member in self.members],
+            "drafts": [asdict(draft) for draft in self.drafts],
             "scores": [[*pair, *_plain(score)] for pair, score in self.scores.items()],
             "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
@@ -182,6 +224,9 @@ class MemberPool:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.members = [LeagueMember(**each) for each in state["members"]]
+        self.drafts = [
+            LeagueMember(**each) for each in state.get("drafts", ())
+        ]  # older checkpoints have none
         self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}
         self.met = {(one, other): MatchScore(*rest) for one, other, *rest in state["met"]}
         self.payoffs = {(agent, one, other): value for agent, one, other, value in state["payoffs"]}

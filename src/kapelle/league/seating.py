@@ -35,6 +35,9 @@ def chances(
                 for x in points
             ]
         case PsroPopulation() if strategy is not None:
+            names = list(
+                dict.fromkeys([*names, *strategy])
+            )  # of one on its way it may be the only one that knows
             weights = [strategy.get(name, 0.0) for name in names]
         case _:
             weights = [1.0] * len(names)
@@ -78,6 +81,16 @@ class MemberSeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Follower:
+    """A learner that answers the members and the learners before it (pipeline PSRO)."""
+
+    learner: str
+    policies: Mapping[str, str]
+    """Agent → the policy that learns at its seat."""
+    seats: tuple[MemberSeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Seating:
     """Everything that says who sits where in the tasks of the steps that are played next; plain values."""
 
@@ -95,6 +108,8 @@ class Seating:
     """Who learns by itself at first: agent → its policy, for each of them."""
     partners_until: int = 0
     """The last step in which they do."""
+    followers: tuple[Follower, ...] = ()
+    """Who learns behind the learners of the team map, in as many tasks as these each."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
         """Return the cast of each of the `count` tasks of a step: who plays in place of the team map.
@@ -121,10 +136,22 @@ class Seating:
         if point < self.exploited:
             return {home: Cast(self.exploiters[home], EXPLOITER)}
         point = (point - self.exploited) / (1.0 - self.exploited)
-        if not self.seats or point >= self.share:
+        if not self.followers:
+            return self._opposite(point, home, self.seats)
+        level, point = divmod(point * (len(self.followers) + 1), 1.0)
+        if not level:
+            return self._opposite(point, home, self.seats)
+        follower = self.followers[int(level) - 1]
+        own = {agent: Cast(policy, follower.learner) for agent, policy in follower.policies.items()}
+        met = self._opposite(point, home, follower.seats)
+        return {home: own[home], **met} if met else own
+
+    def _opposite(self, point: float, home: str, seats: Sequence[MemberSeat]) -> dict[str, Cast]:
+        """Return who sits in all other seats than `home`; nothing where the learner plays itself."""
+        if not seats or point >= self.share:
             return {}
         reached = 0.0
-        for seat in self.seats:
+        for seat in seats:
             reached += seat.chances[home] * self.share
             if point < reached:
                 break
@@ -141,31 +168,52 @@ class Seating:
     @classmethod
     def of_plain(cls, values: Mapping[str, Any]) -> Seating:
         """Return what `plain` was given."""
-        seats = tuple(MemberSeat(**seat) for seat in values["seats"])
+        followers = (
+            Follower(each["learner"], each["policies"], _seats(each["seats"])) for each in values["followers"]
+        )
         return cls(
             **{
                 **values,
                 "homes": tuple(values["homes"]),
                 "agents": tuple(values["agents"]),
                 "partners": tuple(values["partners"]),
-                "seats": seats,
+                "seats": _seats(values["seats"]),
+                "followers": tuple(followers),
             }
         )
 
 
-def met_in(
-    cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]
-) -> tuple[str, str, str] | None:
-    """Return who learns in a task, at which agent's seat, and whom it meets; None where the learners play one another.
+def _seats(values: Sequence[Mapping[str, Any]]) -> tuple[MemberSeat, ...]:
+    return tuple(MemberSeat(**seat) for seat in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Who learns in a task, and whom it meets."""
+
+    learner: str
+    home: str
+    """The agent whose seat the learner has."""
+    opponent: str
+    """A member, or a player of the environment by what it plays."""
+    speaks: bool = True
+    """Whether a policy plays for the opponent."""
+
+
+def met_in(cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]) -> Pairing | None:
+    """Return who meets whom in a task; None where learners play themselves or one another.
 
     `learning` are the agents whose policy in the team map is trained.
     """
-    if not cast or any(
-        each.player.startswith(PARTNER) and each.policy.startswith("partner:") for each in cast.values()
-    ):
+    own = {
+        agent: each.player
+        for agent, each in cast.items()
+        if each.policy.startswith(("exploiter:", "partner:", "follower:"))
+    }
+    if EXPLOITER in own.values():
+        return Pairing(EXPLOITER, next(iter(own)), MAIN)
+    if len(own) == len(cast):
         return None
-    exploiter = next((agent for agent, each in cast.items() if each.player == EXPLOITER), None)
-    if exploiter is not None:
-        return EXPLOITER, exploiter, MAIN
-    home = next(agent for agent in agents if agent not in cast and agent in learning)
-    return MAIN, home, next(iter(cast.values())).player
+    home = next(iter(own), "") or next(agent for agent in agents if agent not in cast and agent in learning)
+    other = next(each for agent, each in cast.items() if agent != home)
+    return Pairing(own.get(home, MAIN), home, other.player, bool(other.policy))

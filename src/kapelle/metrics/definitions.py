@@ -254,7 +254,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     Metric(
         "league/return/<learner>",
         "reward",
-        "Mean return of a learner (`self`, `exploiter`) in the step's games against members of the league.",
+        "Mean return of a learner (`self`, `exploiter`, `follower_0`) in the step's games against members of the league.",
         "Stays far below 0: the pool is too strong to learn from. Set `league.population: pfsp` with `weight: even`, or a larger share of self-play.",
         known_as="return against the league",
     ),
@@ -325,7 +325,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     Metric(
         "league/diversity",
         "reward",
-        "Effective diversity of the pool (1901.08106): how much the members of its Nash average beat one another; with `psro` and one set of weights.",
+        "Effective diversity of the pool (1901.08106): how much the members of its Nash average beat one another; of `psro`, of exact games, or by `league.pair_games`.",
         "0: one member beats all others, so that there is nothing to mix.",
         known_as="effective diversity",
     ),

@@ -555,6 +555,11 @@ class PsroPopulationDict(TypedDict, total=False):
     """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
     games: int
     """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+    learners: int
+    """How many learn at once (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the learners
+    before it, as they are on their way. When the first enters, each of the others takes the place before its own."""
+    refresh: int
+    """Steps after which learners look again at what those before them have become, and the table is filled for it."""
 
 
 class FcpPopulationDict(TypedDict, total=False):
@@ -637,6 +642,9 @@ class LeagueDict(TypedDict, total=False):
     """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
     exact: int
     """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    pair_games: int
+    """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, where nothing is
+    exact; 0 plays none. `psro` has `games` of its own."""
     exploiter: ExploiterConfig | ExploiterDict | None
 
 

@@ -727,6 +727,11 @@ class PsroPopulation(Settings):
     """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
     games: int = Field(default=64, ge=2)
     """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+    learners: int = Field(default=1, ge=1)
+    """How many learn at once (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the learners
+    before it, as they are on their way. When the first enters, each of the others takes the place before its own."""
+    refresh: int = Field(default=5, ge=1)
+    """Steps after which learners look again at what those before them have become, and the table is filled for it."""
 
 
 class FcpPopulation(Settings):
@@ -823,6 +828,9 @@ class LeagueConfig(Settings):
     """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
     exact: int = Field(default=2000, ge=0)
     """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    pair_games: int = Field(default=0, ge=0)
+    """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, where nothing is
+    exact; 0 plays none. `psro` has `games` of its own."""
     exploiter: ExploiterConfig | None = None
 
 

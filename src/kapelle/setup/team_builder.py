@@ -12,7 +12,7 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean, noting
-from kapelle.league.pool import LeagueMember, partners_of
+from kapelle.league.pool import LeagueMember, followers_of, partners_of
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
 from kapelle.runs.named_checkpoint import weights_of
@@ -173,7 +173,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
     return team
 
 
-# -------- Policies of a league: those of members that are always there, slots for past selves, and an exploiter
+# -------- Policies of a league: those of members that are always there, slots for past selves, and who learns beside the team
 
 
 def slot_name(slot: int, policy: str) -> str:
@@ -189,6 +189,11 @@ def exploiter_name(policy: str) -> str:
 def partner_name(partner: int, policy: str) -> str:
     """Return the name of the policy that the partner of this number learns in place of `policy` (`league.population: fcp`)."""
     return f"partner:{partner}:{policy}"
+
+
+def follower_name(follower: int, policy: str) -> str:
+    """Return the name of the policy that the follower of this number learns in place of `policy` (`league.population.learners`)."""
+    return f"follower:{follower}:{policy}"
 
 
 def _member_name(member: str, policy: str) -> str:
@@ -211,17 +216,24 @@ def _league_policies(
                 "agents that share weights one adapter: `weights: {adapter: player}`."
             )
     found: dict[str, Policy] = {}
+    followers = followers_of(league)
     slots = min(league.slots, league.keep) if league.enter is not None else 0
     # Counted before they are made: making thousands of millions would take the machine's memory before its check is reached.
-    count = (slots + partners_of(league) + (league.exploiter is not None)) * len(learners)
+    count = (slots + partners_of(league) + 2 * followers + (league.exploiter is not None)) * len(learners)
     if count > MOST_ADAPTERS:
-        asked = {"league.slots": slots, "league.population.partners": partners_of(league)}
+        asked = {
+            "league.slots": slots,
+            "league.population.partners": partners_of(league),
+            "league.population.learners": followers + 1,
+        }
         most = max(asked, key=lambda key: asked[key])
         raise ConfigError(
             f"`{most}` asks for {asked[most]} adapters for each policy that learns, and a league holds at most "
             f"{MOST_ADAPTERS} in memory. Lower it; with fewer slots the other past selves rest on the disk."
         )
-    for slot in range(slots):
+    for slot in range(
+        slots + followers
+    ):  # each learner with one behind it is met as a draft, which has a slot
         found |= {
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
             for name, policy in learners.items()
@@ -234,6 +246,11 @@ def _league_policies(
     for partner in range(partners_of(league)):
         found |= {
             partner_name(partner, name): replace(p, name=partner_name(partner, name))
+            for name, p in learners.items()
+        }
+    for follower in range(followers):
+        found |= {
+            follower_name(follower, name): replace(p, name=follower_name(follower, name))
             for name, p in learners.items()
         }
     for member, said in league.members.items():

@@ -47,7 +47,7 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
-from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, partners_of
+from kapelle.league.pool import EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -438,10 +438,10 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
     environment, population = config.environment, league.population
     named: dict[str, str] = {}
     for member, said in league.members.items():
-        if member in {MAIN, EXPLOITER} or member.startswith(PARTNER):
+        if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER)):
             raise ConfigError(
-                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`). Give the "
-                "member another one."
+                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, `{FOLLOWER}…`). "
+                "Give the member another one."
             )
         if isinstance(said, PastAdapter) and names_a_run(said.past):
             _check_same_game(config, f"`league.members.{member}.past: {said.past}`", split_run(said.past)[0])
@@ -482,6 +482,19 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             "`psro` plays pairs: set `league.slots` to at least 2": few
             and enumerable(environment, len(team.names), league.exact) is None
         }
+    if league.pair_games and league.enter is not None:
+        reasons |= {
+            "`pair_games` plays pairs: set `league.slots` to at least 2": league.slots == 1
+            and league.keep > 1
+        }
+    if followers_of(league):
+        reasons |= {
+            "with several `learners` past selves enter. Set `league.enter`": league.enter is None,
+            "each of several `learners` has a mixture of its own, and all past selves are seated. Set `league.slots` to at least "
+            f"`league.keep` ({league.keep})": league.slots < league.keep,
+            "several `learners` answer one another, without an exploiter. Leave `league.exploiter` out": league.exploiter
+            is not None,
+        }
     if isinstance(population, FcpPopulation):
         reasons |= {
             "`fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`": league.enter
@@ -489,11 +502,12 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             "`fcp` has learners of its own, and no exploiter. Leave `league.exploiter` out": league.exploiter
             is not None,
         }
-    if league.exploiter is not None or isinstance(population, FcpPopulation):
+    if league.exploiter is not None or partners_of(league) or followers_of(league):
+        beside = "exploiters, partners and further `learners`"
         reasons |= {
-            f"`{algorithm.name}` updates policies one after another, and exploiters and partners have no agent of their own. Leave them out, or "
+            f"`{algorithm.name}` updates policies one after another, and {beside} have no agent of their own. Leave them out, or "
             "name an algorithm that updates all at once": algorithm.update.order.sequential,
-            f"`{algorithm.name}` has critics, which would judge exploiters and partners as if they were the agent whose seat they have. Leave them "
+            f"`{algorithm.name}` has critics, which would judge {beside} as if they were the agent whose seat they have. Leave them "
             "out, or name an algorithm without critics": algorithm.critic is not None,
         }
     for reason, holds in reasons.items():
@@ -516,7 +530,7 @@ def _check_same_game(config: RunConfig, where: str, run: Path) -> None:
 
 
 def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]) -> None:
-    """Refuse a league whose adapters and resting weights are larger than the machine's memory: of past selves, the exploiter and partners."""
+    """Refuse a league whose adapters and resting weights are larger than the machine's memory: of past selves and of all who learn."""
     league = config.league
     if league is None:
         return
@@ -529,13 +543,14 @@ def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]
         adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
     )
     slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
-    selves, learners = slots + league.in_memory, partners_of(league) + (league.exploiter is not None)
+    selves = slots + league.in_memory
+    learners = partners_of(league) + followers_of(league) + (league.exploiter is not None)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if (selves + learners) * one > memory:
-        more = f", and {learners} partners and exploiters learn beside," if learners else ""
+        more = f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
         raise ConfigError(
             f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
-            f"{memory / 2**30:.0f} GiB. Lower them, `league.population.partners`, or `team.lora.rank`."
+            f"{memory / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
         )
 
 

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import isclose
 from pathlib import Path
 from statistics import fmean
@@ -18,14 +19,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import enumerable
 from kapelle.errors import EpisodeError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
-from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, LeagueMember, MemberPool, partners_of
-from kapelle.league.seating import Chances, MemberSeat, Seating, chances, met_in, seated
+from kapelle.league.pool import (
+    EXPLOITER,
+    FOLLOWER,
+    MAIN,
+    PARTNER,
+    LeagueMember,
+    MemberPool,
+    followers_of,
+    partners_of,
+)
+from kapelle.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
 from kapelle.metrics.ratings import effective_diversity, effective_number, linked, meta_strategy, ratings
 from kapelle.models.weights import read_adapter
 from kapelle.rollout.play import Play, shared_rollout
@@ -36,7 +47,13 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
 from kapelle.settings.schema import FcpPopulation, PsroPopulation, RunConfig
-from kapelle.setup.team_builder import exploiter_name, fixed_members, partner_name, slot_name
+from kapelle.setup.team_builder import (
+    exploiter_name,
+    fixed_members,
+    follower_name,
+    partner_name,
+    slot_name,
+)
 from kapelle.signals.samples import policy_sample
 from kapelle.types import Cast, Group
 
@@ -132,6 +149,13 @@ class League:
         for partner in range(partners_of(self._settings)):
             own = self._learners[MAIN]
             self._learners[f"{PARTNER}{partner}"] = {policy: partner_name(partner, policy) for policy in own}
+        for follower in range(followers_of(self._settings)):
+            own = self._learners[MAIN]
+            self._learners[f"{FOLLOWER}{follower}"] = {
+                policy: follower_name(follower, policy) for policy in own
+            }
+        self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
+        """Who enters next, and those who learn behind it, each an answer to the members and to all before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
@@ -140,7 +164,7 @@ class League:
         self._in_slot: dict[int, str] = {}
         self._tables: dict[str, TabularPolicies] = {}
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
-        """Members → the meta-strategy of their table; the latest alone."""
+        """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
         self._begun = False
         self._exact = enumerable(play.environment, len(team.names), self._settings.exact)
 
@@ -166,40 +190,62 @@ class League:
         """Return who may meet whom in the steps that are played next, `number` the first of them; fills the slots."""
         if not self._begun:
             self._begin()
-        drawn = {home: self._chances(home) for home in self._homes}
-        mean = {name: fmean(own.get(name, 0.0) for own in drawn.values()) for name in self.pool.names}
-        past = [member.name for member in self.pool.past]
-        among = seated(mean, past, self._settings.slots, derive_seed(self._seed, "seated", number))
-        few = len([name for name in mean if mean[name] > 0.0 and name in past]) > self._settings.slots
-        self.sit([name for name in past if name in among])
-        seats = tuple(
-            MemberSeat(
-                member.name,
-                dict.fromkeys(self._homes, among[member.name])
-                if few
-                else {home: own.get(member.name, 0.0) for home, own in drawn.items()},
-                self._policies(member),
-                member.plays,
+        drawn: list[Mapping[str, Chances]] = [
+            {home: self._chances(home, level) for home in self._homes} for level in range(len(self._line))
+        ]
+        if len(self._line) == 1:
+            drawn = [self._thinned(drawn[0], number)]
+        met = {
+            name for each in drawn for own in each.values() for name, chance in own.items() if chance > 0.0
+        }
+        self.sit([member.name for member in self._all if member.kind == "past" and member.name in met])
+        seats, *behind = (
+            tuple(
+                MemberSeat(
+                    member.name,
+                    {home: own.get(member.name, 0.0) for home, own in each.items()},
+                    self._policies(member),
+                    member.plays,
+                )
+                for member in self.pool.before(level)
+                if any(own.get(member.name, 0.0) > 0.0 for own in each.values())
             )
-            for member in self.pool.members
-            if member.name in among
+            for level, each in enumerate(drawn)
         )
         exploiter = self._settings.exploiter
-        own = self._learners.get(EXPLOITER, {})
         return Seating(
             self._homes,
             seats,
             self._settings.population.share,
             self._play.team.names,
-            {agent: own[self._play.team.policy_of[agent]] for agent in self._homes} if own else {},
+            self._own_seats(EXPLOITER) if exploiter else {},
             exploiter.share if exploiter else 0.0,
-            tuple(
-                {agent: mine[self._play.team.policy_of[agent]] for agent in self._homes}
-                for learner, mine in self._learners.items()
-                if learner.startswith(PARTNER)
-            ),
+            tuple(self._own_seats(learner) for learner in self._learners if learner.startswith(PARTNER)),
             self._partners_until,
+            tuple(
+                Follower(learner, self._own_seats(learner), theirs)
+                for learner, theirs in zip(self._line[1:], behind, strict=True)
+            ),
         )
+
+    @property
+    def _all(self) -> list[LeagueMember]:
+        """The members, and the drafts of those who learn before another learner."""
+        return self.pool.before(len(self._line))
+
+    def _thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
+        """Return the chances by home of those who are seated: drawn among the past selves, for all homes alike, where these are more than slots."""
+        past = [member.name for member in self.pool.past]
+        mean = {name: fmean(own.get(name, 0.0) for own in drawn.values()) for name in self.pool.names}
+        if sum(mean[name] > 0.0 for name in past) <= self._settings.slots:
+            return drawn
+        among = seated(mean, past, self._settings.slots, derive_seed(self._seed, "seated", number))
+        return dict.fromkeys(self._homes, among)
+
+    def _own_seats(self, learner: str) -> dict[str, str]:
+        """Return the policy that a learner has at each seat that learns."""
+        own = self._learners[learner]
+        return {agent: own[self._play.team.policy_of[agent]] for agent in self._homes}
 
     @property
     def _partners_until(self) -> int:
@@ -212,7 +258,7 @@ class League:
             learner.startswith(PARTNER) and number <= self._partners_until
         ):
             return False
-        return self.pool.may_enter(learner, number)
+        return learner not in self._line[1:] and self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
         """Keep the learners as they are at the start, and let them be the first member."""
@@ -220,16 +266,17 @@ class League:
         self._resting.put(START, self._weights_now(*self._learners))
         if self._settings.enter is not None and self._settings.start:
             self._enter(MAIN, 0)
+        self._redraft(0)
 
-    def _chances(self, home: str) -> Chances:
-        return chances(self._settings, self.pool, MAIN, self._strategy().get(home))
+    def _chances(self, home: str, level: int = 0) -> Chances:
+        return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def sit(self, names: Sequence[str]) -> None:
         """Put snapshots into the slots, in this order."""
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) == name:
                 continue
-            serial = next(member.serial for member in self.pool.past if member.name == name)
+            serial = next(member.serial for member in self._all if member.name == name)
             for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
                 seat = slot_name(slot, policy)
                 self._engine.load_weights(seat, self._placed(seat, weights))
@@ -298,14 +345,11 @@ class League:
                     if not group.task.cast:  # partners of fictitious co-play have one
                         among_selves.append(fmean(totals))
                     continue
-                learner, home, other = met
-                # A policy speaks for its member; a player of the environment is named by what it plays.
-                spoken = any(each.policy for each in group.task.cast.values())
-                member = other if spoken else self._players[other]
-                own_return = episode.total(home)
-                rest = fmean(episode.total(agent) for agent in team.names if agent != home)
-                self.pool.played(learner, member, own_return - rest)
-                earned.setdefault(learner, []).append(own_return)
+                own_return = episode.total(met.home)
+                rest = fmean(episode.total(agent) for agent in team.names if agent != met.home)
+                member = met.opponent if met.speaks else self._players[met.opponent]
+                self.pool.played(met.learner, member, own_return - rest)
+                earned.setdefault(met.learner, []).append(own_return)
         row = {f"league/return/{learner}": fmean(values) for learner, values in earned.items()}
         row |= {
             f"league/points/{name}": self.pool.scores[MAIN, name].points
@@ -316,9 +360,12 @@ class League:
             row["league/invalid"] = invalid / turns
         if alike and paid and among_selves and MAIN in earned:
             row["league/cross_play_gap"] = fmean(among_selves) - fmean(earned[MAIN])
-        for learner in self._learners:
-            if self._enters(learner, number):
-                row |= self._enter(learner, number)
+        entered = [learner for learner in self._learners if self._enters(learner, number)]
+        for learner in entered:
+            row |= self._enter(learner, number)
+        population = self._settings.population
+        if isinstance(population, PsroPopulation) and (MAIN in entered or number % population.refresh == 0):
+            self._redraft(number)
         mean = [
             fmean(each) for each in zip(*(self._chances(home).values() for home in self._homes), strict=True)
         ]
@@ -337,13 +384,11 @@ class League:
             self._tables.pop(out.name, None)
             if not self._kept:
                 self.forget_before(number)
-        population = self._settings.population
         row = {}
-        if isinstance(population, PsroPopulation):
-            self._fill_payoffs()
-            if self._alike:
-                table = np.mean([self._payoffs(home) for home in self._homes], axis=0)
-                row["league/diversity"] = effective_diversity((table - table.T) / 2)
+        if tabled := self._tabled:
+            self._fill_payoffs(tabled)
+            table = self._table_of(tabled)
+            row["league/diversity"] = effective_diversity((table - table.T) / 2)
         if learner == MAIN:
             row |= self._measured()
         rated = self._ratings()
@@ -352,13 +397,37 @@ class League:
                 ("league/rating", "league/rating_low", "league/rating_high"), rated[member.name], strict=True
             )
         self._resting.note(member.name, self._standing(member.name, number, rated))
-        said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
-        restart = said is not None and said.restart
-        if restart and number:
-            start = self._resting.of(START, self._weights_now(*self._learners))
-            for mine in own.values():
-                self._engine.load_weights(mine, self._placed(mine, start[mine]))
+        if number:
+            self._begin_anew(learner)
         return row
+
+    def _begin_anew(self, learner: str) -> None:
+        """Let one that has entered become who is behind it in the line, and the last of these begin at its start where the settings say so."""
+        line = self._line if learner == MAIN else [learner]
+        for before, behind in pairwise(line):
+            for policy, mine in self._learners[before].items():
+                self._engine.load_weights(mine, self._engine.weights(self._learners[behind][policy]))
+        self.pool.advance(line)
+        said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
+        if said is not None and said.restart:
+            start = self._resting.of(START, self._weights_now(*self._learners))
+            for mine in self._learners[line[-1]].values():
+                self._engine.load_weights(mine, self._placed(mine, start[mine]))
+
+    def _redraft(self, number: int) -> None:
+        """Let those behind a learner see what it has become by this step, and fill the table for it."""
+        if len(self._line) == 1:
+            return
+        for draft in self.pool.drafts:
+            self._tables.pop(draft.name, None)
+        for draft, learner in zip(self.pool.redraft(self._line[:-1], number), self._line, strict=False):
+            own = self._learners[learner]
+            self._resting.put(
+                draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
+            )
+        if not self._kept:
+            self.forget_before(number)
+        self._fill_payoffs(self._all)
 
     def admit(self, member: LeagueMember, weights: Weights) -> None:
         """Let a snapshot enter that was made elsewhere: its weights by the policies whose seats it takes."""
@@ -377,11 +446,11 @@ class League:
 
     # -------- The table of all pairs, and what follows from it
 
-    def _fill_payoffs(self) -> None:
-        """Find what is missing in the table of payoffs."""
+    def _fill_payoffs(self, members: Sequence[LeagueMember]) -> None:
+        """Find what is missing in the table of payoffs of these."""
         for home in self._homes:
-            for one in self.pool.members:
-                for other in self.pool.members:
+            for one in members:
+                for other in members:
                     key = home, one.name, other.name
                     if key not in self.pool.payoffs:
                         self.pool.payoffs[key], self.pool.payoff_games[key] = self._worth(home, one, other)
@@ -400,14 +469,14 @@ class League:
                 for decision in self._exact.decisions()
             }
             return self._exact.exact_values(joint)[0][seat], 0
-        assert isinstance(self._settings.population, PsroPopulation), "only `psro` has a table"
         self.sit(list(dict.fromkeys(each.name for each in (one, other) if each.kind == "past")))
         owned = {agent: one if agent == home else other for agent in team.names}
         cast = {
             agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)
             for agent, each in owned.items()
         }
-        games = self._settings.population.games
+        population = self._settings.population
+        games = population.games if isinstance(population, PsroPopulation) else self._settings.pair_games
         # The same deals for every pair.
         tasks = [
             replace(
@@ -428,25 +497,30 @@ class League:
             )
         return fmean(found), len(found)
 
-    def _strategy(self) -> Mapping[str, Chances]:
-        """Return, by agent at home, how likely the others should be each member by the table; nothing without a table."""
-        now = tuple(self.pool.names)
-        if now not in self._strategies:
-            self._strategies = {now: self._strategy_of(now)}
-        return self._strategies[now]
+    def _strategy(self, level: int = 0) -> Mapping[str, Chances]:
+        """Return, by agent at home, how likely the others should be each member by the table; nothing without a table.
 
-    def _strategy_of(self, names: Sequence[str]) -> Mapping[str, Chances]:
+        A learner with others before it (`level` of them) meets these too.
+        """
+        own = tuple(member.name for member in self.pool.before(level))
+        if own not in self._strategies:
+            every = {tuple(each.name for each in self.pool.before(level)) for level in range(len(self._line))}
+            self._strategies = {names: old for names, old in self._strategies.items() if names in every}
+            self._strategies[own] = self._strategy_of(self.pool.before(level))
+        return self._strategies[own]
+
+    def _strategy_of(self, members: Sequence[LeagueMember]) -> Mapping[str, Chances]:
         population = self._settings.population
-        if not isinstance(population, PsroPopulation) or not names:
+        if not isinstance(population, PsroPopulation) or not members:
             return {}
-        self._fill_payoffs()
-        homes = self._homes
+        self._fill_payoffs(members)
+        names, homes = [member.name for member in members], self._homes
         if len(homes) == 2 and not self._alike:
             # Rows are the first agent's members, columns the second's.
-            first, second = (np.array(self._payoffs(home)) for home in homes)
+            first, second = (np.array(self._payoffs(home, names)) for home in homes)
             one, other = meta_strategy([first, second.T], population.by)
             return dict(zip(homes, (_by_name(names, other), _by_name(names, one)), strict=True))
-        table = np.mean([self._payoffs(home) for home in homes], axis=0)
+        table = self._table_of(members)
         _, shared = meta_strategy([table, table.T], population.by)
         return dict.fromkeys(homes, _by_name(names, shared))
 
@@ -455,10 +529,24 @@ class League:
         """Whether all agents that learn have the same weights."""
         return len({self._play.team.policy_of[home] for home in self._homes}) == 1
 
-    def _payoffs(self, home: str) -> list[list[float]]:
+    def _payoffs(self, home: str, names: Sequence[str]) -> list[list[float]]:
         """Return what an agent earns as each member (rows) where the others are each member (columns)."""
-        names = self.pool.names
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
+
+    def _table_of(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
+        """Return what a member (rows) earns against each (columns) in a seat drawn by lot."""
+        names = [member.name for member in members]
+        table: NDArray[np.float64] = np.array([self._payoffs(home, names) for home in self._homes]).mean(
+            axis=0
+        )
+        return table
+
+    @property
+    def _tabled(self) -> list[LeagueMember]:
+        """The members whose pairs are in the table: all with `psro`; else past selves, where that is exact or `pair_games` are played."""
+        if isinstance(self._settings.population, PsroPopulation):
+            return self.pool.members
+        return self.pool.past if self._exact is not None or self._settings.pair_games else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
         """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0."""
@@ -483,11 +571,11 @@ class League:
         self, member: str, step: int, rated: Mapping[str, tuple[float, float, float]]
     ) -> dict[str, Any]:
         """Return who is in the pool and how strong, for `standing.json` beside a snapshot's weights."""
-        names, known = self.pool.names, self.pool.payoffs
-        table = games = None
-        if known:
-            table = np.mean([self._payoffs(home) for home in self._homes], axis=0).tolist()
+        payoffs = None
+        if tabled := self._tabled:
+            names = [each.name for each in tabled]
             games = [[self._payoff_games(one, other) for other in names] for one in names]
+            payoffs = {"names": names, "table": self._table_of(tabled).tolist(), "games": games}
         return {
             "step": step,
             "member": member,
@@ -495,7 +583,7 @@ class League:
                 {"name": each.name, "kind": each.kind, "step": each.step} for each in self.pool.members
             ],
             "ratings": {name: list(rating) for name, rating in rated.items()},
-            "payoffs": None if table is None else {"names": names, "table": table, "games": games},
+            "payoffs": payoffs,
             "results": [
                 [entrant, other, round(score.wins), round(score.draws), round(score.losses)]
                 for (entrant, other), score in self.pool.met.items()

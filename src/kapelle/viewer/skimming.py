@@ -6,6 +6,7 @@ those lists is parsed as a whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -211,10 +212,14 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
         _tags(row, task),
         text(task.get("part")),
         players_of(row, turns, rewards),
-        " and ".join(sorted({member for _, member in cast_of(row).values()})),
+        " and ".join(
+            # All drafts of a learner of a league's line are one opponent here.
+            sorted({DRAFT.sub(r"\1 on its way", member) for _, member in cast_of(row).values()})
+        ),
     )
 
 
+DRAFT = re.compile(r"draft-(\w+)@\d+")
 MOST_TAGS = 20
 """Most tags of an episode."""
 
