@@ -160,11 +160,21 @@ APART: dict[str, Any] = {
     "training": {"tasks_per_step": 4},
 }
 """Partners of fictitious co-play who begin apart."""
+IN_LINE: dict[str, Any] = {
+    "league": {
+        "population": {"name": "psro", "games": 2, "learners": 2, "refresh": 1},
+        "enter": {"every": 2},
+        "slots": 2,
+        "keep": 2,
+    },
+    "training": {"tasks_per_step": 4},
+}
+"""Two learners, one of which answers the other's draft (pipeline PSRO)."""
 
 
 @pytest.mark.slow
 def test_two_processes_play_one_league() -> None:
-    check([("grpo", LEAGUE), ("grpo", {**LEAGUE, **FSDP}), ("grpo", APART), ("grpo", {**APART, **FSDP})], 2)
+    check([("grpo", {**league, **engine}) for league in (LEAGUE, APART, IN_LINE) for engine in ({}, FSDP)], 2)
 
 
 @pytest.mark.slow

@@ -504,7 +504,7 @@ class League:
         """
         own = tuple(member.name for member in self.pool.before(level))
         if own not in self._strategies:
-            every = {tuple(each.name for each in self.pool.before(level)) for level in range(len(self._line))}
+            every = {tuple(each.name for each in self.pool.before(k)) for k in range(len(self._line))}
             self._strategies = {names: old for names, old in self._strategies.items() if names in every}
             self._strategies[own] = self._strategy_of(self.pool.before(level))
         return self._strategies[own]
