@@ -62,7 +62,7 @@ test-apps: $(APPS_VENV)/.ready $(PROGRAMS_VENV)/.ready ## play worlds (verifiers
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, on a GPU's twin too, and kill some (minutes)
 	@$(BIN)/python -m pytest -m ranks $(or $(TESTS),tests/training tests/cli tests/twin)
 
-test-types: $(STAMPS)/test ## let mypy and pyright read README, pages and examples, without a plugin (minutes; seconds the second time)
+test-types: $(STAMPS)/test $(STAMPS)/types ## let mypy and pyright read README, pages and examples, without a plugin (minutes; seconds the second time)
 	@$(BIN)/python -m pytest -m types $(or $(TESTS),tests/repository)
 
 test-models: $(STAMPS)/test ## train a model of every family, here and on a GPU's twin, and compare with what `kapelle validate` says (minutes)
@@ -169,6 +169,11 @@ $(PROGRAMS_VENV)/.ready: tests/apps/requirements.txt
 	@echo "installing the frameworks of programs that exist (once, 750 MB) ..." >&2
 	@$(PYTHON) -m venv $(PROGRAMS_VENV)
 	@$(PROGRAMS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r tests/apps/requirements.txt
+	@touch $@
+
+$(STAMPS)/types: $(STAMPS)/dev
+	@echo "installing pyright (once, 100 MB) ..." >&2
+	@$(PIP) install -c constraints.txt basedpyright
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/kapelle

@@ -131,6 +131,7 @@ def test_pyright_takes_what_is_shown(written: Path) -> None:
         "extraPaths": [str(ROOT / "src"), str(ROOT)],
         "typeCheckingMode": "standard",
         "pythonVersion": "3.11",
+        "reportMissingImports": False,  # programs of packages that are installed elsewhere, as for mypy
         "venvPath": str(environment.parent),
         "venv": environment.name,
     }

@@ -22,12 +22,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
 from kapelle.environment import (
     Answerable,
+    Environment,
     Outcome,
     Retriable,
     Scorable,
@@ -368,8 +369,7 @@ class Generated(Questions):
 
     things: ClassVar[str] = "problems"
     """What is generated, in words."""
-    if TYPE_CHECKING:  # settings of each subclass, which stand in an order of their own
-        name: str
+    if TYPE_CHECKING:  # settings of each subclass, which stand in an order of their own; its `name` is a literal, and declared there alone
         difficulty: tuple[int, int]
         seed: int
 
@@ -387,7 +387,8 @@ class Generated(Questions):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index: the same in every process."""
-        return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem, self.held_out)
+        name = cast("Environment", self).name
+        return draw_task(name, self.seed, split, index, self.difficulty, self.problem, self.held_out)
 
     def about(self, task: Task) -> Mapping[str, Json]:
         """Return the task's difficulty."""
