@@ -463,6 +463,20 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(path for path in found if path.exists())
 
 
+def _check_python(shown: str, visible: Sequence[str]) -> None:
+    """Refuse a virtual environment whose Python the sandbox does not have, as pyenv, conda and uv keep theirs in a home."""
+    started = Path(shown, "bin", "python")
+    found = started.resolve()
+    if started.is_symlink() and not any(
+        found.is_relative_to(Path(each).resolve())
+        for each in ("/usr", *visible, *reachable_interpreter().needs)
+    ):
+        raise ConfigError(
+            f"`environment.visible` names the virtual environment {shown}, whose Python is {found}, and the sandbox has no such file. Make the "
+            f"environment with the system's Python (`/usr/bin/python3 -m venv {shown}`), or name the folder of that Python, too."
+        )
+
+
 def check_room(room: Room) -> None:
     """Raise ConfigError or SandboxError for packages or files that programs in a sandbox could not read."""
     python = Path(reachable_interpreter().path)
@@ -478,6 +492,7 @@ def check_room(room: Room) -> None:
         if not shown.startswith("/") or posixpath.normpath(shown) != shown:
             raise ConfigError(f"`environment.visible` names {shown}. Give whole paths, such as /opt/agent.")
         check_reachable(shown)
+        _check_python(shown, room.visible)
     names = [Path(file).name for file in room.files]
     for file in room.files:
         if not Path(file).expanduser().is_file():
