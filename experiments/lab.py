@@ -110,7 +110,7 @@ class TableRun:
         self.play = play
         league = None
         if config.league is not None:
-            league = League(config, play, self.engine, [self.player.load], None, _never)
+            league = League(config, play, self.engine, self.player.load, None, _never)
         self.loop = Loop(config, algorithm, play, self.engine, player=self.player, league=league)
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)

@@ -63,13 +63,13 @@ CLAIM = Claim(
     source="pipeline PSRO, 2006.08555, §4; PSRO, 1711.00832, §3",
     setting=(
         "A symmetric zero-sum game of eight letters for two, whose payoffs are drawn from a normal distribution for each seed; one table of logits for both seats, 72 steps of 288 games by plain gradient ascent, every member a "
-        "fresh start. `one learner` enters every twelve steps, `hurried` every four. `three in line` have a third of the games each; the first enters every four steps, after twelve of its own, and each of the others takes the "
-        "place before its own. NashConv of the equilibrium of the table of all members at the end, exact."
+        "fresh start. `one learner` enters every twelve steps, `hurried` every four. `three in line` have a third of the games each; the first enters every four steps, from the third time on after twelve of its own, and "
+        "goes to the end of the line. NashConv of the equilibrium of the table of all members at the end, exact."
     ),
     arms=ARMS,
     measure=measure,
     rates=(20.0,),
-    seeds=20,
+    seeds=10,
     predictions=(
         Prediction(
             "`one learner` less `three in line`: NashConv of the mixture",

@@ -104,6 +104,8 @@ class Policy:
     past: str | None = None
     """PEFT folder of an adapter that is used as it was saved; such a policy is not trained."""
     rate: Rate = Rate()
+    learns_for: str = ""
+    """The policy at whose seats it learns, where a league added it; it starts from what that one starts from."""
 
 
 @dataclass(frozen=True, slots=True)

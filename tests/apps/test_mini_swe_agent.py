@@ -29,7 +29,9 @@ COMMANDS = ("ls", "echo hello > greeting.txt", "echo COMPLETE_TASK_AND_SUBMIT_FI
 
 def test_its_calls_become_turns_and_the_tests_pay() -> None:
     if not FOLDER:
-        pytest.skip("needs KAPELLE_MINI_SWE_AGENT: /usr/bin/python3 -m venv DIR && DIR/bin/pip install mini-swe-agent")
+        pytest.skip(
+            "needs KAPELLE_MINI_SWE_AGENT: /usr/bin/python3 -m venv DIR && DIR/bin/pip install mini-swe-agent"
+        )
 
     def say(request: Request) -> str:
         return called(COMMANDS[sum(message.role == "assistant" for message in request.messages)])

@@ -124,26 +124,13 @@ def test_counts_of_games_leave_with_whom_they_are_of_and_may_be_missing_in_older
     assert (again.payoffs, again.payoff_games) == (found.payoffs, {})
 
 
-def test_results_move_up_the_line_with_the_weights() -> None:
-    """The first has entered with its own; the second is first now, and the last begins without any."""
-    found, line = pool(), (MAIN, "follower_0", "follower_1")
-    for learner, times in zip(line, (1, 2, 3), strict=True):
-        for _ in range(times):
-            found.played(learner, "rock", 1.0)
-    found.played("exploiter", "rock", -1.0)
-    found.enter(MAIN, 10)
-    found.advance(line)
-    assert {pair: score.wins for pair, score in found.met.items()} == {
-        (f"{MAIN}@10", "rock"): 1.0,
-        (f"{MAIN}@now", "rock"): 2.0,
-        ("follower_0@now", "rock"): 3.0,
-        ("exploiter@now", "rock"): 0.0,
-    }
-    assert {one: score.wins for (one, _), score in found.scores.items()} == {
-        MAIN: 2.0,
-        "follower_0": 3.0,
-        "exploiter": 0.0,
-    }
+def test_results_of_whoever_is_no_member_count_for_who_met_it() -> None:
+    """The exploiter's only opponent is the learner as it is now, and it enters by what it wins of it."""
+    found = pool(enter={"every": 1, "beats": 0.5, "confidence": 0.9})
+    assert not found.may_enter("exploiter", 1)
+    for _ in range(8):
+        found.played("exploiter", MAIN, 1.0)
+    assert found.may_enter("exploiter", 1)
 
 
 def test_drafts_are_before_whom_they_are_for_and_leave_no_results() -> None:
@@ -157,8 +144,12 @@ def test_drafts_are_before_whom_they_are_for_and_leave_no_results() -> None:
     found.payoffs["a", "rock", "draft-self@3"] = 1.0
     second = found.redraft([MAIN, "follower_0"], 6)
     assert not found.payoffs
-    assert found.gone == {"draft-self@3": 6, "draft-follower_0@3": 6}
+    assert found.gone == {"draft-self@3": (3, 6), "draft-follower_0@3": (3, 6)}
     assert len({each.serial for each in (*first, *second)}) == 4, "a version names one set of weights"
     again = pool()
     again.load_state(json.loads(json.dumps(found.state())))
-    assert again.drafts == found.drafts
+    assert (again.drafts, again.gone) == (found.drafts, found.gone)
+    older = {**found.state(), "gone": {"self@3": 6}}
+    older.pop("drafts")
+    again.load_state(older)
+    assert (again.drafts, again.gone) == ([], {"self@3": (0, 6)})

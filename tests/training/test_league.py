@@ -84,7 +84,7 @@ def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> Non
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
-        trainer._loop.league._loads = ()  # type: ignore[union-attr]
+        trainer._loop.league._load = lambda *_: None  # type: ignore[union-attr]
         with pytest.raises(ParityError, match="league:"):
             trainer.train()
 
@@ -106,34 +106,45 @@ def test_an_update_moves_no_slot() -> None:
         {"population": "pfsp", "exploiter": {}},
         {"population": {"name": "psro", "games": 2}, "exploiter": {}},
         {"population": "self_play", "exploiter": {}},
-        line(3, refresh=2),
         {"population": "pfsp", "pair_games": 2},
     ],
-    ids=["fictitious", "pfsp", "psro", "self_play", "pipeline", "pairs"],
+    ids=["fictitious", "pfsp", "psro", "self_play", "pairs"],
 )
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, league: dict[str, Any]) -> None:
-    """Also between two entries, with drafts that only the checkpoint knows."""
-    beside = (
-        exploiter_name("player")
-        if "exploiter" in league
-        else follower_name(1, "player")
-        if "learners" in league["population"]
-        else "player"
+    beside = exploiter_name("player") if "exploiter" in league else "player"
+    check_that_it_resumes(tmp_path, league, beside)
+
+
+def test_a_line_resumes_between_two_entries(tmp_path: Path) -> None:
+    """Step 4 is played against drafts of step 2, which the checkpoint of step 3 knows."""
+    league = line(3, refresh=2, by="uniform")
+    check_that_it_resumes(tmp_path, league, follower_name(1, "player"), tasks=12)
+
+
+def check_that_it_resumes(tmp_path: Path, league: dict[str, Any], beside: str, tasks: int = 4) -> None:
+    settings = game(
+        league={"enter": {"every": 1}, "slots": 2, "keep": 3, "in_memory": 1, **league},
+        training={"steps": 6, "tasks_per_step": tasks},
     )
-    settings = game(league={"enter": {"every": 1}, "slots": 2, "keep": 3, "in_memory": 1, **league})
+
+    def taken(trainer: Trainer) -> list[Any]:
+        return [
+            (
+                {key: value for key, value in step.metrics.items() if key.startswith("league/")},
+                [group.task.cast for group in step.groups],
+            )
+            for step in trainer.steps()
+        ]
+
     with Trainer(**settings, run_dir=tmp_path / "whole") as whole:
-        rows = [{k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in whole.steps()]
-        expected = frozen_copy(whole.engine.weights("player"))
-        other = frozen_copy(whole.engine.weights(beside))
+        steps = taken(whole)
+        expected = [frozen_copy(whole.engine.weights(policy)) for policy in ("player", beside)]
     with Trainer(**settings, run_dir=tmp_path / "again") as first:
         first.train(3)
     with Trainer(**settings, run_dir=tmp_path / "again", resume=True) as second:
-        later = [
-            {k: v for k, v in step.metrics.items() if k.startswith("league/")} for step in second.steps()
-        ]
-        assert same_bits(frozen_copy(second.engine.weights("player")), expected)
-        assert same_bits(frozen_copy(second.engine.weights(beside)), other)
-    assert later == rows[3:]
+        assert taken(second) == steps[3:]
+        for policy, weights in zip(("player", beside), expected, strict=True):
+            assert same_bits(frozen_copy(second.engine.weights(policy)), weights)
 
 
 @pytest.mark.parametrize("population", ["self_play", "fictitious", "pfsp"])
@@ -298,7 +309,18 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         ({"league": {**line(2), "exploiter": {}}}, "without an exploiter"),
         ({"league": {"slots": 1, "pair_games": 2}}, "`pair_games` plays pairs"),
-        ({"league": line(10**9)}, "'learners': …}}` asks for 1000000000 adapters"),
+        ({"league": line(10**9)}, "'learners': …}}` asks for 1999999998 adapters"),
+        ({"league": line(6), "training": {"tasks_per_step": 5}}, "tasks_per_step': …}` to at least 6"),
+        (
+            {
+                "league": line(1),
+                "team": {
+                    "sharing": "lora",
+                    "agents": [{"name": "first"}, {"name": "second", "weights": "frozen"}],
+                },
+            },
+            "no seat but its own",
+        ),
         ({"league": line(2), "algorithm": {"name": "ippo", "team_reward": "individual"}}, "critics"),
         (
             {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
@@ -378,52 +400,175 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
     assert members == ["self@0", *(f"partner_{k}@{step}" for step in (1, 2, 3) for k in (0, 1))]
 
 
-def test_each_learner_of_a_line_answers_those_before_it_and_takes_the_place_before_its_own() -> None:
-    """Pipeline PSRO: three learners, each in a third of the tasks; the first enters after steps 3 and 6."""
+def steps_of_a_line(trainer: Trainer) -> tuple[list[dict[str, Any]], dict[str, set[str]]]:
+    """Return the learners' weights after each step, and whom each learner met."""
     names = ("player", "follower:0:player", "follower:1:player")
+    rows, met = [], dict[str, set[str]]()
+    for step in trainer.steps():
+        rows.append({name: frozen_copy(trainer.engine.weights(name)) for name in names})
+        learning = []
+        for group in step.groups:
+            own = [a for a, each in group.task.cast.items() if each.policy.startswith("follower:")]
+            learner = group.task.cast[own[0]].player if own else MAIN
+            learning.append(learner)
+            others = {each.player for agent, each in group.task.cast.items() if agent not in own}
+            met.setdefault(f"{step.number} {learner}", set()).update(others)
+            for episode in group.episodes:
+                assert {turn.policy for turn in episode.turns if turn.trained} == {
+                    "player" if learner == MAIN else f"follower:{learner[-1]}:player"
+                }
+        assert sorted(learning) == sorted(["follower_0", "follower_1", MAIN] * 4), "each in as many tasks"
+    return rows, met
+
+
+def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when_it_has_entered() -> None:
+    """Pipeline PSRO, by a uniform meta-strategy, in which everybody is met."""
+    league = line(3, every=2, refresh=1, by="uniform")
     settings = game(
-        league=line(3, every=3, refresh=1),
-        training={"steps": 6, "tasks_per_step": 6},
-        checkpoint={"every": 6},
+        league=league, training={"steps": 6, "tasks_per_step": 12}, checkpoint={"every": 6}, seed=3
     )
     with Trainer(**settings) as trainer:
-        start, rows = frozen_copy(trainer.engine.weights(names[2])), []
-        met: dict[str, set[str]] = {}
-        for step in trainer.steps():
-            rows.append({name: frozen_copy(trainer.engine.weights(name)) for name in names})
-            learning = []
-            for group in step.groups:
-                cast = {agent: (each.policy, each.player) for agent, each in group.task.cast.items()}
-                own = [agent for agent, (policy, _) in cast.items() if policy.startswith("follower:")]
-                learner = cast[own[0]][1] if own else "self"
-                learning.append(learner)
-                met.setdefault(learner, set()).update(
-                    other.partition("@")[0] for agent, (_, other) in cast.items() if agent not in own
-                )
-                for episode in group.episodes:
-                    assert {turn.policy for turn in episode.turns if turn.trained} == {
-                        "player" if learner == "self" else f"follower:{learner[-1]}:player"
-                    }
-            assert sorted(learning) == ["follower_0"] * 2 + ["follower_1"] * 2 + ["self"] * 2
-        pool = trainer._loop.league.pool  # type: ignore[union-attr]
-        assert pool.names == ["self@0", "self@3", "self@6"]
-        assert [draft.name for draft in pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
-        kept = trainer._loop.league._resting.of("draft-self@6", ["player"])["player"]  # type: ignore[union-attr]
+        start = {name: frozen_copy(own) for name, own in learners_of(trainer).items()}
+        rows, met = steps_of_a_line(trainer)
+        own = trainer._loop.league
+        assert own is not None
+        assert own.pool.names == ["self@0", "follower_0@4", "follower_1@6"], "three are kept"
+        assert [draft.name for draft in own.pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
+        kept = own._resting.of("draft-self@6", ["player"])["player"]
         assert same_bits(frozen_copy(kept), rows[-1]["player"])
-    assert met["self"] <= {"self"}
-    assert "draft-self" in met["follower_0"] <= {"self", "draft-self"}
-    assert met["follower_1"] <= {"self", "draft-self", "draft-follower_0"}
-    assert [same_bits(row[names[2]], start) for row in rows] == [False, False, True] * 2
-    later = game(
-        league=line(3, every=100, refresh=1),
-        training={"steps": 6, "tasks_per_step": 6},
-        checkpoint={"every": 6},
+    assert met["1 self"] == {"self@0"}
+    assert met["1 follower_0"] == {"self@0", "draft-self@0"}
+    assert met["1 follower_1"] == {"self@0", "draft-self@0", "draft-follower_0@0"}
+    # The first has entered after step 2, and is last now.
+    assert met["3 follower_0"] == {"self@0", "self@2"}
+    assert met["3 follower_1"] == {"self@0", "self@2", "draft-follower_0@2"}
+    assert met["4 self"] == {"self@0", "self@2", "draft-follower_0@3", "draft-follower_1@3"}
+    begun = [[same_bits(row[name], start[name]) for name in row] for row in rows]
+    assert begun == [
+        [False, False, False],
+        [True, False, False],
+        [False, False, False],
+        [False, True, False],
+        [False, False, False],
+        [False, False, True],
+    ]
+
+
+def learners_of(trainer: Trainer) -> dict[str, Any]:
+    return {
+        name: trainer.engine.weights(name) for name in ("player", "follower:0:player", "follower:1:player")
+    }
+
+
+def test_a_learner_of_a_line_goes_on_where_nobody_begins_anew() -> None:
+    league = {**line(2, every=1, refresh=1), "enter": {"every": 1}}
+    with Trainer(**game(league=league, training={"steps": 2, "tasks_per_step": 4})) as trainer:
+        before = frozen_copy(trainer.engine.weights("player"))
+        next(steps := trainer.steps())
+        entered = frozen_copy(trainer.engine.weights("player"))
+        assert not same_bits(before, entered)
+        next(steps)
+        assert not same_bits(entered, frozen_copy(trainer.engine.weights("player")))
+
+
+def test_drafts_are_taken_every_so_many_steps_and_at_entries() -> None:
+    league = line(2, every=5, refresh=3)
+    with Trainer(**game(league=league, training={"steps": 7, "tasks_per_step": 2})) as trainer:
+        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        seen = [[draft.name for draft in pool.drafts] for _ in trainer.steps()]
+    assert [name.partition("@")[2] for [name] in seen] == ["0", "0", "3", "3", "5", "6", "6"]
+
+
+def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() -> None:
+    """Each agent's adapter meets the mixture of those opposite; in the other half of its tasks a learner plays itself."""
+    pytest.importorskip("pyspiel")
+    league = {**line(2, every=2, refresh=1, share=0.5), "members": {"solver": "nash", "base": "frozen"}}
+    team = {"sharing": "lora", "agents": 2, "sampling": {"max_tokens": 3}}
+    training = {"steps": 3, "tasks_per_step": 8}
+    with Trainer(**game(**KUHN, league=league, team=team, training=training)) as trainer:
+        for step in trainer.steps():
+            casts = [
+                {agent: (each.policy, each.player) for agent, each in group.task.cast.items()}
+                for group in step.groups
+            ]
+            alone = {agent: (f"follower:0:{agent}", "follower_0") for agent in trainer.play.team.names}
+            assert casts.count({}) == 2, "the first learner plays itself"
+            assert casts.count(alone) == 2
+            for cast in casts:
+                for agent, (policy, player) in cast.items():
+                    assert policy in ("", "member:base") or policy.rpartition(":")[2] == agent, player
+        names = trainer._loop.league.pool.names  # type: ignore[union-attr]
+    assert names == ["solver", "base", "self@0", "self@2"]
+
+
+def test_what_learns_beside_the_team_starts_where_the_team_does(tmp_path: Path) -> None:
+    """Exploiters, partners and further learners: by `start_from` of a run, for all agents or for one."""
+    with Trainer(**game(league=None), run_dir=tmp_path / "run") as trainer:
+        trainer.train(1)
+        learned = frozen_copy(trainer.engine.weights("player"))
+    leagues = {
+        "exploiter:player": {"population": "fictitious", "exploiter": {}},
+        "partner:1:player": {"population": {"name": "fcp", "partners": 2}},
+        "follower:0:player": line(2),
+    }
+    for given in (str(tmp_path / "run"), {"first": str(tmp_path / "run")}):
+        for name, league in leagues.items():
+            with Trainer(**game(league=league), start_from=given) as trainer:
+                for policy in ("player", name):
+                    assert same_bits(frozen_copy(trainer.engine.weights(policy)), learned), policy
+
+
+def test_the_process_that_plays_ahead_has_the_weights_of_who_began_anew() -> None:
+    """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins anew."""
+    training = {"steps": 12, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
+    league = {"population": "fictitious", "enter": {"every": 2}, "slots": 2, "exploiter": {"share": 0.25}}
+    with Trainer(**game(league=league, training=training)) as trainer:
+        played = [
+            {turn.policy for group in step.groups for each in group.episodes for turn in each.turns}
+            for step in trainer.steps()  # a sampler with other weights would end it with a ParityError
+        ]
+    assert any("exploiter:player" in policies for policies in played)
+
+
+def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays() -> None:
+    """Tables are filled by this process while the other one plays."""
+    training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}
+    with Trainer(**game(league=line(2, every=2, refresh=1), training=training)) as trainer:
+        league, sampler = trainer._loop.league, trainer._loop._sampler
+        assert league is not None
+        assert sampler is not None
+        real, busy = league._load_ahead, []
+
+        def load(policy: str, weights: Any, version: int) -> None:
+            assert real is not None
+            busy.append(sampler._busy)  # type: ignore[attr-defined]
+            real(policy, weights, version)
+
+        league._load_ahead = load
+        for _ in trainer.steps():
+            pass
+    assert busy
+    assert not any(busy)
+
+
+def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: Path) -> None:
+    settings = game(
+        league=line(2, every=100, refresh=1),
+        training={"steps": 8, "tasks_per_step": 4},
+        checkpoint={"every": 1, "keep": 1},
     )
-    with Trainer(**later) as trainer:
-        trainer.train(3)
-        unmoved = {name: frozen_copy(trainer.engine.weights(name)) for name in names}
-    assert same_bits(rows[2]["player"], unmoved["follower:0:player"])
-    assert same_bits(rows[2]["follower:0:player"], unmoved["follower:1:player"])
+    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        league = trainer._loop.league
+        assert league is not None
+        league.pool.gone["draft-self@1"] = (1, 2)
+        trainer.train()
+        assert set(league.pool.gone) <= {"draft-self@7", "draft-self@8"}
+        for checkpoints, left in (((1, 8), {"a", "d"}), ((8,), {"d"}), ((), set())):
+            league.pool.gone = {"a": (1, 2), "b": (2, 3), "d": (8, 9)}
+            league.forget_unless_in(checkpoints)
+            assert set(league.pool.gone) == left
+    names = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
+    assert names <= {"start", "self@0", "draft-self@7", "draft-self@8"}
 
 
 def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
@@ -451,9 +596,10 @@ def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
             worst = max(table @ [drawn[name] for name in members])
             assert worst == pytest.approx(0.0, abs=1e-6), "nobody among them gains against the mixture"
         draft = pool.drafts[0]
-        fresh = replace(trainer.play, team=trainer.play.team)
-        exact = evaluate_table(fresh.environment, language_table(fresh, trainer.engine.score))
-        assert evaluate_table(fresh.environment, own._table(draft)).nash_conv == exact.nash_conv
+        first = dict.fromkeys(homes, own._learners[own._line[0]]["player"])
+        now = replace(trainer.play, team=replace(trainer.play.team, policy_of=first))
+        exact = evaluate_table(now.environment, language_table(now, trainer.engine.score))
+        assert evaluate_table(now.environment, own._table(draft)).nash_conv == exact.nash_conv
 
 
 def spread(by: float, **over: Any) -> dict[str, Any]:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 from kapelle.metrics.statistics import wilson_interval
 from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
 
-MAIN, EXPLOITER, PARTNER, FOLLOWER = "self", "exploiter", "partner_", "follower_"
-"""The learners that the team map names; the one that only plays against them (`league.exploiter`); and what the names of those begin with
-that learn before, each with itself alone (`fcp`), and of those that learn behind them (`psro` with more than one learner)."""
+MAIN = "self"
+"""The learners that the team map names."""
+EXPLOITER = "exploiter"
+"""The learner whose only opponents are these (`league.exploiter`)."""
+PARTNER = "partner_"
+"""Begins the names of learners that learn first, each with itself alone (`fcp`)."""
+FOLLOWER = "follower_"
+"""Begins the names of further learners of a line (`psro` with `learners`)."""
+DRAFT = "draft-"
+"""Begins the names of drafts, which are no members."""
 
 
 def partners_of(league: LeagueConfig) -> int:
@@ -25,7 +31,7 @@ def partners_of(league: LeagueConfig) -> int:
 
 
 def followers_of(league: LeagueConfig) -> int:
-    """Return how many learners answer those before them, which are on their way (pipeline PSRO)."""
+    """Return how many learners a line has beside the first (pipeline PSRO)."""
     return league.population.learners - 1 if isinstance(league.population, PsroPopulation) else 0
 
 
@@ -34,11 +40,11 @@ class LeagueMember:
     """One of the pool."""
 
     name: str
-    """`self@20`: the learners after step 20; or the name in `league.members`."""
+    """`self@20`: the learners after step 20; `draft-self@25`: the same on their way; or the name in `league.members`."""
     step: int = 0
     """The step after which it entered; 0 for who is always there."""
     serial: int = 0
-    """Its number among all snapshots that ever entered, from 1: the version of its weights."""
+    """Its number among all snapshots that were ever taken, from 1: the version of its weights."""
     kind: Literal["past", "policy", "player"] = "past"
     """A snapshot; a policy of the team map; a player of the environment."""
     plays: str = ""
@@ -85,7 +91,7 @@ class MemberPool:
         self._settings = settings
         self.members: list[LeagueMember] = list(fixed)
         self.drafts: list[LeagueMember] = []
-        """Learners on their way, the first one first, as those behind them last saw them: who meets them, and nobody else, has them in its pool."""
+        """Snapshots of learners on their way, in the order of their line. Only the learners behind one meet it."""
         self.scores: dict[Pair, MatchScore] = {}
         """(Learner, member) → how the learner does against it by now, for draws."""
         self.met: dict[Pair, MatchScore] = {}
@@ -94,8 +100,8 @@ class MemberPool:
         """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
         """The same → games that the return is the mean of, 0 where it was computed exactly; absent where a checkpoint did not say."""
-        self.gone: dict[str, int] = {}
-        """Who has left → the step after which."""
+        self.gone: dict[str, tuple[int, int]] = {}
+        """Who has left, and whose weights are still kept → the steps after which it was taken and left."""
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
@@ -117,7 +123,7 @@ class MemberPool:
 
     def played(self, learner: str, member: str, won: float) -> None:
         """Note one game of a learner against a member, and by how much it was ahead; drafts leave no trace."""
-        if member not in self.names:
+        if member.startswith(DRAFT):
             return
         self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won)
         now = _now(learner)
@@ -161,35 +167,23 @@ class MemberPool:
             return member, None
         out = self._leaves(learner, past[:-1])
         self.members.remove(out)
-        self._forget(out.name, step)
+        self._let_go(out, step)
         return member, out
 
     def redraft(self, learners: Sequence[str], step: int) -> list[LeagueMember]:
         """Take new drafts of these learners after a step, in the place of all that there are; return the new ones."""
         for draft in self.drafts:
-            self._forget(draft.name, step)
+            self._let_go(draft, step)
         self.drafts = []
         for learner in learners:
             self.entered += 1
-            self.drafts.append(LeagueMember(f"draft-{learner}@{step}", step, self.entered))
+            self.drafts.append(LeagueMember(f"{DRAFT}{learner}@{step}", step, self.entered))
         return self.drafts
 
-    def advance(self, learners: Sequence[str]) -> None:
-        """Give each of these learners the results of the one behind it, whose weights it has now; the last one begins without any."""
-        moved = {name(behind): name(before) for before, behind in pairwise(learners) for name in (str, _now)}
-        replaced = set(moved.values())
-        self.scores, self.met = (
-            {
-                (moved.get(one, one), member): score
-                for (one, member), score in games.items()
-                if one in moved or one not in replaced
-            }
-            for games in (self.scores, self.met)
-        )
-
-    def _forget(self, name: str, step: int) -> None:
-        """Forget the results of who left after a step; its weights are named as gone."""
-        self.gone[name] = step
+    def _let_go(self, member: LeagueMember, step: int) -> None:
+        """Forget the results of who leaves after a step; its weights are named as gone."""
+        name = member.name
+        self.gone[name] = (member.step, step)
         self.scores = {pair: score for pair, score in self.scores.items() if name not in pair}
         self.met = {pair: score for pair, score in self.met.items() if name not in pair}
         self.payoffs = {key: value for key, value in self.payoffs.items() if name not in key[1:]}
@@ -216,7 +210,7 @@ class MemberPool:
             "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
             "payoff_games": [[*key, count] for key, count in self.payoff_games.items()],
-            "gone": dict(self.gone),
+            "gone": {name: list(steps) for name, steps in self.gone.items()},
             "since": dict(self.since),
             "entered": self.entered,
         }
@@ -233,7 +227,11 @@ class MemberPool:
         # Older checkpoints hold no counts.
         counts = state.get("payoff_games", ())
         self.payoff_games = {(agent, one, other): count for agent, one, other, count in counts}
-        self.gone = dict(state["gone"])
+        # Older checkpoints say only when it left.
+        self.gone = {
+            name: (0, steps) if isinstance(steps, int) else (steps[0], steps[1])
+            for name, steps in state["gone"].items()
+        }
         self.since = dict(state["since"])
         self.entered = int(state["entered"])
 

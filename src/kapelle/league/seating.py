@@ -35,9 +35,8 @@ def chances(
                 for x in points
             ]
         case PsroPopulation() if strategy is not None:
-            names = list(
-                dict.fromkeys([*names, *strategy])
-            )  # of one on its way it may be the only one that knows
+            # Drafts are in the strategy, and not in the pool.
+            names = list(dict.fromkeys([*names, *strategy]))
             weights = [strategy.get(name, 0.0) for name in names]
         case _:
             weights = [1.0] * len(names)
@@ -82,7 +81,7 @@ class MemberSeat:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """A learner that answers the members and the learners before it (pipeline PSRO)."""
+    """A further learner of a line (pipeline PSRO)."""
 
     learner: str
     policies: Mapping[str, str]
@@ -109,7 +108,7 @@ class Seating:
     partners_until: int = 0
     """The last step in which they do."""
     followers: tuple[Follower, ...] = ()
-    """Who learns behind the learners of the team map, in as many tasks as these each."""
+    """Who learns beside the learners of the team map, each in as many tasks as these."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
         """Return the cast of each of the `count` tasks of a step: who plays in place of the team map.

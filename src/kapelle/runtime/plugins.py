@@ -12,6 +12,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -112,12 +113,14 @@ def import_named(module_name: str) -> ModuleType:
         stands_here = Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
         if error.name != top or not stands_here or sys.flags.safe_path:
             raise
-    sys.path.append(str(Path.cwd()))
+    here = str(Path.cwd())
+    sys.path.append(here)
     try:
         importlib.invalidate_caches()
         return importlib.import_module(module_name)
     finally:
-        sys.path.pop()
+        with suppress(ValueError):  # the module may change the path itself
+            sys.path.remove(here)
 
 
 def load_file(path: str, what: str) -> ModuleType:

@@ -556,10 +556,10 @@ class PsroPopulationDict(TypedDict, total=False):
     games: int
     """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
     learners: int
-    """How many learn at once (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the learners
-    before it, as they are on their way. When the first enters, each of the others takes the place before its own."""
+    """How many learn at once, in a line (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the
+    learners before it. The first enters, and goes to the end of the line."""
     refresh: int
-    """Steps after which learners look again at what those before them have become, and the table is filled for it."""
+    """Steps after which learners of a line see again what those before them have become, and the table is filled for it."""
 
 
 class FcpPopulationDict(TypedDict, total=False):

@@ -5,8 +5,9 @@ No model is loaded here; `validation.py` checks the result before anything expen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -224,12 +225,12 @@ def _league_policies(
         asked = {
             "league.slots": slots,
             "league.population.partners": partners_of(league),
-            "league.population.learners": followers + 1,
+            "league.population.learners": 2 * followers,
         }
         most = max(asked, key=lambda key: asked[key])
         raise ConfigError(
-            f"`{most}` asks for {asked[most]} adapters for each policy that learns, and a league holds at most "
-            f"{MOST_ADAPTERS} in memory. Lower it; with fewer slots the other past selves rest on the disk."
+            f"`{most}` asks for {asked[most]} adapters for each policy that learns, {count} with all others, and a league holds at most "
+            f"{MOST_ADAPTERS} in memory. Lower it{'; the other past selves rest on the disk' if most == 'league.slots' else ''}."
         )
     for slot in range(
         slots + followers
@@ -238,20 +239,15 @@ def _league_policies(
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
             for name, policy in learners.items()
         }
-    if league.exploiter is not None:
+    beside: list[Callable[[str], str]] = [
+        *([exploiter_name] if league.exploiter is not None else []),
+        *(partial(partner_name, partner) for partner in range(partners_of(league))),
+        *(partial(follower_name, follower) for follower in range(followers)),
+    ]
+    for named in beside:
         found |= {
-            exploiter_name(name): replace(policy, name=exploiter_name(name))
+            named(name): replace(policy, name=named(name), learns_for=name)
             for name, policy in learners.items()
-        }
-    for partner in range(partners_of(league)):
-        found |= {
-            partner_name(partner, name): replace(p, name=partner_name(partner, name))
-            for name, p in learners.items()
-        }
-    for follower in range(followers):
-        found |= {
-            follower_name(follower, name): replace(p, name=follower_name(follower, name))
-            for name, p in learners.items()
         }
     for member, said in league.members.items():
         match said:

@@ -47,7 +47,7 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
-from kapelle.league.pool import EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
+from kapelle.league.pool import DRAFT, EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -436,11 +436,13 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
 def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm, team: Team) -> None:
     """Refuse a league that nobody could enter or meet, and what would not know who plays."""
     environment, population = config.environment, league.population
+    homes = [name for name in team.names if team.policy(name).trained]
     named: dict[str, str] = {}
     for member, said in league.members.items():
-        if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER)):
+        if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER, DRAFT)):
             raise ConfigError(
-                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, `{FOLLOWER}…`). "
+                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, `{FOLLOWER}…`, "
+                f"`{DRAFT}…`). "
                 "Give the member another one."
             )
         if isinstance(said, PastAdapter) and names_a_run(said.past):
@@ -480,15 +482,22 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
         few = league.enter is not None and league.slots == 1 and league.keep > 1
         reasons |= {
             "`psro` plays pairs: set `league.slots` to at least 2": few
-            and enumerable(environment, len(team.names), league.exact) is None
+            and enumerable(environment, len(team.names), league.exact) is None,
+            "`psro` compares members that sit opposite each other, and past selves of one agent have no seat but its own. Let several "
+            "agents learn, by one adapter if they are to be one player": len(homes) == 1,
         }
-    if league.pair_games and league.enter is not None:
+    elif league.pair_games and league.enter is not None:
         reasons |= {
             "`pair_games` plays pairs: set `league.slots` to at least 2": league.slots == 1
             and league.keep > 1
+            and enumerable(environment, len(team.names), league.exact) is None
         }
     if followers_of(league):
+        learners = followers_of(league) + 1
         reasons |= {
+            f"each of the {learners} `learners` has tasks of its own in every step. Set `training.tasks_per_step` to at least {learners}": (
+                config.training.tasks_per_step < learners
+            ),
             "with several `learners` past selves enter. Set `league.enter`": league.enter is None,
             "each of several `learners` has a mixture of its own, and all past selves are seated. Set `league.slots` to at least "
             f"`league.keep` ({league.keep})": league.slots < league.keep,

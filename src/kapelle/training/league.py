@@ -8,11 +8,10 @@ machine's memory or in the run's folder `league`.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -129,14 +128,16 @@ class League:
         config: RunConfig,
         play: Play,
         engine: TrainEngine,
-        loads: Sequence[Load],
+        load: Load,
         folder: Path | None,
         save: Save,
+        load_ahead: Load | None = None,
     ) -> None:
-        """Take how the team plays, what learns, whatever plays (`loads`), and the run's folder of resting weights, if it has one."""
+        """Take how the team plays, what learns, what plays here (`load`) and in a process of its own, and the run's folder of resting weights, if it has one."""
         assert config.league is not None, "`load_pieces` makes a league where the settings have one"
         self._settings, self._seed, self._steps = config.league, config.seed, config.training.steps
-        self._play, self._engine, self._loads = play, engine, loads
+        self._play, self._engine = play, engine
+        self._load, self._load_ahead = load, load_ahead
         team = play.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
         self._learners: dict[str, dict[str, str]] = {
@@ -155,13 +156,15 @@ class League:
                 policy: follower_name(follower, policy) for policy in own
             }
         self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
-        """Who enters next, and those who learn behind it, each an answer to the members and to all before it."""
+        """Who enters next, and those behind it, each of which answers the members and the learners before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
         self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
         self._kept = folder is not None
         self._in_slot: dict[int, str] = {}
+        self._in_slot_ahead: dict[int, str] = {}
+        """The same of the process that plays ahead, whose slots change only between what it plays."""
         self._tables: dict[str, TabularPolicies] = {}
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
@@ -198,9 +201,11 @@ class League:
         met = {
             name for each in drawn for own in each.values() for name, chance in own.items() if chance > 0.0
         }
-        self.sit([member.name for member in self._all if member.kind == "past" and member.name in met])
-        seats, *behind = (
-            tuple(
+        names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
+        self.sit(names)
+        self._sit_ahead(names)
+        seats = {
+            learner: tuple(
                 MemberSeat(
                     member.name,
                     {home: own.get(member.name, 0.0) for home, own in each.items()},
@@ -210,12 +215,12 @@ class League:
                 for member in self.pool.before(level)
                 if any(own.get(member.name, 0.0) > 0.0 for own in each.values())
             )
-            for level, each in enumerate(drawn)
-        )
+            for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True))
+        }
         exploiter = self._settings.exploiter
         return Seating(
             self._homes,
-            seats,
+            seats[MAIN],
             self._settings.population.share,
             self._play.team.names,
             self._own_seats(EXPLOITER) if exploiter else {},
@@ -223,13 +228,14 @@ class League:
             tuple(self._own_seats(learner) for learner in self._learners if learner.startswith(PARTNER)),
             self._partners_until,
             tuple(
-                Follower(learner, self._own_seats(learner), theirs)
-                for learner, theirs in zip(self._line[1:], behind, strict=True)
+                Follower(learner, self._own_seats(learner), seats[learner])
+                for learner in self._learners
+                if learner.startswith(FOLLOWER)
             ),
         )
 
     @property
-    def _all(self) -> list[LeagueMember]:
+    def _everybody(self) -> list[LeagueMember]:
         """The members, and the drafts of those who learn before another learner."""
         return self.pool.before(len(self._line))
 
@@ -272,17 +278,28 @@ class League:
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def sit(self, names: Sequence[str]) -> None:
-        """Put snapshots into the slots, in this order."""
+        """Put snapshots into the slots of this process, in this order."""
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) == name:
                 continue
-            serial = next(member.serial for member in self._all if member.name == name)
             for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
                 seat = slot_name(slot, policy)
                 self._engine.load_weights(seat, self._placed(seat, weights))
-                for load in self._loads:
-                    load(seat, self._engine.weights(seat), serial)
+                self._load(seat, self._engine.weights(seat), self._serial(name))
             self._in_slot[slot] = name
+
+    def _sit_ahead(self, names: Sequence[str]) -> None:
+        """Give those who have just been seated to the process that plays ahead; it plays nothing now."""
+        for slot, name in enumerate(names):
+            if self._load_ahead is None or self._in_slot_ahead.get(slot) == name:
+                continue
+            for policy in self._learners[MAIN]:
+                seat = slot_name(slot, policy)
+                self._load_ahead(seat, self._engine.weights(seat), self._serial(name))
+            self._in_slot_ahead[slot] = name
+
+    def _serial(self, name: str) -> int:
+        return next(member.serial for member in self._everybody if member.name == name)
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
         """Return the policy that plays each agent's seat for a member that is seated."""
@@ -335,7 +352,7 @@ class League:
             met = met_in(group.task.cast, team.names, self._homes)
             for episode in group.valid:
                 totals = [episode.total(agent) for agent in team.names]
-                alike = alike and isclose(min(totals), max(totals), abs_tol=SMALL)
+                alike = alike and math.isclose(min(totals), max(totals), abs_tol=SMALL)
                 paid = paid or any(totals)  # in a zero-sum game draws alone are alike
                 if isinstance(made := episode.info.get("invalid"), Mapping):
                     own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
@@ -364,7 +381,7 @@ class League:
         for learner in entered:
             row |= self._enter(learner, number)
         population = self._settings.population
-        if isinstance(population, PsroPopulation) and (MAIN in entered or number % population.refresh == 0):
+        if isinstance(population, PsroPopulation) and (entered or number % population.refresh == 0):
             self._redraft(number)
         mean = [
             fmean(each) for each in zip(*(self._chances(home).values() for home in self._homes), strict=True)
@@ -383,16 +400,17 @@ class League:
         if out is not None:
             self._tables.pop(out.name, None)
             if not self._kept:
-                self.forget_before(number)
+                self.forget_unless_in(())
         row = {}
         if tabled := self._tabled:
             self._fill_payoffs(tabled)
             table = self._table_of(tabled)
             row["league/diversity"] = effective_diversity((table - table.T) / 2)
-        if learner == MAIN:
+        if learner in self._line:
+            self.pool.since |= dict.fromkeys(self._line, number)
             row |= self._measured()
         rated = self._ratings()
-        if learner == MAIN and member.name in rated:
+        if learner in self._line and member.name in rated:
             row |= zip(
                 ("league/rating", "league/rating_low", "league/rating_high"), rated[member.name], strict=True
             )
@@ -402,20 +420,18 @@ class League:
         return row
 
     def _begin_anew(self, learner: str) -> None:
-        """Let one that has entered become who is behind it in the line, and the last of these begin at its start where the settings say so."""
-        line = self._line if learner == MAIN else [learner]
-        for before, behind in pairwise(line):
-            for policy, mine in self._learners[before].items():
-                self._engine.load_weights(mine, self._engine.weights(self._learners[behind][policy]))
-        self.pool.advance(line)
+        """Send one that has entered to the end of its line; there it begins at its start, or goes on, as the settings say."""
+        if learner in self._line:
+            self._line.remove(learner)
+            self._line.append(learner)
         said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
         if said is not None and said.restart:
             start = self._resting.of(START, self._weights_now(*self._learners))
-            for mine in self._learners[line[-1]].values():
+            for mine in self._learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
-        """Let those behind a learner see what it has become by this step, and fill the table for it."""
+        """Take drafts of all but the last of the line as they are after a step, and fill the table for those behind them."""
         if len(self._line) == 1:
             return
         for draft in self.pool.drafts:
@@ -426,8 +442,8 @@ class League:
                 draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
             )
         if not self._kept:
-            self.forget_before(number)
-        self._fill_payoffs(self._all)
+            self.forget_unless_in(())
+        self._fill_payoffs(self._everybody)
 
     def admit(self, member: LeagueMember, weights: Weights) -> None:
         """Let a snapshot enter that was made elsewhere: its weights by the policies whose seats it takes."""
@@ -435,11 +451,14 @@ class League:
         self.pool.entered = max(self.pool.entered, member.serial)
         self._resting.put(member.name, weights)
 
-    def forget_before(self, step: int) -> None:
-        """Forget the weights of those who left by this step: no checkpoint names them any more."""
-        for name in [name for name, left in self.pool.gone.items() if left <= step]:
-            del self.pool.gone[name]
-            self._resting.forget(name)
+    def forget_unless_in(self, checkpoints: Iterable[int]) -> None:
+        """Forget the weights of those who left by the last of these steps and whom no checkpoint of them names; of all where there is none."""
+        kept = list(checkpoints)
+        last = max(kept, default=math.inf)
+        for name, (taken, left) in list(self.pool.gone.items()):
+            if left <= last and not any(taken <= step < left for step in kept):
+                del self.pool.gone[name]
+                self._resting.forget(name)
 
     def _placed(self, policy: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: weights[key].to(own.device) for key, own in self._engine.weights(policy).items()}
@@ -546,7 +565,9 @@ class League:
         """The members whose pairs are in the table: all with `psro`; else past selves, where that is exact or `pair_games` are played."""
         if isinstance(self._settings.population, PsroPopulation):
             return self.pool.members
-        return self.pool.past if self._exact is not None or self._settings.pair_games else []
+        paired = self._exact is not None or self._settings.pair_games > 0
+        # Past selves of the only agent that learns have no seat but its own, and never meet.
+        return self.pool.past if paired and len(self._homes) > 1 else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
         """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0."""
@@ -644,12 +665,13 @@ class League:
 
     def state(self) -> dict[str, object]:
         """Return what a checkpoint keeps: everything but the weights of snapshots, which rest in the run's folder."""
-        return {"pool": self.pool.state(), "begun": self._begun}
+        return {"pool": self.pool.state(), "begun": self._begun, "line": list(self._line)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
         self._begun = bool(state["begun"])
+        self._line = list(state.get("line", self._line))  # older checkpoints have one learner
 
 
 def _by_name(names: Sequence[str], shares: Iterable[float]) -> Chances:

@@ -220,7 +220,7 @@ class Progress:
         run.prune(self._config.checkpoint.keep, newest, best)
         league, left = self._pieces.loop.league, [step_of(each) for each in list_checkpoints(run.checkpoints)]
         if league is not None:
-            league.forget_before(min((step for step in left if step is not None), default=0))
+            league.forget_unless_in(step for step in left if step is not None)
         run.forget_episodes("train", done, self._config.episodes.keep)
         run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 

@@ -308,7 +308,8 @@ def start_folders(
     named = {**settings, **{agent: source for agent, source in also.items() if isinstance(source, str)}}
     if run_dir is not None and list_checkpoints(Path(run_dir) / "checkpoints"):
         return folders
-    wanted = dict.fromkeys(team.trained, named[EVERYONE]) if EVERYONE in named else {}
+    own_weights = [policy for policy in team.trained if not team.policies[policy].learns_for]
+    wanted = dict.fromkeys(own_weights, named[EVERYONE]) if EVERYONE in named else {}
     for agent, source in named.items():
         if agent == EVERYONE:
             continue
@@ -321,4 +322,8 @@ def start_folders(
                 f"`start_from` names '{agent}', which is no agent that this team trains.{did_you_mean(agent, known)}"
             )
         wanted |= dict.fromkeys(found, source)
-    return {policy: weights_of(policy, source, "start_from") for policy, source in wanted.items()} | folders
+    found_in = {
+        policy: weights_of(policy, source, "start_from") for policy, source in wanted.items()
+    } | folders
+    beside = {policy: team.policies[policy].learns_for for policy in team.trained}
+    return {policy: found_in[origin] for policy, origin in beside.items() if origin in found_in} | found_in

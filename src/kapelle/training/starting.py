@@ -37,7 +37,7 @@ from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team, split_scored
-from kapelle.training.league import League, Load
+from kapelle.training.league import League
 from kapelle.training.loop import Loop, Sampler
 from kapelle.training.provenance import provenance_of
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
@@ -178,7 +178,6 @@ def load_pieces(
             failing.callback(process.close)
         league = None
         if config.league is not None:
-            loads: list[Load] = [play.engine.load, *([sampler.load] if sampler is not None else [])]
 
             def save(folder: Path, policy: str, weights: Mapping[str, Tensor]) -> None:
                 own = team.policies[policy]
@@ -187,7 +186,8 @@ def load_pieces(
                 save_adapter(folder, weights, layers, models[own.base].name, hashes[own.base])
 
             place = None if run_dir is None else run_dir / "league"
-            league = League(config, play, engine, loads, place, save)
+            ahead = None if sampler is None else sampler.load
+            league = League(config, play, engine, play.engine.load, place, save, ahead)
         loop = Loop(
             config,
             algorithm,

@@ -210,7 +210,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             for key, part in parts.items():
                 part.copy_(distributed_like(given[key], part))
         if name in self._engine.learners:
-            self._engine.learners[name].changed = True
+            self._engine.learners[name].replaced()
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""

@@ -191,7 +191,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Set the weights of a policy, critic or reference; ModelError when names or shapes do not fit."""
         copy_weights(self.weights(name), weights, f"'{name}'")
         if name in self.learners:
-            self.learners[name].changed = True
+            self.learners[name].replaced()
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
         """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""

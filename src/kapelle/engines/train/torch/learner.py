@@ -223,6 +223,11 @@ class Learner:
         if self._scale is not None:
             self._scale.load_state(state["scaler"])
 
+    def replaced(self) -> None:
+        """Note that it has other weights now, from elsewhere."""
+        self.changed = True
+        self.version += self.version > 0  # those of version 0 may change: whoever plays them takes them anew
+
     def exchange(self, other: Learner) -> None:
         """Swap weights, optimiser state, counters and loss scale with a learner of the same shape."""
         own_state, other_state = deepcopy(self.state()), deepcopy(other.state())
