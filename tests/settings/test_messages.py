@@ -77,7 +77,9 @@ def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "stands_nearby.py").write_text("from beside_that import Inv\n")
+    (tmp_path / "stands_nearby.py").write_text(
+        "import sys\nfrom beside_that import Inv\nsys.path.append('/own/library')\n"
+    )
     (tmp_path / "beside_that.py").write_text("Inv = 1\n")
     with monkeypatch.context() as safe:
         flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith("_")}
@@ -87,6 +89,7 @@ def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
     message = said("environment: {name: 'stands_nearby:Env'}\n", tmp_path)
     assert message == "Module 'stands_nearby' has no 'Env', named as environment. Did you mean 'Inv'?"
     assert str(tmp_path) not in sys.path, "folders there, such as `wandb`, would pass for packages"
+    assert sys.path[-1] == "/own/library"
 
 
 def test_an_installed_module_goes_before_one_of_its_name_where_kapelle_runs(

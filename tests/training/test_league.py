@@ -171,6 +171,22 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
         assert all("league/diversity" not in step.metrics for step in trainer.steps(1))
 
 
+def test_without_scipy_psro_is_refused_at_once_and_other_populations_have_no_diversity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyspiel")
+    monkeypatch.setattr("kapelle.metrics.ratings.find_spec", lambda name: None if name == "scipy" else name)
+    with pytest.raises(
+        ConfigError, match=r"by.*nash.* needs the package scipy: pip install 'kapelle\[games\]'"
+    ):
+        Trainer(**game(league={"population": "psro"}))
+    Trainer(**game(league={"population": {"name": "psro", "by": "uniform"}})).close()
+    with Trainer(**game(**KUHN, league={"population": "pfsp", "enter": {"every": 1}})) as trainer:
+        [step] = trainer.steps(1)
+        assert "league/diversity" not in step.metrics
+        assert len(trainer._loop.league.pool.payoffs) == 2 * 2 * 2  # type: ignore[union-attr]
+
+
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
     with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:

@@ -55,6 +55,17 @@ def test_it_says_what_the_whole_row_says(row: dict[str, Any]) -> None:
     assert list(found.said) == [turn.text for turn in whole.turns]
 
 
+def test_all_drafts_of_a_learner_are_one_opponent() -> None:
+    """Each is of another step, and a table of who was drawn would have a line for each."""
+    cast = {
+        "a": {"policy": "follower:0:a", "player": "follower_0"},
+        "b": {"policy": "league:1:b", "player": "draft-self@35"},
+    }
+    found = skimmed(json.dumps({"turns": [TURN], "task": {"cast": cast}}).encode(), 0)
+    assert found is not None
+    assert found.met == "follower_0 and self on its way"
+
+
 def test_numbers_of_rows_that_a_run_writes_are_left_out(tmp_path: Path) -> None:
     (raw, *_) = lines_of(write_run(tmp_path / "run", steps=1), "train", 1)
     short = _without_numbers(raw)

@@ -232,11 +232,19 @@ def openskill(
     return {each: (own.mu, own.mu - z * own.sigma, own.mu + z * own.sigma) for each, own in rated.items()}
 
 
-def check_packages(*packages: Literal["openskill", "open_spiel", "scipy"]) -> None:
-    """Raise ConfigError, naming the extra, if a package that ratings or meta-strategies need is missing."""
+Package = Literal["openskill", "open_spiel", "scipy"]
+
+
+def check_packages(*packages: Package, what: str = "This") -> None:
+    """Raise ConfigError, naming the extra, if a package that ratings or meta-strategies (`what`) need is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise ConfigError(f"This needs the package {missing[0]}: pip install 'kapelle[games]'.")
+        raise ConfigError(f"{what} needs the package {missing[0]}: pip install 'kapelle[games]'.")
+
+
+def can_measure_diversity() -> bool:
+    """Return whether the package is there that `effective_diversity` needs."""
+    return find_spec("scipy") is not None
 
 
 # -------- Meta-games: a table of payoffs instead of a line
@@ -245,6 +253,9 @@ def check_packages(*packages: Literal["openskill", "open_spiel", "scipy"]) -> No
 
 Solver = Literal["nash", "alpha_rank", "prd", "uniform"]
 """How a meta-strategy is found; see `meta_strategy`."""
+SOLVER_NEEDS: Mapping[Solver, tuple[Package, ...]] = {
+    "nash": ("scipy",), "alpha_rank": ("open_spiel",), "prd": ("open_spiel",), "uniform": (),
+}  # fmt: skip
 
 
 def log_odds(count: int, results: Results) -> Array:

@@ -48,6 +48,7 @@ from kapelle.environment import (
 )
 from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
 from kapelle.league.pool import DRAFT, EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
+from kapelle.metrics.ratings import SOLVER_NEEDS, check_packages
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import Outline, adapter_parameters, read_settings
 from kapelle.models.paths import check_model_path
@@ -479,6 +480,7 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
         ),
     }
     if isinstance(population, PsroPopulation):
+        check_packages(*SOLVER_NEEDS[population.by], what=f"`league.population.by: {population.by}`")
         few = league.enter is not None and league.slots == 1 and league.keep > 1
         reasons |= {
             "`psro` plays pairs: set `league.slots` to at least 2": few

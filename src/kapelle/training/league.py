@@ -36,7 +36,14 @@ from kapelle.league.pool import (
     partners_of,
 )
 from kapelle.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
-from kapelle.metrics.ratings import effective_diversity, effective_number, linked, meta_strategy, ratings
+from kapelle.metrics.ratings import (
+    can_measure_diversity,
+    effective_diversity,
+    effective_number,
+    linked,
+    meta_strategy,
+    ratings,
+)
 from kapelle.models.weights import read_adapter
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.rows import Column, Sample, turns_of
@@ -405,7 +412,8 @@ class League:
         if tabled := self._tabled:
             self._fill_payoffs(tabled)
             table = self._table_of(tabled)
-            row["league/diversity"] = effective_diversity((table - table.T) / 2)
+            if can_measure_diversity():
+                row["league/diversity"] = effective_diversity((table - table.T) / 2)
         if learner in self._line:
             self.pool.since |= dict.fromkeys(self._line, number)
             row |= self._measured()
