@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +17,7 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.errors import ConfigError, ParityError
+from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.evaluation.exploitability import evaluate_table, language_table
 from kapelle.league.pool import MAIN
 from kapelle.metrics.ratings import effective_diversity
@@ -466,7 +467,7 @@ def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when
         [False, False, False],
         [False, True, False],
         [False, False, False],
-        [False, False, True],
+        [False, False, False],  # nobody begins anew after the last step
     ]
 
 
@@ -571,20 +572,61 @@ def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: P
     settings = game(
         league=line(2, every=100, refresh=1),
         training={"steps": 8, "tasks_per_step": 4},
-        checkpoint={"every": 1, "keep": 1},
+        checkpoint={"every": 1, "keep": 1, "best": "step", "best_is": "lowest"},
     )
     with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        trainer.train()
         league = trainer._loop.league
         assert league is not None
-        league.pool.gone["draft-self@1"] = (1, 2)
-        trainer.train()
-        assert set(league.pool.gone) <= {"draft-self@7", "draft-self@8"}
-        for checkpoints, left in (((1, 8), {"a", "d"}), ((8,), {"d"}), ((), set())):
+        found = {folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.is_dir()}
+        kept = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
+    assert len(found) == 2, "the best and the newest"
+    assert kept == {"start", "self@0", "draft-self@8", f"draft-self@{min(map(step_in, found))}"}
+
+
+def step_in(name: str) -> int:
+    return int(re.sub(r"\D", "", name))
+
+
+def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
+    with Trainer(**game(league=line(2))) as trainer:
+        league = trainer._loop.league
+        assert league is not None
+        for checkpoints, left in (((1, 8), {"a", "d"}), ((8,), {"d"}), ((), set[str]())):
             league.pool.gone = {"a": (1, 2), "b": (2, 3), "d": (8, 9)}
             league.forget_unless_in(checkpoints)
             assert set(league.pool.gone) == left
-    names = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
-    assert names <= {"start", "self@0", "draft-self@7", "draft-self@8"}
+
+
+def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() -> None:
+    """Names stand for other weights when steps are played again and come out otherwise."""
+    with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:
+        league = trainer._loop.league
+        assert league is not None
+        league.seat(1)
+        before = league.state()
+        trainer.train(1)
+        league.load_state(before)
+        changed = {key: own + 1.0 for key, own in trainer.engine.weights("player").items()}
+        league._resting.put("self@0", {"player": changed})
+        league.seat(1)
+        slot = next(slot for slot, name in league._in_slot.items() if name == "self@0")
+        assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
+
+
+def test_a_step_whose_table_could_not_be_played_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a run directory: drafts of before it are still there."""
+    settings = game(
+        league=line(2, every=100, refresh=1, by="uniform"),
+        algorithm={"name": "grpo", "group_size": 4, "team_reward": "individual", "epochs": 2},
+    )
+    with Trainer(**settings) as trainer:
+        trainer.train(1)
+        with monkeypatch.context() as broken:
+            broken.setattr("kapelle.training.league.shared_rollout", lambda *_: [])
+            with pytest.raises(EpisodeError, match="No game of"):
+                trainer.train(1)
+        assert len(list(trainer.steps(2))) == 2
 
 
 def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:

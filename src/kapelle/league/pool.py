@@ -122,8 +122,11 @@ class MemberPool:
         return [*self.members, *self.drafts[:level]]
 
     def played(self, learner: str, member: str, won: float) -> None:
-        """Note one game of a learner against a member, and by how much it was ahead; drafts leave no trace."""
-        if member.startswith(DRAFT):
+        """Note one game of a learner against a member, or the exploiter's against the learner, and by how much it was ahead.
+
+        Games against drafts, and those against who has left meanwhile, leave no trace.
+        """
+        if member not in self.names and member != MAIN:
             return
         self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won)
         now = _now(learner)
@@ -210,7 +213,7 @@ class MemberPool:
             "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
             "payoff_games": [[*key, count] for key, count in self.payoff_games.items()],
-            "gone": {name: list(steps) for name, steps in self.gone.items()},
+            "gone": {name: list(steps) for name, steps in dict(self.gone).items()},
             "since": dict(self.since),
             "entered": self.entered,
         }

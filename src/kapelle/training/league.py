@@ -200,6 +200,8 @@ class League:
         """Return who may meet whom in the steps that are played next, `number` the first of them; fills the slots."""
         if not self._begun:
             self._begin()
+        if not self._kept:  # in a run directory its checkpoints may name them
+            self.forget_unless_in(())
         drawn: list[Mapping[str, Chances]] = [
             {home: self._chances(home, level) for home in self._homes} for level in range(len(self._line))
         ]
@@ -275,11 +277,12 @@ class League:
 
     def _begin(self) -> None:
         """Keep the learners as they are at the start, and let them be the first member."""
-        self._begun = True
         self._resting.put(START, self._weights_now(*self._learners))
-        if self._settings.enter is not None and self._settings.start:
+        # Where a game of the table failed before, it is there.
+        if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
         self._redraft(0)
+        self._begun = True
 
     def _chances(self, home: str, level: int = 0) -> Chances:
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
@@ -406,8 +409,6 @@ class League:
         self._resting.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
         if out is not None:
             self._tables.pop(out.name, None)
-            if not self._kept:
-                self.forget_unless_in(())
         row = {}
         if tabled := self._tabled:
             self._fill_payoffs(tabled)
@@ -424,16 +425,19 @@ class League:
             )
         self._resting.note(member.name, self._standing(member.name, number, rated))
         if number:
-            self._begin_anew(learner)
+            self._begin_anew(learner, last=number == self._steps)
         return row
 
-    def _begin_anew(self, learner: str) -> None:
-        """Send one that has entered to the end of its line; there it begins at its start, or goes on, as the settings say."""
+    def _begin_anew(self, learner: str, *, last: bool) -> None:
+        """Send one that has entered to the end of its line; there it begins at its start, or goes on, as the settings say.
+
+        After the `last` step it stays what it has become: the team that the run ends with.
+        """
         if learner in self._line:
             self._line.remove(learner)
             self._line.append(learner)
         said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
-        if said is not None and said.restart:
+        if said is not None and said.restart and not (last and learner in self._line):
             start = self._resting.of(START, self._weights_now(*self._learners))
             for mine in self._learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
@@ -449,8 +453,6 @@ class League:
             self._resting.put(
                 draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
             )
-        if not self._kept:
-            self.forget_unless_in(())
         self._fill_payoffs(self._everybody)
 
     def admit(self, member: LeagueMember, weights: Weights) -> None:
@@ -678,6 +680,9 @@ class League:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
+        # Names may stand for others now: what was played since is forgotten, and need not come out the same again.
+        for known in (self._in_slot, self._in_slot_ahead, self._tables, self._strategies):
+            known.clear()
         self._begun = bool(state["begun"])
         self._line = list(state.get("line", self._line))  # older checkpoints have one learner
 

@@ -157,7 +157,9 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
     # Of several earlier stages that trained a policy, the newest one counts.
     weights: dict[str, Path] = {}
     for checkpoint in kept.values():
-        for policy in _team(config).trained:
+        team = _team(config)
+        # What learns beside the team in a league starts where the team does.
+        for policy in (name for name in team.trained if not team.policies[name].learns_for):
             if (folder := policy_folder(checkpoint, policy)).is_dir():
                 weights[policy] = folder
     return Start(config, run_dir / stage.folder, weights)
