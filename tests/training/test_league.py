@@ -23,6 +23,7 @@ from kapelle.league.pool import MAIN
 from kapelle.metrics.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
 from kapelle.setup.team_builder import exploiter_name, follower_name, slot_name
+from kapelle.training.sampling_process import SamplingProcess
 
 ONE = {"adapter": "player"}
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
@@ -85,7 +86,7 @@ def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> Non
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
-        trainer._loop.league._load = lambda *_: None  # type: ignore[union-attr]
+        trainer._loop.league._here.load = lambda *_: None  # type: ignore[union-attr]
         with pytest.raises(ParityError, match="league:"):
             trainer.train()
 
@@ -186,6 +187,20 @@ def test_without_scipy_psro_is_refused_at_once_and_other_populations_have_no_div
         [step] = trainer.steps(1)
         assert "league/diversity" not in step.metrics
         assert len(trainer._loop.league.pool.payoffs) == 2 * 2 * 2  # type: ignore[union-attr]
+
+
+def test_a_table_is_played_where_not_all_of_it_is_computed() -> None:
+    """A cluster's workers cannot play it beside a step, so that such a league is refused with `training.overlap` there."""
+    pytest.importorskip("pyspiel")
+    psro, pairs = {"population": {"name": "psro", "games": 2}}, {"population": "pfsp", "pair_games": 2}
+    base = {"members": {"base": "frozen"}}
+    for over, league, plays in (
+        ({}, psro, True), ({}, pairs, True), ({}, {"population": "pfsp"}, False),
+        (KUHN, psro, False), (KUHN, pairs, False), (KUHN, {**psro, **base}, True), (KUHN, {**pairs, **base}, False),
+    ):  # fmt: skip
+        with Trainer(**game(**over, league=league)) as trainer:
+            assert trainer._loop.league is not None
+            assert trainer._loop.league.plays_tables is plays
 
 
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
@@ -553,15 +568,15 @@ def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays()
     with Trainer(**game(league=line(2, every=2, refresh=1), training=training)) as trainer:
         league, sampler = trainer._loop.league, trainer._loop._sampler
         assert league is not None
-        assert sampler is not None
-        real, busy = league._load_ahead, []
+        assert isinstance(sampler, SamplingProcess)
+        ahead, busy = league._players_of_steps[1], list[bool]()
+        real = ahead.load
 
         def load(policy: str, weights: Any, version: int) -> None:
-            assert real is not None
-            busy.append(sampler._busy)  # type: ignore[attr-defined]
+            busy.append(sampler._busy)
             real(policy, weights, version)
 
-        league._load_ahead = load
+        ahead.load = load
         for _ in trainer.steps():
             pass
     assert busy

@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -127,6 +127,15 @@ class RestingWeights:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
+@dataclass(slots=True)
+class SlotHolder:
+    """What plays members from its slots; those of a process that plays ahead change only between what it plays."""
+
+    load: Load
+    holds: dict[int, str] = field(default_factory=dict)
+    """Slot → the member whose weights it has."""
+
+
 class League:
     """Seats members before a step is played, and learns from its games who is how strong."""
 
@@ -144,7 +153,8 @@ class League:
         assert config.league is not None, "`load_pieces` makes a league where the settings have one"
         self._settings, self._seed, self._steps = config.league, config.seed, config.training.steps
         self._play, self._engine = play, engine
-        self._load, self._load_ahead = load, load_ahead
+        self._here = SlotHolder(load)
+        self._players_of_steps = [self._here, *([] if load_ahead is None else [SlotHolder(load_ahead)])]
         team = play.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
         self._learners: dict[str, dict[str, str]] = {
@@ -170,8 +180,6 @@ class League:
         self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
         self._kept = folder is not None
         self._in_slot: dict[int, str] = {}
-        self._in_slot_ahead: dict[int, str] = {}
-        """The same of the process that plays ahead, whose slots change only between what it plays."""
         self._tables: dict[str, TabularPolicies] = {}
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
@@ -211,8 +219,7 @@ class League:
             name for each in drawn for own in each.values() for name, chance in own.items() if chance > 0.0
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
-        self.sit(names)
-        self._sit_ahead(names)
+        self.sit(names, self._players_of_steps)
         seats = {
             learner: tuple(
                 MemberSeat(
@@ -287,29 +294,21 @@ class League:
     def _chances(self, home: str, level: int = 0) -> Chances:
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
-    def sit(self, names: Sequence[str]) -> None:
-        """Put snapshots into the slots of this process, in this order."""
+    def sit(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
+        """Put snapshots into the slots of the train engine, in this order, and of these players."""
         for slot, name in enumerate(names):
-            if self._in_slot.get(slot) == name:
-                continue
-            for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
-                seat = slot_name(slot, policy)
-                self._engine.load_weights(seat, self._placed(seat, weights))
-                self._load(seat, self._engine.weights(seat), self._serial(name))
-            self._in_slot[slot] = name
-
-    def _sit_ahead(self, names: Sequence[str]) -> None:
-        """Give those who have just been seated to the process that plays ahead; it plays nothing now."""
-        for slot, name in enumerate(names):
-            if self._load_ahead is None or self._in_slot_ahead.get(slot) == name:
-                continue
-            for policy in self._learners[MAIN]:
-                seat = slot_name(slot, policy)
-                self._load_ahead(seat, self._engine.weights(seat), self._serial(name))
-            self._in_slot_ahead[slot] = name
-
-    def _serial(self, name: str) -> int:
-        return next(member.serial for member in self._everybody if member.name == name)
+            if self._in_slot.get(slot) != name:
+                for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
+                    seat = slot_name(slot, policy)
+                    self._engine.load_weights(seat, self._placed(seat, weights))
+                self._in_slot[slot] = name
+            for player in players:
+                if player.holds.get(slot) != name:
+                    serial = next(member.serial for member in self._everybody if member.name == name)
+                    for policy in self._learners[MAIN]:
+                        seat = slot_name(slot, policy)
+                        player.load(seat, self._engine.weights(seat), serial)
+                    player.holds[slot] = name
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
         """Return the policy that plays each agent's seat for a member that is seated."""
@@ -498,7 +497,8 @@ class League:
                 for decision in self._exact.decisions()
             }
             return self._exact.exact_values(joint)[0][seat], 0
-        self.sit(list(dict.fromkeys(each.name for each in (one, other) if each.kind == "past")))
+        past = [each.name for each in (one, other) if each.kind == "past"]
+        self.sit(list(dict.fromkeys(past)), [self._here])
         owned = {agent: one if agent == home else other for agent in team.names}
         cast = {
             agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)
@@ -569,6 +569,13 @@ class League:
             axis=0
         )
         return table
+
+    @property
+    def plays_tables(self) -> bool:
+        """Whether pairs of members play for the table, as not all of them are computed."""
+        if isinstance(self._settings.population, PsroPopulation):
+            return self._exact is None or bool(self._settings.members)
+        return self._exact is None and self._settings.pair_games > 0
 
     @property
     def _tabled(self) -> list[LeagueMember]:
@@ -681,8 +688,10 @@ class League:
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
         # Names may stand for others now: what was played since is forgotten, and need not come out the same again.
-        for known in (self._in_slot, self._in_slot_ahead, self._tables, self._strategies):
-            known.clear()
+        for slots in (self._in_slot, *(player.holds for player in self._players_of_steps)):
+            slots.clear()
+        self._tables.clear()
+        self._strategies.clear()
         self._begun = bool(state["begun"])
         self._line = list(state.get("line", self._line))  # older checkpoints have one learner
 
