@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.viewed_runs import write_run
 
+from kapelle.league.pool import DRAFT
 from kapelle.runs.step_rows import pack
 from kapelle.viewer import lines as episode_lines
 from kapelle.viewer.episode import episode_of
@@ -56,14 +57,13 @@ def test_it_says_what_the_whole_row_says(row: dict[str, Any]) -> None:
 
 
 def test_all_drafts_of_a_learner_are_one_opponent() -> None:
-    """Each is of another step, and a table of who was drawn would have a line for each."""
-    cast = {
-        "a": {"policy": "follower:0:a", "player": "follower_0"},
-        "b": {"policy": "league:1:b", "player": "draft-self@35"},
-    }
-    found = skimmed(json.dumps({"turns": [TURN], "task": {"cast": cast}}).encode(), 0)
-    assert found is not None
-    assert found.met == "follower_0 and self on its way"
+    """Each is of another step, and a table of who was drawn would have a line for each; the learner beside it is no opponent."""
+    own = {"policy": "follower:0:a", "player": "follower_0"}
+    draft = {"policy": "league:1:b", "player": f"{DRAFT}self@35"}
+    for cast, met in (({"a": own, "b": draft}, "self on its way"), ({"a": own, "b": own}, "")):
+        found = skimmed(json.dumps({"turns": [TURN], "task": {"cast": cast}}).encode(), 0)
+        assert found is not None
+        assert found.met == met
 
 
 def test_numbers_of_rows_that_a_run_writes_are_left_out(tmp_path: Path) -> None:

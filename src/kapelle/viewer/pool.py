@@ -237,7 +237,7 @@ def _members(
     for name in names:
         kind, step = about.get(name, ("", None))
         rating = rated.ratings.get(name)
-        learns = any(each.startswith(f"{name}@") for each in names)
+        learns = name.endswith(" on its way") or any(each.startswith(f"{name}@") for each in names)
         chances = [own.get(name, 0.0) for own in newest.strategy.values()]
         rows.append({
             "name": name,

@@ -99,15 +99,22 @@ def players_of(
     )
 
 
+DRAFT = re.compile(r"draft-(\w+)@\d+")
+"""The name of a draft: a learner of a league on its way, as it was after some step."""
+
+
 def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return who plays in place of the team, by agent: a policy, empty for the environment's own player, and the member's name."""
+    """Return who plays in place of the team, by agent: a policy, empty for the environment's own player, and the member's name.
+
+    All drafts of a learner are one: "self on its way".
+    """
     found = mapping(mapping(row.get("task")).get("cast"))
     pairs = {
         str(agent): (text(mapping(each).get("policy")), mapping(each).get("player"))
         for agent, each in found.items()
     }
     return {
-        agent: (policy, member)
+        agent: (policy, DRAFT.sub(r"\1 on its way", member))
         for agent, (policy, member) in pairs.items()
         if isinstance(member, str) and member
     }
@@ -212,14 +219,13 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
         _tags(row, task),
         text(task.get("part")),
         players_of(row, turns, rewards),
+        # A further learner of a league sits at its own seat, and is met by nobody.
         " and ".join(
-            # All drafts of a learner of a league's line are one opponent here.
-            sorted({DRAFT.sub(r"\1 on its way", member) for _, member in cast_of(row).values()})
+            sorted({each for policy, each in cast_of(row).values() if not policy.startswith("follower:")})
         ),
     )
 
 
-DRAFT = re.compile(r"draft-(\w+)@\d+")
 MOST_TAGS = 20
 """Most tags of an episode."""
 
