@@ -94,6 +94,10 @@ def _shrunk(name: str, tree: Tree, data: Path) -> Tree:
         tree["warmup"].update(steps=2, demonstrations=8, batch=4)
     tree["evaluation"] = {"problems": 2, "every": 2, "problems_while_training": 2}
     tree["checkpoint"] = {"every": 2, "keep": 2}
+    if "league" in tree:  # a member enters after each step, one leaves, and most of them rest
+        tree["league"] = merged(
+            tree["league"], {"enter": {"every": 1}, "keep": 3, "slots": 2, "in_memory": 1}
+        )
     for part in tree.get("stages", [tree]):
         part["training"] = {"steps": STEPS, "tasks_per_step": 2}
         part["optimizer"] = {**part.get("optimizer", {}), "lr": 1e-2}
@@ -158,9 +162,22 @@ def _noisy(tree: Tree) -> Tree:
     return merged(tree, {"team": {"lora": {**_LORA, "dropout": 0.2}}})
 
 
+def _in_line(tree: Tree) -> Tree:
+    """Two learners of which one answers the other's drafts; one enters, and goes to the end, after each second step."""
+    tree["league"] = {
+        "population": {"name": "psro", "learners": 2, "refresh": 1},
+        "enter": {"every": 2, "restart": True},
+        "keep": 3,
+        "slots": 3,
+        "in_memory": 1,
+    }
+    return tree
+
+
 _FURTHER: Mapping[str, tuple[str, Callable[[Tree], Tree]]] = {
     "steps played ahead": ("demo", _stale),
     "against a past self": ("kuhn", _past),
     "paid by the verifier of a stage": ("maporl_sums_debate", _paid_by_verifier),
     "an environment that draws": ("mrlm_ppo", _noisy),
+    "learners in line": ("kuhn_league", _in_line),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -601,6 +602,24 @@ def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: P
 
 def step_in(name: str) -> int:
     return int(re.sub(r"\D", "", name))
+
+
+def test_what_a_killed_process_left_goes_when_no_checkpoint_names_it(tmp_path: Path) -> None:
+    """The league's state is the same whether a checkpoint was tidied before the kill or not."""
+    settings = game(league=line(2, every=100, refresh=1), checkpoint={"every": 2, "keep": 1})
+    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        trainer.train(3)
+        kept = trainer._loop.league
+        assert kept is not None
+        state, resting = kept.state(), tmp_path / "run" / "league"
+    shutil.copytree(resting / "draft-self@3", resting / "draft-self@1")
+    with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as trainer:
+        league = trainer._loop.league
+        assert league is not None
+        assert league.state() == state
+        assert list(league.pool.gone["draft-self@1"]) == [1, 3]
+        trainer.train()
+    assert not (resting / "draft-self@1").exists()
 
 
 def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:

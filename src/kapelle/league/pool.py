@@ -100,8 +100,9 @@ class MemberPool:
         """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
         """The same → games that the return is the mean of, 0 where it was computed exactly; absent where a checkpoint did not say."""
-        self.gone: dict[str, tuple[int, int]] = {}
-        """Who has left, and whose weights are still kept → the steps after which it was taken and left."""
+        self.gone: dict[str, tuple[int, float]] = {}
+        """Who has left, and whose weights are still kept → the steps after which it was taken and left. No state of the league: it depends on
+        which checkpoints are there."""
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
@@ -213,7 +214,6 @@ class MemberPool:
             "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
             "payoff_games": [[*key, count] for key, count in self.payoff_games.items()],
-            "gone": {name: list(steps) for name, steps in dict(self.gone).items()},
             "since": dict(self.since),
             "entered": self.entered,
         }
@@ -230,11 +230,6 @@ class MemberPool:
         # Older checkpoints hold no counts.
         counts = state.get("payoff_games", ())
         self.payoff_games = {(agent, one, other): count for agent, one, other, count in counts}
-        # Older checkpoints say only when it left.
-        self.gone = {
-            name: (0, steps) if isinstance(steps, int) else (steps[0], steps[1])
-            for name, steps in state["gone"].items()
-        }
         self.since = dict(state["since"])
         self.entered = int(state["entered"])
 

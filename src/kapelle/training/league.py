@@ -120,6 +120,11 @@ class RestingWeights:
         while self._folder is not None and len(self._held) > self._most:
             del self._held[next(iter(self._held))]
 
+    @property
+    def kept(self) -> list[str]:
+        """Whose weights are in the folder, which a process that was killed may have left without an owner."""
+        return [] if self._folder is None else sorted(each.name for each in self._folder.glob("*@*"))
+
     def forget(self, name: str) -> None:
         """Forget one that no checkpoint names any more."""
         self._held.pop(name, None)
@@ -184,6 +189,8 @@ class League:
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
         self._begun = False
+        self._step = 0
+        """The last one that it has learned from."""
         self._exact = enumerable(play.environment, len(team.names), self._settings.exact)
 
     def _spread(self) -> None:
@@ -352,6 +359,7 @@ class League:
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""
+        self._step = number
         self.pool.fade()
         team, invalid, turns = self._play.team, 0.0, 0
         earned: dict[str, list[float]] = {}
@@ -682,7 +690,12 @@ class League:
 
     def state(self) -> dict[str, object]:
         """Return what a checkpoint keeps: everything but the weights of snapshots, which rest in the run's folder."""
-        return {"pool": self.pool.state(), "begun": self._begun, "line": list(self._line)}
+        return {
+            "pool": self.pool.state(),
+            "begun": self._begun,
+            "line": list(self._line),
+            "step": self._step,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
@@ -694,6 +707,14 @@ class League:
         self._strategies.clear()
         self._begun = bool(state["begun"])
         self._line = list(state.get("line", self._line))  # older checkpoints have one learner
+        self._step = int(state.get("step", 0))
+        here = {member.name for member in self._everybody}
+        for name in here & self.pool.gone.keys():
+            del self.pool.gone[name]
+        for name in self._resting.kept:
+            taken = name.rpartition("@")[2]
+            if name not in here and taken.isdecimal():
+                self.pool.gone.setdefault(name, (int(taken), self._step or math.inf))
 
 
 def _by_name(names: Sequence[str], shares: Iterable[float]) -> Chances:
