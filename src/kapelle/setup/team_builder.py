@@ -13,7 +13,7 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean, noting
-from kapelle.league.pool import LeagueMember, followers_of, partners_of
+from kapelle.league.pool import EXPLOITER, FOLLOWER, PARTNER, LeagueMember, followers_of, partners_of
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
 from kapelle.runs.named_checkpoint import weights_of
@@ -197,6 +197,14 @@ def follower_name(follower: int, policy: str) -> str:
     return f"follower:{follower}:{policy}"
 
 
+def added_learners(league: LeagueConfig) -> dict[str, Callable[[str], str]]:
+    """Return who learns beside the team, each with how its policies are called after those at whose seats it learns."""
+    exploiter = {} if league.exploiter is None else {EXPLOITER: exploiter_name}
+    partners = {f"{PARTNER}{k}": partial(partner_name, k) for k in range(partners_of(league))}
+    followers = {f"{FOLLOWER}{k}": partial(follower_name, k) for k in range(followers_of(league))}
+    return {**exploiter, **partners, **followers}
+
+
 def _member_name(member: str, policy: str) -> str:
     return f"member:{member}:{policy}" if policy else f"member:{member}"
 
@@ -239,12 +247,7 @@ def _league_policies(
             slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
             for name, policy in learners.items()
         }
-    beside: list[Callable[[str], str]] = [
-        *([exploiter_name] if league.exploiter is not None else []),
-        *(partial(partner_name, partner) for partner in range(partners_of(league))),
-        *(partial(follower_name, follower) for follower in range(followers)),
-    ]
-    for named in beside:
+    for named in added_learners(league).values():
         found |= {
             named(name): replace(policy, name=named(name), learns_for=name)
             for name, policy in learners.items()

@@ -32,8 +32,6 @@ from kapelle.league.pool import (
     PARTNER,
     LeagueMember,
     MemberPool,
-    followers_of,
-    partners_of,
 )
 from kapelle.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
 from kapelle.metrics.ratings import (
@@ -53,13 +51,7 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
 from kapelle.settings.schema import FcpPopulation, PsroPopulation, RunConfig
-from kapelle.setup.team_builder import (
-    exploiter_name,
-    fixed_members,
-    follower_name,
-    partner_name,
-    slot_name,
-)
+from kapelle.setup.team_builder import added_learners, fixed_members, slot_name
 from kapelle.signals.samples import policy_sample
 from kapelle.types import Cast, Group
 
@@ -166,17 +158,11 @@ class League:
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
         }
         """Learner → the policy of the team map that a seat has → the learner's own in its place."""
-        if self._settings.exploiter is not None:
-            own = self._learners[MAIN]
-            self._learners[EXPLOITER] = {policy: exploiter_name(policy) for policy in own}
-        for partner in range(partners_of(self._settings)):
-            own = self._learners[MAIN]
-            self._learners[f"{PARTNER}{partner}"] = {policy: partner_name(partner, policy) for policy in own}
-        for follower in range(followers_of(self._settings)):
-            own = self._learners[MAIN]
-            self._learners[f"{FOLLOWER}{follower}"] = {
-                policy: follower_name(follower, policy) for policy in own
-            }
+        own = tuple(self._learners[MAIN])
+        self._learners |= {
+            learner: {policy: named(policy) for policy in own}
+            for learner, named in added_learners(self._settings).items()
+        }
         self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
         """Who enters next, and those behind it, each of which answers the members and the learners before it."""
         self._spread()
