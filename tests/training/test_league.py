@@ -563,6 +563,38 @@ def test_the_process_that_plays_ahead_has_the_weights_of_who_began_anew() -> Non
     assert any("exploiter:player" in policies for policies in played)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool) -> None:
+    training = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2, "overlap": overlap}
+    tasks = {"replay": {"groups": 1}}
+    league = {"population": "psro", "enter": {"every": 2, "restart": True}, "slots": 2}
+    league["population"] = {"name": "psro", "games": 2}
+    ages = []
+    with Trainer(**game(league=league, training=training, tasks=tasks)) as trainer:
+        born = 0
+        for step in trainer.steps():
+            versions = {
+                turn.version
+                for group in step.groups
+                for each in group.episodes
+                for turn in each.turns
+                if turn.trained
+            }
+            assert min(versions) >= born, "games of who has entered"
+            ages.append(step.metrics["staleness"])
+            again = trainer._loop._queue.replay
+            assert {
+                turn.version >= born
+                for _, group in again
+                for each in group.episodes
+                for turn in each.turns
+                if turn.trained
+            } <= {True}
+            if trainer._loop.league.began_anew:  # type: ignore[union-attr]
+                born = trainer.engine.versions["player"]
+    assert ages == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+
+
 def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays() -> None:
     """Tables are filled by this process while the other one plays."""
     training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}

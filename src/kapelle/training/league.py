@@ -175,6 +175,8 @@ class League:
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
         """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
         self._begun = False
+        self.began_anew = False
+        """Whether a learner began at its start again after the last step: what it played ahead is not its own any more."""
         self._step = 0
         """The last one that it has learned from."""
         self._exact = enumerable(play.environment, len(team.names), self._settings.exact)
@@ -345,7 +347,7 @@ class League:
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""
-        self._step = number
+        self._step, self.began_anew = number, False
         self.pool.fade()
         team, invalid, turns = self._play.team, 0.0, 0
         earned: dict[str, list[float]] = {}
@@ -431,6 +433,7 @@ class League:
             self._line.append(learner)
         said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
         if said is not None and said.restart and not (last and learner in self._line):
+            self.began_anew = True
             start = self._resting.of(START, self._weights_now(*self._learners))
             for mine in self._learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))

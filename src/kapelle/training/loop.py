@@ -328,6 +328,8 @@ class Loop:
             assert self._sampler is not None, "only a sampler plays meanwhile"
             parity = self._compare(*settled, parity, self._sampler.weights)
         metrics |= parity
+        if self.league is not None and self.league.began_anew:
+            self._queue.forget()
         clock.leave()
 
         # Publish the new weights.

@@ -289,6 +289,12 @@ class RolloutQueue:
         self._pending = None
         return played, self._versions[-1]
 
+    def forget(self) -> None:
+        """Forget what was played ahead and what later steps would learn from again: a learner began anew, and would be taught by games that it has not played."""
+        assert self._pending is None, "what a step began is settled first"
+        self._queue.clear()
+        self._left, self.replay = (), ()
+
     def _keep(self, played: PlayedStep) -> None:
         """Put a step that the current weights played into the queue; groups that a step before it began may have older weights."""
         continued = [group.task for group in self._left]
