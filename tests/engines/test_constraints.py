@@ -14,7 +14,7 @@ from tests.support.tiny import LORA, tiny_model, train_engine
 from torch import Tensor
 
 from kapelle.algorithm import Outputs, Targets
-from kapelle.engines.rollout.local.decode_batch import decode
+from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.protocol import Completion, Request
@@ -24,6 +24,7 @@ from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.large_head import statistics_in_pieces
 from kapelle.errors import ConfigError, ParityError
 from kapelle.models.language_model import LanguageModel
+from kapelle.models.token_masks import TokenMasks
 from kapelle.rows import Column, Sample
 from kapelle.team import Policy
 from kapelle.types import Constraint, Message, Sampling, Task
@@ -65,6 +66,46 @@ def legal(kind: str, text: str) -> bool:
     return (
         found.keys() == {"city", "sure"} and found["city"] in ("Bern", "Köln") and type(found["sure"]) is bool
     )
+
+
+def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same tokens and log-probs, in fewer steps; later prompts continue what was read alone."""
+
+    def played(model: LanguageModel) -> tuple[list[RowOutput], int]:
+        first = [job(model, "?", seed, constraint=YES_NO) for seed in range(12)]
+        rest = [
+            job(model, "?", 1, constraint=YES_NO, max_tokens=2),
+            job(model, "?", 2, constraint=YES_NO, stop=("e",)),
+            job(model, "?", 3, constraint=EVERY["regex"]),
+            job(model, "?", 4, max_tokens=20),
+        ]
+        decoder = Decoder(model, kept_tokens=10_000)
+        outputs = decoder.join([*first, *rest])
+        while any(output.finish_reason is None for output in outputs[:12]):
+            decoder.advance(1)
+        steps = decoder.steps
+        while decoder.in_flight:
+            decoder.advance(1)
+        again = [
+            own._replace(prompt=(*own.prompt, *output.ids), seed=99)
+            for own, output in zip(first, outputs, strict=False)
+        ]
+        more = decoder.join(again)
+        while decoder.in_flight:
+            decoder.advance(1)
+        return [*outputs, *more], steps
+
+    found, steps = played(tiny_model())
+    monkeypatch.setattr(TokenMasks, "ending", lambda *_: ())
+    expected, all_steps = played(tiny_model())
+    assert [(each.ids, each.finish_reason, each.text) for each in found] == [
+        (each.ids, each.finish_reason, each.text) for each in expected
+    ]
+    for own, other in zip(found, expected, strict=True):
+        assert own.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert steps <= 3 < all_steps, "a byte or two tell yes, no and nobody apart"
 
 
 @pytest.mark.parametrize("kind", EVERY)

@@ -17,8 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from kapelle.errors import ConfigError
 from kapelle.grading.text.tool_call import ReadCall, parse_calls
+from kapelle.models import token_masks
 from kapelle.models.embedded import light_tokenizer
-from kapelle.models.token_masks import TokenMasks, check_constraint
+from kapelle.models.token_masks import TokenMasks, Walk, check_constraint
 from kapelle.runtime.constraints import LLAMA, forced_call, lark_of
 from kapelle.types import Constraint
 
@@ -104,6 +105,32 @@ def test_every_spelling_of_a_choice_is_allowed_and_nothing_else(kind: str) -> No
     assert all(ids[-1] == end for ids in found)
     if kind != "bytes":
         assert len({tuple(ids) for ids, text in zip(found, texts, strict=True) if text == "nobody"}) > 1
+
+
+@pytest.mark.parametrize("most", [4096, 2], ids=["kept", "dropped all the time"])
+@pytest.mark.parametrize("kind", TOKENISERS)
+def test_walks_that_share_a_beginning_are_allowed_what_each_is_alone(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_masks, "SHARED", most)
+    raw = TOKENISERS[kind]()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    constraint = Constraint.choices(["yes", "no", "nobody", "Köln"])
+    draw = np.random.default_rng(0)
+    for _ in range(3):
+        walks = [masks.begin(constraint) for _ in range(12)]
+        alone = [Walk(masks._compiled[constraint].deep_copy()) for _ in walks]
+        while walks:
+            found = masks.next(walks)
+            assert (found == np.stack([masks.next([each])[0] for each in alone])).all()
+            taken = [int(draw.choice(allowed(bits_W))) for bits_W in found]
+            for own, other, token in zip(walks, alone, taken, strict=True):
+                own.take(token)
+                other.take(token)
+                assert own.complete == other.complete
+            walks = [each for each, token in zip(walks, taken, strict=True) if token != end]
+            alone = [each for each, token in zip(alone, taken, strict=True) if token != end]
 
 
 @pytest.mark.parametrize("kind", TOKENISERS)

@@ -51,6 +51,9 @@ COMPILED = 256
 KEPT_BYTES = 1 << 26
 """Bytes of completions' masks that are kept for the next pass over the same tokens."""
 
+SHARED = 1 << 12
+"""Beginnings of choices that are kept with what may follow; all are dropped when there are more."""
+
 MANY_TOKENS, MANY_ROWS = 1 << 12, 4
 """From so many tokens and rows on, masks are computed by several threads."""
 
@@ -138,23 +141,50 @@ class _TokenBytes:
         raise AssertionError("no token is forced")
 
 
-class Walk:
-    """One completion on its way through its grammar."""
+class _Beginning:
+    """A beginning of a text, with what is known of it: choices have few, which many completions share."""
 
-    __slots__ = ("matcher",)
+    __slots__ = ("after", "bits_W", "ending", "matcher")
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
+        self.bits_W: Bits | None = None
+        """What may follow, once somebody has asked."""
+        self.ending: tuple[int, ...] | None = None
+        """The only tokens that may follow, the end of turn last; empty where there is a choice, None before somebody has asked."""
+        self.after: dict[int, _Beginning] = {}
+
+
+class Walk:
+    """One completion on its way through its grammar."""
+
+    __slots__ = ("beginning", "matcher")
+
+    def __init__(self, matcher: Any, beginning: _Beginning | None = None) -> None:
+        self.matcher, self.beginning = matcher, beginning
+        """The matcher is its own, or that of a beginning, which others share."""
 
     def take(self, token: int) -> None:
         """Go on with a token that was allowed."""
-        if not self.matcher.consume_token(token) and not self.matcher.is_stopped():
-            LOG.warning("A constraint cannot go on, and its turn ends: %s", self.matcher.get_error()[:200])
+        here = self.beginning
+        if here is None:
+            _consume(self.matcher, token)
+            return
+        after = here.after.get(token)
+        if after is None:
+            after = here.after[token] = _Beginning(here.matcher.deep_copy())
+            _consume(after.matcher, token)
+        self.beginning, self.matcher = after, after.matcher
 
     @property
     def complete(self) -> bool:
         """Whether the text may end here."""
         return bool(self.matcher.is_accepting())
+
+
+def _consume(matcher: Any, token: int) -> None:
+    if not matcher.consume_token(token) and not matcher.is_stopped():
+        LOG.warning("A constraint cannot go on, and its turn ends: %s", matcher.get_error()[:200])
 
 
 class TokenMasks:
@@ -166,6 +196,10 @@ class TokenMasks:
         self.words = -(-size // 32)
         """W."""
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
+        self._beginnings: dict[Constraint, _Beginning] = {}
+        """Choices → the empty text."""
+        self._shared = 0
+        """Beginnings whose masks are known."""
         self._kept: OrderedDict[tuple[Constraint, tuple[int, ...]], Bits] = OrderedDict()
         self._kept_bytes = 0
 
@@ -230,7 +264,13 @@ class TokenMasks:
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
-        walk = Walk(found.deep_copy())
+        if constraint.kind == "choices":
+            beginning = self._beginnings.get(constraint)
+            if beginning is None:
+                beginning = self._beginnings[constraint] = _Beginning(found.deep_copy())
+            walk = Walk(beginning.matcher, beginning)
+        else:
+            walk = Walk(found.deep_copy())
         for token in ids:
             walk.take(token)
         return walk
@@ -238,18 +278,66 @@ class TokenMasks:
     def next(self, walks: Sequence[Walk]) -> Bits:
         """Return what may come next in each walk, `_RW`."""
         bits_RW = np.empty((len(walks), self.words), dtype=np.int32)
+        asked: dict[int, int] = {}
+        """Matcher that is asked, by its identity → the first row that wants to know."""
+        again: list[tuple[int, int]] = []
+        for row, walk in enumerate(walks):
+            here = walk.beginning
+            if here is not None and here.bits_W is not None:
+                bits_RW[row] = here.bits_W
+            elif (first := asked.setdefault(id(walk.matcher), row)) != row:
+                again.append((row, first))
+        if asked:
+            self._compute(walks, list(asked.values()), bits_RW)
+            for row, first in again:
+                bits_RW[row] = bits_RW[first]
+        return bits_RW
+
+    def _compute(self, walks: Sequence[Walk], rows: Sequence[int], bits_RW: Bits) -> None:
+        """Ask the library for these rows of `bits_RW`, and keep what others may ask again."""
         start, step = bits_RW.ctypes.data, self.words * 4
-        if self._size >= MANY_TOKENS and len(walks) >= MANY_ROWS:
-            places = [(walk.matcher, row) for row, walk in enumerate(walks)]
+        if self._size >= MANY_TOKENS and len(rows) >= MANY_ROWS:
+            places = [(walks[row].matcher, row) for row in rows]
             self._executor.unsafe_compute_mask_ptr(places, start, step, len(walks))
         else:
-            for row, walk in enumerate(walks):
-                walk.matcher.unsafe_compute_mask_ptr(start + row * step, step)
-        bits_RW &= self._read[1]
-        stuck = ~bits_RW.any(axis=1)
-        if stuck.any():
-            bits_RW[stuck] = self._only_ends
-        return bits_RW
+            for row in rows:
+                walks[row].matcher.unsafe_compute_mask_ptr(start + row * step, step)
+        for row in rows:
+            bits_W = bits_RW[row]
+            bits_W &= self._read[1]
+            if not bits_W.any():
+                bits_W[:] = self._only_ends
+            here = walks[row].beginning
+            if here is not None:
+                here.bits_W = bits_W.copy()
+                self._shared += 1
+        if self._shared > SHARED:
+            self._beginnings.clear()
+            self._shared = 0
+
+    def ending(self, walk: Walk) -> tuple[int, ...]:
+        """Return the only tokens that may follow in a walk among choices, the end of turn last; nothing where there are others.
+
+        A row that is to write them need not be read by a model: each has a probability of 1.
+        """
+        if walk.beginning is None:
+            return ()
+        chain: list[tuple[_Beginning, int]] = []
+        at = Walk(walk.matcher, here := walk.beginning)
+        while at.beginning is not None and at.beginning.ending is None:
+            places = self._places(at)
+            if len(places) > 1:
+                at.beginning.ending = ()
+                break
+            (token,) = places
+            chain.append((at.beginning, token))
+            if token in self._ends:
+                break
+            at.take(token)
+        rest = () if at.beginning is None else at.beginning.ending or ()
+        for before, token in reversed(chain):
+            rest = before.ending = (token, *rest) if rest or token in self._ends else ()
+        return here.ending or ()
 
     @cached_property
     def _only_ends(self) -> Bits:

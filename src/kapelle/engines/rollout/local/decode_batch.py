@@ -338,13 +338,23 @@ class Decoder:
         # The only wait for a GPU in a step, whatever rows there are.
         if self._stopping or self._constrained:
             tokens, ends = torch.stack((token_R, ended_R.long())).tolist()
+            early: list[int] = []
             for number, (row, token) in enumerate(zip(self._flying, tokens, strict=True)):
                 if row.walk is not None and row.length is None:
                     row.walk.take(token)
+                    if not ends[number] and row.stop is None and not self._rows.routes:
+                        ending = self._model.masks.ending(row.walk)
+                        if 0 < len(ending) <= row.room(self._steps):
+                            row.ending = ending
+                            early.append(number)
                 if row.stop is not None and row.length is None:
                     row.output.text = row.stop.text_before_stop(token)
                     if row.output.text is not None:
-                        ends[number], ended_R[number] = 1, True
+                        early.append(number)
+            if early:
+                ended_R[early] = True
+                for number in early:
+                    ends[number] = 1
         else:
             ends = ended_R.tolist()
         if any(ends):
@@ -428,7 +438,8 @@ class Decoder:
                 row = self._flying[number]
                 count = self._steps - row.joined if row.length is None else row.length
                 own = slice(row.job.begun, row.job.begun + count)
-                yield row, [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
+                forced = [0.0] * len(row.ending)
+                yield row, [*row.ids, *ids[own], *row.ending], [*row.logprobs, *logprobs[own], *forced]
 
     def _unfinished(self) -> list[int]:
         return [number for number, row in enumerate(self._flying) if row.length is None]
@@ -498,6 +509,7 @@ class _FlyingRow:
     """A row in flight."""
 
     __slots__ = (
+        "ending",
         "first",
         "ids",
         "job",
@@ -523,6 +535,8 @@ class _FlyingRow:
         """Steps of the decoder before it joined."""
         self.length: int | None = None
         """Tokens that it has generated since; None while it generates."""
+        self.ending: tuple[int, ...] = ()
+        """Tokens that its constraint left no choice in, at the end of its completion: no model has read them."""
         self.reported = 0
         """Tokens that `Decoder.new_tokens` has yielded."""
         begun = job.prompt[len(job.prompt) - job.begun :]
@@ -541,9 +555,13 @@ class _FlyingRow:
         self.job = job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
         self.walk = self._walk(job.prompt[len(job.prompt) - job.begun :])
 
+    def room(self, steps: int) -> int:
+        """Return how many more tokens its completion may have after so many steps of the decoder."""
+        return self.job.sampling.max_tokens - self.job.begun - (steps - self.joined)
+
     def newest(self) -> list[int]:
-        """Return what a finished row has generated since it joined."""
-        return self.output.ids[len(self.ids) :]
+        """Return what a finished row has sampled since it joined."""
+        return self.output.ids[len(self.ids) : len(self.output.ids) - len(self.ending)]
 
 
 class StopSearch:

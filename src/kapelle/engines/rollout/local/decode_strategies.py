@@ -92,12 +92,17 @@ class Rows:
         """Go on with these rows, in this order; drop all others."""
         raise NotImplementedError
 
+    @property
+    def routes(self) -> bool:
+        """Whether the experts of each token are recorded, so that all tokens have to be read."""
+        return False
+
     def routing(self, row: int, tokens: int) -> Routing | None:
         """Return the experts that the first tokens of a row took; None where nothing records them."""
         return None
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop the finished rows at these indices (ascending); `completions` are their token ids."""
+        """Drop the finished rows at these indices (ascending); `completions` are the tokens that each has sampled."""
         gone = set(rows)
         self.arrange([row for row in range(len(self)) if row not in gone])
 
@@ -374,9 +379,14 @@ class PaddedRows(Rows):
     def __len__(self) -> int:
         return len(self._adapters)
 
+    @property
+    def routes(self) -> bool:
+        """Whether the experts of each token are recorded."""
+        return bool(self._experts_RPLk)
+
     def routing(self, row: int, tokens: int) -> Routing | None:
         """Return the experts that the first tokens of a row took."""
-        if not self._experts_RPLk:
+        if not self.routes:
             return None
         first = self._left[row]
         return packed(torch.cat([each[row] for each in self._experts_RPLk])[first : first + tokens])
