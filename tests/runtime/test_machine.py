@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+
 import pytest
 
-from kapelle.runtime.machine import refusal
+from kapelle.runtime.machine import long_lived_apart, refusal
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,39 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception) -> None:
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), SystemError("bad call"), ValueError("no")])
 def test_a_defect_stays_a_defect(error: Exception) -> None:
     assert refusal(error) is None
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen, as in a process of a user's; the tests freeze what they have imported (`conftest.py`)."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_lives_long_is_apart_from_garbage_until_the_block_ends() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.own = self
+
+    before = Ring()
+    gone = weakref.ref(before)
+    with long_lived_apart():
+        assert gc.get_freeze_count()
+        new = Ring()
+        died = weakref.ref(new)
+        del before, new
+        gc.collect()
+        assert died() is None, "what came later is collected as ever"
+        assert gone() is not None
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_the_caller_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    with long_lived_apart():
+        pass
+    assert gc.get_freeze_count()

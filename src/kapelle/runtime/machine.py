@@ -7,6 +7,7 @@ line all the same, so that a fault of the machine ends in a sentence and not in 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import threading
@@ -168,3 +169,21 @@ def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+@contextmanager
+def long_lived_apart() -> Iterator[None]:
+    """Leave all objects of now out of the collection of garbage until the block ends, which keeps those that follow apart from them.
+
+    Libraries and models are about a million objects. A step makes and drops many small ones, and each full collection would
+    walk over all: a fifth of the time of tiny models. Does nothing where the caller has frozen objects itself.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()  # what is garbage now would stay
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -14,12 +14,14 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from kapelle.runtime.foreign_code import sent_error
 from kapelle.runtime.interrupts import SIGNALS
+from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import SharedStatus, live
 
 if TYPE_CHECKING:
@@ -36,10 +38,13 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
     built: _Player | None = None
     start_with = questions.get()
+    apart = ExitStack()
     while True:
         question = questions.get()
         try:
-            built = built or _Player(start_with)
+            if built is None:
+                built = _Player(start_with)
+                apart.enter_context(long_lived_apart())
             answer = built.play(*question)
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for the answer
             answer = {"error": sent_error(error)}

@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from inspect import signature
@@ -29,6 +29,7 @@ from kapelle.runs.rank_log import rank_log
 from kapelle.runs.summary import in_words, telling
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_asked, stop_if_asked
+from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
 from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
@@ -318,6 +319,10 @@ def _in_its_words(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Conc
     return inside
 
 
+SEVERAL = 20
+"""Steps for which it is worth a third of a second to leave what lives long out of the collection of garbage."""
+
+
 class Trainer:
     """Trains one team; use it as a context manager, or `close` it."""
 
@@ -485,20 +490,21 @@ class Trainer:
             if self.algorithm.judges and self.done % every == 0 < self.done:
                 self.save()
             progress.owed = False
-        while self.done < last:
-            step = progress.step()
-            step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
-            self._records.step(step, last)
-            self._idle.note(step)
-            # Evaluate before saving: the value decides whether this checkpoint is the best one.
-            measured = self._measure(last)
-            if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
-                if self.config.checkpoint.background:
-                    self._judge()
-                    progress.begin_save()
-                else:
-                    self.save()
-            yield step
+        with long_lived_apart() if last - self.done >= SEVERAL else nullcontext():
+            while self.done < last:
+                step = progress.step()
+                step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
+                self._records.step(step, last)
+                self._idle.note(step)
+                # Evaluate before saving: the value decides whether this checkpoint is the best one.
+                measured = self._measure(last)
+                if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
+                    if self.config.checkpoint.background:
+                        self._judge()
+                        progress.begin_save()
+                    else:
+                        self.save()
+                yield step
 
     def _measure(self, last: int) -> bool:
         """Evaluate if it is time to, and return whether it was."""
