@@ -133,6 +133,23 @@ def test_walks_that_share_a_beginning_are_allowed_what_each_is_alone(
             alone = [each for each, token in zip(alone, taken, strict=True) if token != end]
 
 
+def test_an_ending_is_all_that_may_follow_and_long_choices_have_none() -> None:
+    raw = byte_level()
+    masks, end = masks_of(raw), raw.token_to_id(END)
+    assert end is not None
+    walk = masks.begin(Constraint.choices(["a" * 40, "ab", "b"]))
+    assert masks.ending(walk) == ()
+    for token in raw.encode("a").ids:
+        walk.take(token)
+    assert masks.ending(walk) == ()
+    for token in raw.encode("b").ids:
+        walk.take(token)
+    assert masks.ending(walk) == (end,)
+    long = masks.begin(Constraint.choices(["a" * 3000, "b"]))
+    assert long.beginning is None
+    assert masks.ending(long) == ()
+
+
 @pytest.mark.parametrize("kind", TOKENISERS)
 def test_the_end_is_allowed_exactly_where_the_text_is_complete(kind: str) -> None:
     raw = TOKENISERS[kind]()

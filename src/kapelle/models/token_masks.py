@@ -51,8 +51,9 @@ COMPILED = 256
 KEPT_BYTES = 1 << 26
 """Bytes of completions' masks that are kept for the next pass over the same tokens."""
 
-SHARED = 1 << 12
-"""Beginnings of choices that are kept with what may follow; all are dropped when there are more."""
+SHARED, SHORT = 1 << 12, 1 << 11
+"""Beginnings of choices that are kept with what may follow; all are dropped when there are more. Choices of more characters, all together, are
+walked by each completion alone: few of their beginnings would be met twice."""
 
 MANY_TOKENS, MANY_ROWS = 1 << 12, 4
 """From so many tokens and rows on, masks are computed by several threads."""
@@ -264,7 +265,7 @@ class TokenMasks:
             if len(self._compiled) > COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(constraint)
-        if constraint.kind == "choices":
+        if constraint.kind == "choices" and len(constraint.text) <= SHORT:
             beginning = self._beginnings.get(constraint)
             if beginning is None:
                 beginning = self._beginnings[constraint] = _Beginning(found.deep_copy())
