@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+
+
+Credit = Literal["group", "value", "exact"]
+"""A move's advantage: what was earned less the mean of the games on the same cards, or less the exact value of where the game stood; or that
+value after the move less the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Plan:
     """Whether the rate falls to 0 in a straight line."""
     momentum: float = 0.0
     """Adam's β₁; its β₂ is 0.95."""
+    credit: Credit = "group"
 
 
 class SampledGame:
@@ -108,10 +114,11 @@ class SampledGame:
         return mixed_E
 
     def play(
-        self, policy_E: Floats, deals: int, group: int, draw: np.random.Generator
+        self, policy_E: Floats, plan: Plan, draw: np.random.Generator
     ) -> tuple[NDArray[np.int64], Floats]:
-        """Return each move of so many games as its entry, and its advantage over its player's mean in the group."""
-        tree, games = self.tree, deals * group
+        """Return each move of a step's games as its entry, and its advantage."""
+        tree, deals, group = self.tree, plan.deals, plan.group
+        games = deals * group
         shares_HK = np.where(self._entry_HK >= 0, policy_E[np.maximum(self._entry_HK, 0)], self._drawn_HK)
         below_HK = shares_HK.cumsum(1)
         cards = np.repeat(draw.random((deals, 8)), group, 0)  # the same in a group
@@ -126,15 +133,21 @@ class SampledGame:
             dealt[live] += chance
             chosen = np.minimum((point[:, None] > below_HK[here]).sum(1), self.children_H[here] - 1)
             after = self.child_HK[here, chosen]
-            moves.append(tree._entry[after[~chance]])
+            moves.append(after[~chance])
             movers.append(live[~chance])
             at[live] = after
             live = live[self.children_H[after] > 0]
         paid = tree._paid[at, 0]
-        gain = paid - np.repeat(paid.reshape(deals, group).mean(1), group)
-        move_N, game_N = np.concatenate(moves), np.concatenate(movers)
+        after_N, game_N = np.concatenate(moves), np.concatenate(movers)
+        if plan.credit == "group":
+            gain_N = (paid - np.repeat(paid.reshape(deals, group).mean(1), group))[game_N]
+        else:
+            worth_H = tree._worth(tree._steps(policy_E), tree._paid[:, 0])
+            earned_N = paid[game_N] if plan.credit == "value" else worth_H[after_N]
+            gain_N = earned_N - worth_H[tree._parent[after_N]]
+        move_N = tree._entry[after_N]
         first_N = tree._owner[tree._state_of_entry[move_N]] == 0
-        return move_N, np.where(first_N, gain[game_N], -gain[game_N])
+        return move_N, np.where(first_N, gain_N, -gain_N)
 
     def learn(self, plan: Plan, seed: int) -> list[Floats]:
         """Return the policy after each fortieth of a run that starts with even play."""
@@ -144,7 +157,7 @@ class SampledGame:
         found = []
         for step in range(plan.steps):
             policy_E = self.softmax(logits_E)
-            move_N, advantage_N = self.play(policy_E, plan.deals, plan.group, draw)
+            move_N, advantage_N = self.play(policy_E, plan, draw)
             gain_E = np.bincount(move_N, advantage_N, tree.entries)
             visit_S = np.bincount(states[move_N], minlength=count)
             log_E = np.log(np.maximum(policy_E, 1e-30))
@@ -183,6 +196,7 @@ def main() -> None:
     for name, kind in (("steps", int), ("deals", int), ("group", int), ("rate", float), ("entropy", float)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Plan(), name))
     parser.add_argument("--falling", action="store_true")
+    parser.add_argument("--credit", choices=get_args(Credit), default="group")
     parser.add_argument("--momentum", type=float, default=0.0)
     given = vars(parser.parse_args())
     game, seeds = SampledGame(tree_of(given.pop("game"))), given.pop("seeds")

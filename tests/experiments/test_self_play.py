@@ -6,12 +6,12 @@ import math
 from dataclasses import asdict
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from experiments.lab import Arm, TableRun, recipe_of
-from experiments.sampled_games import Plan, SampledGame
+from experiments.sampled_games import Credit, Plan, SampledGame
 
 from kapelle.environments.openspiel.tree import tree_of
 
@@ -98,7 +98,7 @@ def test_games_on_arrays_are_those_of_the_tree() -> None:
     assert kuhn.nash_conv(even(kuhn)) == pytest.approx(11 / 12)
     assert kuhn.nash_conv(kuhn.average([even(kuhn)] * 3)) == pytest.approx(11 / 12)
     policy_E = kuhn.softmax(np.linspace(-1.0, 2.0, kuhn.tree.entries))
-    move_N, advantage_N = kuhn.play(policy_E, 20_000, 2, np.random.default_rng(0))
+    move_N, advantage_N = kuhn.play(policy_E, Plan(deals=20_000, group=2), np.random.default_rng(0))
     met = np.bincount(kuhn.tree._state_of_entry[move_N], minlength=len(kuhn.tree.states)) / 40_000
     assert met == pytest.approx(list(kuhn.tree.visits(kuhn.table(policy_E)).values()), abs=0.01)
     # In a state that every game on a card meets, what games gain over their group's mean adds up to 0.
@@ -107,6 +107,26 @@ def test_games_on_arrays_are_those_of_the_tree() -> None:
     )
     assert advantage_N[first_N].sum() == pytest.approx(0.0, abs=1e-6)
     assert advantage_N[first_N].std() > 0.5
+
+
+def test_knowing_what_a_position_is_worth_takes_noise_out_and_bends_nothing() -> None:
+    kuhn = game("kuhn_poker")
+    policy_E = kuhn.softmax(np.linspace(-1.0, 2.0, kuhn.tree.entries))
+    sums, spread = {}, {}
+    for credit in get_args(Credit):
+        plan = Plan(deals=40_000, group=4, credit=credit)
+        move_N, advantage_N = kuhn.play(policy_E, plan, np.random.default_rng(0))
+        states = kuhn.tree._state_of_entry
+        gain_E = np.bincount(move_N, advantage_N, kuhn.tree.entries)
+        gradient_E = gain_E - policy_E * np.bincount(states, gain_E)[states]
+        sums[credit] = gradient_E / 160_000
+        spread[credit] = advantage_N.std()
+    assert sums["value"] == pytest.approx(sums["exact"], abs=0.01)
+    # A group of four holds the move's own game: three quarters of the difference to the others.
+    assert sums["group"] / 0.75 == pytest.approx(sums["exact"], abs=0.01)
+    assert np.abs(sums["exact"]).max() > 0.1
+    assert spread["exact"] < 0.8 * spread["value"]
+    assert spread["value"] < 0.9 * spread["group"] / 0.75
 
 
 def test_an_average_is_of_whole_games_and_not_of_probabilities() -> None:
