@@ -76,8 +76,8 @@ def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
     def played(model: LanguageModel) -> tuple[list[RowOutput], int]:
         first = [job(model, "?", seed, constraint=YES_NO) for seed in range(12)]
         rest = [
-            job(model, "?", 1, constraint=YES_NO, max_tokens=2),
-            job(model, "?", 2, constraint=YES_NO, stop=("e",)),
+            *[job(model, "?", seed, constraint=YES_NO, max_tokens=2) for seed in range(12)],
+            *[job(model, "?", seed, constraint=YES_NO, stop=("e",)) for seed in range(12)],
             job(model, "?", 3, constraint=EVERY["regex"]),
             job(model, "?", 4, max_tokens=20),
         ]
