@@ -68,6 +68,11 @@ def legal(kind: str, text: str) -> bool:
     )
 
 
+def finish(decoder: Decoder) -> None:
+    while decoder.in_flight:
+        decoder.advance(1)
+
+
 def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,15 +91,13 @@ def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
         while any(output.finish_reason is None for output in outputs[:12]):
             decoder.advance(1)
         steps = decoder.steps
-        while decoder.in_flight:
-            decoder.advance(1)
+        finish(decoder)
         again = [
             own._replace(prompt=(*own.prompt, *output.ids), seed=99)
             for own, output in zip(first, outputs, strict=False)
         ]
         more = decoder.join(again)
-        while decoder.in_flight:
-            decoder.advance(1)
+        finish(decoder)
         return [*outputs, *more], steps
 
     found, steps = played(tiny_model())
