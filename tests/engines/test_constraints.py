@@ -87,18 +87,17 @@ def test_what_a_choice_leaves_no_choice_in_is_written_without_the_model(
             job(model, "?", 4, max_tokens=20),
         ]
         decoder = Decoder(model, kept_tokens=10_000)
-        outputs = decoder.join([*first, *rest])
-        while any(output.finish_reason is None for output in outputs[:12]):
-            decoder.advance(1)
-        steps = decoder.steps
+        outputs = decoder.join(first)
         finish(decoder)
+        steps = decoder.steps
         again = [
             own._replace(prompt=(*own.prompt, *output.ids), seed=99)
-            for own, output in zip(first, outputs, strict=False)
+            for own, output in zip(first, outputs, strict=True)
         ]
-        more = decoder.join(again)
-        finish(decoder)
-        return [*outputs, *more], steps
+        for each in (again, rest):
+            outputs += decoder.join(each)
+            finish(decoder)
+        return outputs, steps
 
     found, steps = played(tiny_model())
     monkeypatch.setattr(TokenMasks, "ending", lambda *_: ())

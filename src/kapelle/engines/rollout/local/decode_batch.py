@@ -438,8 +438,11 @@ class Decoder:
                 row = self._flying[number]
                 count = self._steps - row.joined if row.length is None else row.length
                 own = slice(row.job.begun, row.job.begun + count)
-                forced = [0.0] * len(row.ending)
-                yield row, [*row.ids, *ids[own], *row.ending], [*row.logprobs, *logprobs[own], *forced]
+                said_ids, said_logprobs = [*row.ids, *ids[own]], [*row.logprobs, *logprobs[own]]
+                if row.ending:
+                    said_ids += row.ending
+                    said_logprobs += [0.0] * len(row.ending)
+                yield row, said_ids, said_logprobs
 
     def _unfinished(self) -> list[int]:
         return [number for number, row in enumerate(self._flying) if row.length is None]
@@ -561,7 +564,8 @@ class _FlyingRow:
 
     def newest(self) -> list[int]:
         """Return what a finished row has sampled since it joined."""
-        return self.output.ids[len(self.ids) : len(self.output.ids) - len(self.ending)]
+        ids = self.output.ids[len(self.ids) :]
+        return ids[: -len(self.ending)] if self.ending else ids
 
 
 class StopSearch:
