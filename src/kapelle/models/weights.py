@@ -58,14 +58,14 @@ def _words(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     held = 0
     for tensor in tensors:
         content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        room = 8 * _words_at_once(content.device)
-        if waiting and (waiting[0].device != content.device or held + len(content) > room):
+        size, room = content.shape[0], 8 * _words_at_once(content.device)
+        if waiting and (waiting[0].device != content.device or held + size > room):
             yield _joined(waiting)
             waiting, held = [], 0
         waiting.append(content)
-        if len(content) % 8:
-            waiting.append(torch.zeros(-len(content) % 8, dtype=torch.uint8, device=content.device))
-        held += len(content)
+        if size % 8:
+            waiting.append(torch.zeros(-size % 8, dtype=torch.uint8, device=content.device))
+        held += size
     if waiting:
         yield _joined(waiting)
 

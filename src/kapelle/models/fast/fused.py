@@ -52,7 +52,7 @@ class _Matrix:
 
     def times(self, x_NI: Tensor) -> Tensor:
         """Return rows times the weight, plus the bias."""
-        if self._weight_IO is None or (self._packed is not None and len(x_NI) >= MANY):
+        if self._weight_IO is None or (self._packed is not None and x_NI.shape[0] >= MANY):
             product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
                 x_NI, self._packed, self._bias_O, "none", [], ""
             )
@@ -63,7 +63,7 @@ class _Matrix:
 
     def add_times(self, x_NI: Tensor, y_NO: Tensor) -> None:
         """Add rows times the weight, plus the bias, to `y_NO`."""
-        if self._weight_IO is None or len(x_NI) >= MANY or self._weight_IO.dtype != y_NO.dtype:
+        if self._weight_IO is None or x_NI.shape[0] >= MANY or self._weight_IO.dtype != y_NO.dtype:
             y_NO += self.times(x_NI)
             return
         y_NO.addmm_(x_NI, self._weight_IO)
@@ -124,7 +124,7 @@ class FusedPass:
             layers = self._spans(number, route)
             h_ND = self._normed(x_ND)
             all_NO = _product([(layer.projections, a, b) for layer, a, b in layers], h_ND)
-            all_NHE = all_NO.view(len(h_ND), -1, flat.head_size)
+            all_NHE = all_NO.view(h_ND.shape[0], -1, flat.head_size)
             # Normalise queries and keys where the model does, and turn each pair by its position's angle.
             qk_NHE, scale_HE = all_NHE[:, :turned].float(), layers[0][0].scale_HE
             if scale_HE is not None:

@@ -232,7 +232,7 @@ class _Tables:
             [end for end, before in zip(self.ends, (0, *self.ends), strict=False) if end > before],
         )
         for end, matrix in zip(ends, matrices, strict=True):
-            rows, into = (x[first:end].view(len(matrix), -1, x.shape[2]) for x in (seats, out))
+            rows, into = (x[first:end].view(matrix.shape[0], -1, x.shape[2]) for x in (seats, out))
             torch.bmm(rows, matrix, out=into)
             first = end
         return out
