@@ -175,7 +175,7 @@ def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
 def long_lived_apart() -> Iterator[None]:
     """Leave all objects of now out of the collection of garbage until the block ends, which keeps those that follow apart from them.
 
-    Libraries and models are about a million objects. A step makes and drops many small ones, and each full collection would
+    Libraries and models are some hundred thousand objects. A step makes and drops many small ones, and each full collection would
     walk over all: a fifth of the time of tiny models. Does nothing where the caller has frozen objects itself.
     """
     if gc.get_freeze_count():
