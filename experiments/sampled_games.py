@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from kapelle.algorithms.shared.surrogate import annealed
 from kapelle.environments.openspiel.tree import GameTree, tree_of
 
 if TYPE_CHECKING:
@@ -42,10 +43,14 @@ class Plan:
     rate: float = 0.1
     entropy: float = 0.3
     """Coefficient of the bonus, in units of what is won."""
+    entropy_end: float | None = None
+    """What it comes to in a straight line; None keeps it."""
     falling: bool = False
     """Whether the rate falls to 0 in a straight line."""
     momentum: float = 0.0
-    """Adam's β₁; its β₂ is 0.95."""
+    """Adam's β₁."""
+    memory: float = 0.95
+    """Adam's β₂."""
     credit: Credit = "group"
 
 
@@ -157,20 +162,21 @@ class SampledGame:
         found = []
         for step in range(plan.steps):
             policy_E = self.softmax(logits_E)
+            bonus = annealed(plan.entropy, plan.entropy_end, step / plan.steps)
             move_N, advantage_N = self.play(policy_E, plan, draw)
             gain_E = np.bincount(move_N, advantage_N, tree.entries)
             visit_S = np.bincount(states[move_N], minlength=count)
             log_E = np.log(np.maximum(policy_E, 1e-30))
             entropy_S = -np.bincount(states, policy_E * log_E, count)
             gradient_E = gain_E - policy_E * np.bincount(states, gain_E, count)[states]
-            gradient_E -= plan.entropy * visit_S[states] * policy_E * (log_E + entropy_S[states])
+            gradient_E -= bonus * visit_S[states] * policy_E * (log_E + entropy_S[states])
             gradient_E /= len(move_N)
             first_E = plan.momentum * first_E + (1 - plan.momentum) * gradient_E
-            second_E = 0.95 * second_E + 0.05 * gradient_E**2
+            second_E = plan.memory * second_E + (1 - plan.memory) * gradient_E**2
             rate = plan.rate * (1 - step / plan.steps if plan.falling else 1.0)
             mean_E, square_E = (
                 first_E / (1 - plan.momentum ** (step + 1)),
-                second_E / (1 - 0.95 ** (step + 1)),
+                second_E / (1 - plan.memory ** (step + 1)),
             )
             logits_E = logits_E + rate * mean_E / (np.sqrt(square_E) + 1e-8)
             if (step + 1) * 40 // plan.steps > step * 40 // plan.steps:
@@ -193,11 +199,12 @@ def main() -> None:
     )
     parser.add_argument("game")
     parser.add_argument("--seeds", type=int, default=5)
-    for name, kind in (("steps", int), ("deals", int), ("group", int), ("rate", float), ("entropy", float)):
-        parser.add_argument(f"--{name}", type=kind, default=getattr(Plan(), name))
+    for name in ("steps", "deals", "group", "rate", "entropy", "momentum", "memory"):
+        usual = getattr(Plan(), name)
+        parser.add_argument(f"--{name}", type=type(usual), default=usual)
+    parser.add_argument("--entropy-end", type=float)
     parser.add_argument("--falling", action="store_true")
     parser.add_argument("--credit", choices=get_args(Credit), default="group")
-    parser.add_argument("--momentum", type=float, default=0.0)
     given = vars(parser.parse_args())
     game, seeds = SampledGame(tree_of(given.pop("game"))), given.pop("seeds")
     even = game.nash_conv(game.even())

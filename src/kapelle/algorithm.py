@@ -334,6 +334,7 @@ class Algorithm:
 
     name: str
     policy_loss: PolicyLoss
+    """Of every step; with `annealed`, of the first."""
     credit: CreditFunction | None = None
     """None for algorithms that learn from demonstrations. With a `memory` it is the credit of a first step."""
     data: Data = Data()
@@ -352,6 +353,8 @@ class Algorithm:
     """Each raises ConfigError if the algorithm cannot train a team."""
     lacks: str = "no turn has credit"
     """What is missing where a step's episodes teach nothing, in words."""
+    annealed: Callable[[float], PolicyLoss] | None = None
+    """Share of the run's steps that are done → the loss of the next one; None for one loss throughout."""
 
     def need(self, kind: type[S]) -> S | None:
         """Return the signal of a kind that it needs; None if it needs none."""
@@ -431,6 +434,7 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
             )
     takes: list[tuple[str, object, tuple[str, ...]]] = [
         ("`policy_loss`", row.policy_loss, ("outputs", "targets")),
+        ("`annealed`", row.annealed, ("done",)),
         ("`credit`", row.credit, ("groups", "signals")),
         ("`memory`", row.memory, ("team", "seed")),
         ("`returns`", row.returns, ("episode",)),
@@ -473,6 +477,11 @@ _PARTS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("update.epochs", _one_or_more, _COUNT),
     ("update.minibatches", _one_or_more, _COUNT),
     ("policy_loss", _is_function, "Give a function of `Outputs` and `Targets` that returns a `Loss`."),
+    (
+        "annealed",
+        lambda value: value is None or _is_function(value),
+        "Give a function of the share of the run that is done, which returns a loss such as `policy_loss`, or None.",
+    ),
     (
         "credit",
         lambda value: value is None or _is_function(value),

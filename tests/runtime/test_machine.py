@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kapelle.runtime import machine
 from kapelle.runtime.machine import long_lived_apart, refusal
 
 
@@ -66,3 +67,11 @@ def test_what_the_caller_has_frozen_stays_frozen() -> None:
     with long_lived_apart():
         pass
     assert gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_block_may_end_after_pythons_modules_have_lost_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So does that of a training run whose script ends in the middle of its steps.
+    with long_lived_apart():
+        monkeypatch.setattr(machine, "gc", None)
+    assert not gc.get_freeze_count()

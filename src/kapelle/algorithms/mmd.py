@@ -28,11 +28,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Loss, Outputs, Targets
+from kapelle.algorithm import Algorithm, Loss, Outputs, PolicyLoss, Targets
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.shared.orders import Joint, OrderConfig
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward
-from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.algorithms.shared.surrogate import SurrogateConfig, annealed
 from kapelle.functional import divergences, masking, policy_losses
 from kapelle.rows import Column
 from kapelle.settings.base import Settings
@@ -48,6 +48,9 @@ class MMD(Settings):
     penalties: PenaltyConfig = FREE
     temperature: float = Field(default=0.05, gt=0.0)
     """α: weight of the pull to the magnet, in units of what is earned, per nat."""
+    temperature_end: float | None = Field(default=None, ge=0.0)
+    """The temperature that the run comes to in a straight line, with which play comes nearer to an equilibrium of the game; null
+    keeps `temperature`."""
     step_size: float = Field(default=1.0, gt=0.0)
     """η: how far a step may go; 1/η is the weight of the divergence from the policy that sampled, in units of what is earned, per nat."""
     magnet: Literal["uniform", "moving"] = "uniform"
@@ -87,8 +90,12 @@ class MMD(Settings):
             epochs=self.epochs,
             minibatches=self.minibatches,
         ).build()
-        loss = partial(mmd_loss, temperature=self.temperature, step_size=self.step_size)
-        return replace(row, name=self.name, policy_loss=loss)
+        fixed = self.temperature_end is None
+        return replace(row, name=self.name, policy_loss=self._at(0.0), annealed=None if fixed else self._at)
+
+    def _at(self, done: float) -> PolicyLoss:
+        temperature = annealed(self.temperature, self.temperature_end, done)
+        return partial(mmd_loss, temperature=temperature, step_size=self.step_size)
 
 
 def mmd_loss(outputs: Outputs, targets: Targets, *, temperature: float, step_size: float) -> Loss:

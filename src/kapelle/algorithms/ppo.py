@@ -130,10 +130,11 @@ def actor_critic_row(
     return Algorithm(
         name=name,
         policy_loss=s.loss.build(),
+        annealed=s.loss.annealed,
         credit=s.umad.gained(credit),
         data=Data(group_size=s.group_size),
         needs=needs,
-        update=Update(s.epochs, s.minibatches, order, s.loss.entropy_coefficient > 0),
+        update=Update(s.epochs, s.minibatches, order, s.loss.entropy),
         returns=partial(agent_returns, how=s.team_reward, penalties=s.penalties),
         after_update=refreshed(s.reference_every) if held else (),
         checks=(s.umad.check, *checks, *order_checks(s.order, name)),

@@ -183,7 +183,10 @@ def long_lived_apart() -> Iterator[None]:
         return
     gc.collect()  # what is garbage now would stay
     gc.freeze()
+    unfreeze = (
+        gc.unfreeze
+    )  # a generator that was left in its middle may end when Python does, without its modules' names
     try:
         yield
     finally:
-        gc.unfreeze()
+        unfreeze()

@@ -456,7 +456,7 @@ class Loop:
         chosen = () if warming else algorithm.update.order.choose(team.trained, number, config.seed)
         metrics |= update_in_order(
             engine,
-            self._objective,
+            self._objective_at(number),
             algorithm.update.order,
             chosen,
             UpdateSamples(learned, critics, groups),
@@ -469,6 +469,14 @@ class Loop:
                 )
         spread = credit_distributions(advantages) | traced_distributions(groups[:fresh], found)
         return Learned(metrics, updated=bool(learned or critics), traces=found, distributions=spread)
+
+    def _objective_at(self, number: int) -> Objective:
+        """Return what the update of a step minimises."""
+        algorithm = self._algorithm
+        if algorithm.annealed is None:
+            return self._objective
+        loss = algorithm.annealed((number - 1) / self._config.training.steps)
+        return replace(self._objective, policy_loss=checked_loss(algorithm.name, "annealed", loss))
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
         """Play each task once more, all agents greedy."""

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 
@@ -199,6 +200,23 @@ class TestOptions:
     def test_an_entropy_bonus(self) -> None:
         found, _ = loss(entropy=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), entropy_coefficient=0.1)
         assert found.total.item() == pytest.approx(3.5 - 1.5)
+
+    @pytest.mark.parametrize(("done", "bonus"), [(0.0, 0.1), (0.25, 0.175), (1.0, 0.4), (1.5, 0.4)])
+    def test_an_entropy_bonus_goes_to_its_end_in_a_straight_line(self, done: float, bonus: float) -> None:
+        annealed = SurrogateConfig(entropy_coefficient=0.1, entropy_end=0.4).annealed
+        assert annealed is not None
+        known = Targets(
+            torch.zeros(2, dtype=torch.int64),
+            1,
+            torch.ones(2),
+            {"behaviour": torch.zeros(2), "advantage": torch.zeros(2)},
+        )
+        found = annealed(done)(Outputs(torch.zeros(2), torch.tensor([1.0, 3.0])), known)
+        assert found.total.item() == pytest.approx(-4.0 * bonus)
+
+    def test_a_bonus_that_only_the_end_has_asks_for_entropies(self) -> None:
+        assert GRPO.model_validate({"loss": {"entropy_end": 0.1}}).build().update.entropy
+        assert not GRPO.model_validate({"loss": {"entropy_end": 0.0}}).build().update.entropy
 
     def test_k1_is_not_offered_as_a_loss(self) -> None:
         with pytest.raises(ValidationError, match="kl_estimator"):

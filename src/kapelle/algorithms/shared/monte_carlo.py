@@ -123,10 +123,11 @@ class MonteCarlo(Settings):
         return Algorithm(
             name=name,
             policy_loss=self.loss.build(),
+            annealed=self.loss.annealed,
             credit=None if credit is None else self.umad.gained(credit),
             data=Data(group_size=self.group_size, redraw=redraw),
             needs=(*signals, *needs),
-            update=Update(self.epochs, self.minibatches, order, self.loss.entropy_coefficient > 0),
+            update=Update(self.epochs, self.minibatches, order, self.loss.entropy),
             memory=memory,
             returns=partial(agent_returns, how=self.team_reward, penalties=self.forms),
             after_update=refreshed(self.reference_every) if held else (),

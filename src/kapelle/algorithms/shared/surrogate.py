@@ -6,7 +6,7 @@ Shapes: K target tokens, S sequences.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from kapelle.functional.advantages import importance_inliers, truncated_importan
 from kapelle.rows import Column
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class SurrogateConfig(Settings):
@@ -57,6 +60,10 @@ class SurrogateConfig(Settings):
     """k1 has no gradient in expectation as a loss and is not offered here."""
     entropy_coefficient: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus, per nat."""
+    entropy_end: float | None = Field(default=None, ge=0.0)
+    """Weight of the bonus that the run comes to in a straight line, as a temperature is annealed (2206.05825): much at first keeps
+    play wide while little is known, little at last lets it come near to what the reward alone asks for. null keeps
+    `entropy_coefficient`."""
     importance_cap: float | None = Field(default=None, ge=1.0)
     """C of truncated importance sampling: the denominator of ρ is the trainer's own log-probs before the update, and each
     token (each completion, with `level: turn` or `sequence`) weighs min(C, π_trainer/π_sampler). Costs one more
@@ -115,9 +122,28 @@ class SurrogateConfig(Settings):
         """True when the loss reads the trainer's own log-probs before the update."""
         return self.importance_cap is not None or self.importance_range is not None
 
+    @property
+    def entropy(self) -> bool:
+        """True when the loss of some step has an entropy bonus."""
+        return max(self.entropy_coefficient, self.entropy_end or 0.0) > 0
+
     def build(self) -> PolicyLoss:
-        """Return the loss as a pure function."""
+        """Return the loss as a pure function; with `annealed`, that of the first step."""
         return partial(surrogate_loss, settings=self)
+
+    @property
+    def annealed(self) -> Callable[[float], PolicyLoss] | None:
+        """The loss by the share of the run that is done, where it changes; else None."""
+        return None if self.entropy_end is None else self._at
+
+    def _at(self, done: float) -> PolicyLoss:
+        bonus = annealed(self.entropy_coefficient, self.entropy_end, done)
+        return self.model_copy(update={"entropy_coefficient": bonus}).build()
+
+
+def annealed(first: float, last: float | None, done: float) -> float:
+    """Return a coefficient that goes from `first` to `last` in a straight line, when a share of the way is `done`; None for no change."""
+    return first if last is None else first + (last - first) * min(1.0, done)
 
 
 def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateConfig) -> Loss:
