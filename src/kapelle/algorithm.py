@@ -35,7 +35,8 @@ class Credit:
     return_T: Tensor | None = None
     """Target of the critic at each of its values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
     weight: float = 1.0
-    """0 leaves the turn out of the policy's loss and of its weight."""
+    """How often the turn counts, in its policy's loss and in what that is divided by; 0 leaves it out. Losses of pairs read only
+    whether it is 0; a loss of one's own finds others than 0 and 1 in `Column.WEIGHT`."""
     pair: int | None = None
     """The loss compares turns of one number: advantage +1 on the chosen side, −1 on the rejected."""
     after: Tensor | None = None

@@ -43,7 +43,7 @@ class Column(StrEnum):
     VALUE = "value"
     """The critic's value before the update."""
     WEIGHT = "weight"
-    """How much the target counts; losses without weights ignore it."""
+    """How much the target counts; absent where all count alike. Losses without weights ignore it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from experiments.tables import Words
 from tests.support.expected import ARMS, MARK, Game, Run, Tables
 from torch import Tensor
 
-from kapelle.algorithm import Algorithm, algorithm_class
+from kapelle.algorithm import Algorithm, Credit, algorithm_class
+from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.ranks import ALONE, Peers, Ranks
 from kapelle.team import reference_name
+from kapelle.types import Group
 
 OPEN = {"clip_low": 0.999, "clip_high": 1e9}
 MONTE_CARLO: dict[str, Any] = {"lam": 1.0, "normalise": "none"}
@@ -179,10 +182,46 @@ def test_an_entropy_bonus_goes_up_the_entropy() -> None:
     assert close(run.weights("a") - start, ascended(start, objective, 1.0) - start)
 
 
-# -------- Parts of an update
-
 TINY = 1e-5
 """A rate at which the steps of an update do not move what the next one sees."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("remax", {"loss": {"entropy_coefficient": 0.3}}),
+        ("remax", {"loss": {"aggregation": "sequence_mean"}}),
+        ("remax", {"loss": {"aggregation": "sequence_sum"}}),
+        ("remax", {"loss": {"level": "turn"}}),
+        ("a2c", {"gae": MONTE_CARLO, "entropy_coefficient": 0.3}),
+        ("mmd", {"group_size": 2, "temperature": 0.3}),
+    ],
+)
+def test_a_turn_counts_as_often_as_its_weight_says(name: str, settings: dict[str, Any]) -> None:
+    row = built(name, **settings)
+    groups = CHAIN_OF_ARMS.population(row.attempts)
+
+    def weighed(some: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
+        assert row.credit is not None
+        return {
+            key: replace(given, weight=1.0 + key.group % 3)
+            for key, given in row.credit(some, signals).items()
+        }
+
+    moved = []
+    for algorithm, played in (
+        (replace(row, credit=weighed, memory=None), groups),
+        (replace(row, memory=None), [each for k, each in enumerate(groups) for _ in range(1 + k % 3)]),
+    ):
+        tables = Tables(CHAIN_OF_ARMS, seed=2)
+        Run(algorithm, tables).step(played)
+        moved.append(tables.ascent)
+    for policy in CHAIN_OF_ARMS.policies:
+        assert float(moved[1][policy].norm()) > 0
+        assert close(moved[0][policy], moved[1][policy], 1e-4)
+
+
+# -------- Parts of an update
 
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 4), (3, 1), (2, 2)])

@@ -160,8 +160,21 @@ class TestTrainingSamples:
         assert policy.columns["advantage"].tolist() == [1.0, 2.0]
         assert policy.columns["behaviour"].tolist() == [-1.0, -1.0]
         assert policy.columns["reference"].tolist() == [-9.0, -9.0]
+        assert "weight" not in policy.columns
         assert first.columns["return"].tolist() == [3.0, 4.0]
         assert second.columns["value"].tolist() == pytest.approx([0.3])
+
+    def test_weights_are_told_where_turns_of_a_policy_differ(self) -> None:
+        turns = (turn("a", 0, 2), turn("a", 1, 1), turn("b", 2, 1))
+        groups = [group(episode(*turns))]
+        weights = {TurnKey(0, 0, 0): 0.5, TurnKey(0, 0, 1): 1.0, TurnKey(0, 0, 2): 1.0}
+        credit = {
+            key: Credit(torch.ones(len(each.completion_ids)), weight=weights[key])
+            for key, each in turns_of(groups)
+        }
+        found = policy_samples(turns_of(groups), team_of("a", "b"), credit, Signals())
+        told = [sample.columns["weight"].tolist() for sample in found.values() if "weight" in sample.columns]
+        assert told == [[0.5, 0.5], [1.0]]
 
     def test_the_value_after_a_turn_is_learned_where_it_is_known(self) -> None:
         team = team_of("a", critics={"a": "critic:a"})

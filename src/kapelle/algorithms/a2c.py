@@ -76,6 +76,6 @@ def a2c_loss(outputs: Outputs, targets: Targets, *, entropy_coefficient: float) 
     if entropy_coefficient:
         assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
         loss_K = loss_K - entropy_coefficient * outputs.entropy_K
-    total, weight = masking.token_mean(loss_K, mask_K)
+    total, weight = masking.token_mean(loss_K, mask_K, targets.columns.get(Column.WEIGHT))
     drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], logp_K.detach())
-    return Loss(total, weight, {"drift": (masking.masked_sum(drift_K, mask_K), weight)})
+    return Loss(total, weight, {"drift": (masking.masked_sum(drift_K, mask_K), mask_K.sum())})

@@ -112,10 +112,11 @@ def mmd_loss(outputs: Outputs, targets: Targets, *, temperature: float, step_siz
         assert outputs.entropy_K is not None, "a uniform magnet needs `Algorithm.entropy`"
         pull_K = -outputs.entropy_K
     loss_K = temperature * pull_K + step_K / step_size - log_ratio_K.exp() * targets[Column.ADVANTAGE]
-    total, weight = masking.token_mean(loss_K, mask_K)
+    total, weight = masking.token_mean(loss_K, mask_K, targets.columns.get(Column.WEIGHT))
     measured = {"drift": step_K, "kl": pull_K} if Column.REFERENCE in targets.columns else {"drift": step_K}
+    tokens = mask_K.sum()
     return Loss(
         total,
         weight,
-        {name: (masking.masked_sum(each_K.detach(), mask_K), weight) for name, each_K in measured.items()},
+        {name: (masking.masked_sum(each_K.detach(), mask_K), tokens) for name, each_K in measured.items()},
     )

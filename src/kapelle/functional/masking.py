@@ -141,31 +141,55 @@ def unpack(x_K: Tensor, mask_NT: Tensor) -> Tensor:
     return x_K.new_zeros(mask_NT.shape).masked_scatter(mask_NT.bool(), x_K)
 
 
-def token_mean(loss_K: Tensor, mask_K: Tensor) -> WeightedSum:
-    """Every token of the global batch weighs the same (DAPO, arXiv 2503.14476, eq. 8); any shape."""
-    total = masked_sum(loss_K, mask_K)
-    return WeightedSum(total, mask_K.bool().sum().to(total.dtype))
+def token_mean(loss_K: Tensor, mask_K: Tensor, times_K: Tensor | None = None) -> WeightedSum:
+    """Every token of the global batch weighs the same (DAPO, arXiv 2503.14476, eq. 8); any shape.
+
+    One that stands `times_K` times weighs as much.
+    """
+    if times_K is None:
+        total = masked_sum(loss_K, mask_K)
+        return WeightedSum(total, mask_K.bool().sum().to(total.dtype))
+    return WeightedSum(masked_sum(loss_K * times_K, mask_K), masked_sum(times_K, mask_K))
 
 
-def sequence_mean(loss_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> WeightedSum:
+def sequence_mean(
+    loss_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int, times_K: Tensor | None = None
+) -> WeightedSum:
     """Every sequence weighs the same, its tokens averaged first (GRPO, arXiv 2402.03300, eq. 3).
 
-    A sequence without an unmasked token has no weight. Sequences must not be split over microbatches.
+    A sequence without an unmasked token has no weight; one whose tokens stand `times_K` times, the same for all of them, weighs as
+    much. Sequences must not be split over microbatches.
     """
     mean_S = segment_mean(loss_K, mask_K, segment_K, segments)
-    return sequence_total(mean_S, segment_count(mask_K, segment_K, segments))
+    return _sequence_totals(mean_S, mask_K, segment_K, segments, times_K)
 
 
 def sequence_sum_over_constant(
-    loss_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int, *, constant: float
+    loss_K: Tensor,
+    mask_K: Tensor,
+    segment_K: Tensor,
+    segments: int,
+    times_K: Tensor | None = None,
+    *,
+    constant: float,
 ) -> WeightedSum:
     """Tokens are summed and divided by a constant, so length bears no weight (Dr.GRPO, arXiv 2503.20783).
 
     The constant is in tokens, commonly the completion limit. The weight is the number of sequences
-    that have an unmasked token.
+    that have an unmasked token, each counted as often as its tokens stand (`times_K`).
     """
     total_S = segment_sum(loss_K, mask_K, segment_K, segments) / constant
-    return sequence_total(total_S, segment_count(mask_K, segment_K, segments))
+    return _sequence_totals(total_S, mask_K, segment_K, segments, times_K)
+
+
+def _sequence_totals(
+    loss_S: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int, times_K: Tensor | None
+) -> WeightedSum:
+    count_S = segment_count(mask_K, segment_K, segments)
+    if times_K is None:
+        return sequence_total(loss_S, count_S)
+    times_S = segment_mean(times_K, mask_K, segment_K, segments)
+    return WeightedSum(masked_sum(loss_S * times_S, count_S), masked_sum(times_S, count_S))
 
 
 def sequence_total(loss_S: Tensor, count_S: Tensor) -> WeightedSum:

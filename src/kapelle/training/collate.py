@@ -46,6 +46,7 @@ def policy_samples(
 ) -> dict[TurnKey, Sample]:
     """Return what each policy learns from: one sample for each of the trained turns that has credit."""
     samples: dict[TurnKey, Sample] = {}
+    weighed = {turn.policy for key, turn in turns if credit[key].weight not in (0.0, 1.0)}
     for key, turn in turns:
         given = credit[key]
         if given.weight > 0:
@@ -55,6 +56,8 @@ def policy_samples(
                 **({Column.REFERENCE: signals.reference[key]} if key in signals.reference else {}),
                 **({Column.PROXIMAL: signals.proximal[key]} if key in signals.proximal else {}),
             }
+            if turn.policy in weighed:
+                columns[Column.WEIGHT] = torch.full((len(turn.completion_ids),), float(given.weight))
             samples[key] = replace(policy_sample(turn, team, turn.policy, columns), bundle=given.pair)
     return samples
 

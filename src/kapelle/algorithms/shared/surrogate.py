@@ -206,12 +206,13 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
 
     aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
+    times_K = targets.columns.get(Column.WEIGHT)
     if aggregation == "token_mean":
-        total, weight = masking.token_mean(loss_K, mask_K)
+        total, weight = masking.token_mean(loss_K, mask_K, times_K)
     elif aggregation == "sequence_mean":
-        total, weight = masking.sequence_mean(loss_K, *completions)
+        total, weight = masking.sequence_mean(loss_K, *completions, times_K)
     else:
-        total, weight = masking.sequence_sum_over_constant(loss_K, *completions, constant=s.constant)
+        total, weight = masking.sequence_sum_over_constant(loss_K, *completions, times_K, constant=s.constant)
     return Loss(total, weight, metrics)
 
 
