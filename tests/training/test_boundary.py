@@ -198,6 +198,14 @@ def misspelt(outputs: Outputs, targets: Targets) -> Any:
 def test_a_wrong_loss_is_one_sentence(loss: Any, says: str) -> None:
     with pytest.raises(AlgorithmError, match=f"Algorithm 'mine': `policy_loss` {says}"):
         trained(lambda algorithm: replace(algorithm, policy_loss=loss))
+    with pytest.raises(AlgorithmError, match=f"Algorithm 'mine': `annealed` {says}"):
+        trained(lambda algorithm: replace(algorithm, annealed=lambda done: loss))
+
+
+def test_annealing_that_fails_is_one_sentence() -> None:
+    schedule: dict[float, Any] = {}
+    with pytest.raises(AlgorithmError, match=r"Algorithm 'mine': `annealed` raised KeyError \(test_boundary"):
+        trained(lambda algorithm: replace(algorithm, annealed=lambda done: schedule[done]))
 
 
 @dataclass(frozen=True)

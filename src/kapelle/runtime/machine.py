@@ -183,9 +183,8 @@ def long_lived_apart() -> Iterator[None]:
         return
     gc.collect()  # what is garbage now would stay
     gc.freeze()
-    unfreeze = (
-        gc.unfreeze
-    )  # a generator that was left in its middle may end when Python does, without its modules' names
+    # A generator that was left in its middle may end when Python does, after its modules have lost their names.
+    unfreeze = gc.unfreeze
     try:
         yield
     finally:

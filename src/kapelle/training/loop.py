@@ -14,7 +14,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kapelle.algorithm import MIXER_UNDONE, Algorithm, CreditMemory, Mover, Order, UpdateSamples
+from kapelle.algorithm import (
+    MIXER_UNDONE,
+    Algorithm,
+    CreditMemory,
+    Loss,
+    Mover,
+    Order,
+    Outputs,
+    Targets,
+    UpdateSamples,
+)
 from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
@@ -472,10 +482,14 @@ class Loop:
 
     def _objective_at(self, number: int) -> Objective:
         """Return what the update of a step minimises."""
-        algorithm = self._algorithm
-        if algorithm.annealed is None:
+        algorithm, annealed = self._algorithm, self._algorithm.annealed
+        if annealed is None:
             return self._objective
-        loss = algorithm.annealed((number - 1) / self._config.training.steps)
+        done = (number - 1) / self._config.training.steps
+
+        def loss(outputs: Outputs, targets: Targets) -> Loss:
+            return annealed(done)(outputs, targets)
+
         return replace(self._objective, policy_loss=checked_loss(algorithm.name, "annealed", loss))
 
     def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
