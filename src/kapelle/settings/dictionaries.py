@@ -391,7 +391,7 @@ class TrainingDict(TypedDict, total=False):
     """How much to train, and when to stop."""
 
     steps: int
-    """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
+    """A learning rate or a bonus that ends with them (`optimizer.schedule`, `loss.entropy_end`) ends with the number given last."""
     epochs: float | None
     """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
     tasks of the next epoch. Null goes by `steps`."""

@@ -498,7 +498,7 @@ class TrainingConfig(Settings):
     """How much to train, and when to stop."""
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
-    """A learning rate that ends with them (`optimizer.schedule`) ends with the number given last."""
+    """A learning rate or a bonus that ends with them (`optimizer.schedule`, `loss.entropy_end`) ends with the number given last."""
     epochs: Annotated[float | None, FREE] = Field(default=None, gt=0, allow_inf_nan=False)
     """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
     tasks of the next epoch. Null goes by `steps`."""

@@ -410,7 +410,7 @@ def show(state: Any, seat: int, rules: Rules) -> str:
         else state.observation_string(seat)
     )
     moves = ""
-    if rules.list_moves and _to_move(state, seat):
+    if rules.list_moves and seat in _moving(state):
         names = _named_moves(state, seat, rules)
         moves = listed(list(map(rules.words.move, Colours.listed(names) if rules.colours else names)))
     view = rules.words.view(rules.colours.view(raw) if rules.colours else raw)
@@ -443,12 +443,13 @@ def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
     return None if place is None else int(legal[place])
 
 
-def _to_move(state: Any, seat: int) -> bool:
+def _moving(state: Any) -> tuple[int, ...]:
+    """Return the seats that are to move: none at chance's turn and at the end, several where moves are simultaneous."""
     if state.is_terminal() or state.is_chance_node():
-        return False
-    if state.is_simultaneous_node():
-        return bool(state.legal_actions(seat))
-    return bool(state.current_player() == seat)
+        return ()
+    if not state.is_simultaneous_node():
+        return (state.current_player(),)
+    return tuple(each for each in range(state.num_players()) if state.legal_actions(each))
 
 
 @dataclass(slots=True)
@@ -498,7 +499,7 @@ class GameWorld(KnowsMoves):
     def observe(self, agent: str) -> str:
         """Return what the agent may see from the seat that it moves in now, else from its first one."""
         seats = self._players.seats[agent]
-        seat = next((seat for seat in seats if _to_move(self.state, seat)), seats[0])
+        seat = next((seat for seat in _moving(self.state) if seat in seats), seats[0])
         return show(self.state, seat, self.rules_of(seat))
 
     def rules_of(self, seat: int) -> Rules:
@@ -509,17 +510,16 @@ class GameWorld(KnowsMoves):
         """Return the legal moves of the seat that the agent moves in now, in the words of the rules."""
         if agent not in self.movers():
             return ()
-        seat = next(seat for seat in self._players.seats[agent] if _to_move(self.state, seat))
+        seat = next(seat for seat in _moving(self.state) if seat in self._players.seats[agent])
         return legal_moves(self.state, seat, self._rules)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents to move; empty when the game is over."""
         if self._forfeited:
             return ()
+        moving = [seat for seat in _moving(self.state) if seat not in self._players.opponents]
         return tuple(
-            agent
-            for agent, seats in self._players.seats.items()
-            if any(seat not in self._players.opponents and _to_move(self.state, seat) for seat in seats)
+            agent for agent, seats in self._players.seats.items() if not set(seats).isdisjoint(moving)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -530,9 +530,8 @@ class GameWorld(KnowsMoves):
         if set(actions) != set(self.movers()) or not actions:
             raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
         charged: Counter[str] = Counter()
-        moving = [seat for seat in range(self._game.num_players()) if _to_move(self.state, seat)]
         joint: dict[int, int] = {}
-        for seat in moving:
+        for seat in _moving(self.state):
             agent = next((name for name, seats in self._players.seats.items() if seat in seats), None)
             if agent is None or seat in self._players.opponents:
                 joint[seat] = self._players.opponents[seat](self.state, seat)
@@ -576,7 +575,7 @@ class GameWorld(KnowsMoves):
             elif self.movers():
                 return
             else:
-                moving = [seat for seat in self._players.opponents if _to_move(self.state, seat)]
+                moving = [seat for seat in _moving(self.state) if seat in self._players.opponents]
                 self._move({seat: self._players.opponents[seat](self.state, seat) for seat in moving})
 
     def _returns(self) -> list[float]:
