@@ -339,7 +339,8 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         players = Players(seats, opponents, names, self.rotate)
         level = task.data.get("level")
         conduct = self._conduct(game)
-        own = dict.fromkeys(seats.get(self._reader, ()), self._in_sentences._conduct(game))  # noqa: SLF001 - its own class
+        read = seats.get(self._reader, ())  # by a person
+        own = dict.fromkeys(read, self._in_sentences._conduct(game)) if read else {}  # noqa: SLF001 - its own class
         for seat in range(1, count) if self.other_play else ():
             colours = Colours.drawn(game, derive_seed("other-play", seat, seed))
             own[seat] = replace(own.get(seat, conduct), colours=colours)
