@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kapelle.metrics.statistics import probability_of_improvement
+
 Verdict = Literal["shown", "not shown", "contradicted"]
 Measures = Mapping[str, float]
 """What was measured of one arm with one seed, by name."""
@@ -134,12 +136,6 @@ def interquartile_mean(values: Any) -> Any:
     return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
-def probability_of_improvement(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the chance that a run of one arm is better than one of another, ties counted half."""
-    mine, theirs = np.asarray(one)[:, None], np.asarray(other)[None, :]
-    return float((mine > theirs).mean() + 0.5 * (mine == theirs).mean())
-
-
 def claims() -> dict[str, Claim]:
     """Return all claims by name."""
     from experiments import claims as folder
@@ -205,9 +201,8 @@ class Results:
             improvement = None
             if prediction.pair is not None:
                 one, other, measure = prediction.pair
-                improvement = probability_of_improvement(
-                    [row[measure] for row in self.runs[one]], [row[measure] for row in self.runs[other]]
-                )
+                ours, theirs = ([row[measure] for row in self.runs[arm]] for arm in (one, other))
+                improvement = probability_of_improvement([ours], [theirs])
             found.append(
                 Judged(prediction.says, verdict, middle, low, high, bound, improvement, prediction.algorithms)
             )

@@ -47,11 +47,23 @@ WORDS = frozenset(
 
 
 def source_of(claim: Claim) -> str:
-    """Return a hash of what a claim's arms and measures are, in its own file; mere words, bounds and the number of seeds aside."""
-    text = (HERE / "claims" / f"{claim.name}.py").read_bytes()
+    """Return a hash of what a claim's arms and measures are, in its own file and in those of claims that it takes from; mere words, bounds and the number of seeds aside."""
+    found, waiting = dict[str, bytes](), [claim.name]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            tree, found[name] = _measured(HERE / "claims" / f"{name}.py")
+            waiting.extend(_siblings(tree))
+    return hashlib.sha256(b"".join(found.values())).hexdigest()[:16]
+
+
+def _measured(file: Path) -> tuple[ast.Module, bytes]:
+    """Return a claim's file parsed, and its text without what changes nothing of what is measured."""
+    text = file.read_bytes()
+    tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
     begins = [sum(map(len, lines[:k])) for k in range(len(lines))]
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Claim":
             for keyword in reversed(node.keywords):
                 if keyword.arg in WORDS:
@@ -59,7 +71,19 @@ def source_of(claim: Claim) -> str:
                     text = text[: begins[keyword.lineno - 1] + keyword.col_offset] + text[end:].lstrip(
                         b", \n"
                     )
-    return hashlib.sha256(text).hexdigest()[:16]
+    return tree, text
+
+
+def _siblings(tree: ast.Module) -> list[str]:
+    """Return the claims from whose files one takes something."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    whole = [each.name for node in imports if node.module == "experiments.claims" for each in node.names]
+    parts = [
+        node.module.rpartition(".")[2]
+        for node in imports
+        if (node.module or "").startswith("experiments.claims.") and node.module is not None
+    ]
+    return sorted({*whole, *parts})
 
 
 def run_one(name: str, arm: str, rate: float, seed: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,20 @@ def test_words_and_bounds_change_no_experiment(tmp_path: Path, monkeypatch: pyte
     assert hash_of(text.replace("    landmarks=", "    quick=3, landmarks=")) == first
     assert hash_of(text.replace("    arms={", "    arms={'more': {}, ")) != first
     assert hash_of(text.replace("TOKENS = ", "TOKENS = 1 + ")) != first
+
+
+def test_what_a_claim_takes_from_another_is_of_its_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`league_exploiter` plays the game of `league_cycles`, in whose file it stands."""
+    shutil.copytree(Path(page.__file__).with_name("claims"), tmp_path / "claims")
+    monkeypatch.setattr("experiments.running.HERE", tmp_path)
+    claim, file = claims()["league_exploiter"], tmp_path / "claims" / "league_cycles.py"
+    first, text = source_of(claim), file.read_text("utf-8")
+    file.write_text(text.replace('"RS": 2', '"RS": 3'), "utf-8")
+    assert source_of(claim) != first
+    file.write_text(text.replace("    remark=(", "    remark=('Ä' "), "utf-8")
+    assert source_of(claim) == first
 
 
 def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from experiments.claim import (
     claims,
     interquartile_mean,
     overall,
-    probability_of_improvement,
     summed_up,
 )
 
@@ -21,12 +20,6 @@ def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
         interquartile_mean([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1000.0]) == 5.5
     )  # scipy's trim_mean(…, 0.25)
     assert interquartile_mean([4.0, 1.0, 1.0]) == 2.0  # nothing to leave out of three
-
-
-def test_improvement_is_a_chance_over_all_pairs() -> None:
-    assert (
-        probability_of_improvement([1.0, 3.0], [2.0, 3.0]) == 0.375
-    )  # 3 > 2, and 3 = 3 counts half: 1.5 of 4
 
 
 def test_an_interval_holds_its_middle_and_narrows_with_seeds() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
-from kapelle.league.pool import MAIN, LeagueMember, MemberPool
+from kapelle.league.pool import MAIN, LeagueMember, MatchScore, MemberPool, dependence
 from kapelle.settings.schema import LeagueConfig
 
 
@@ -24,26 +25,26 @@ def entered(at: int, **settings: object) -> MemberPool:
 def test_points_count_draws_as_half_and_begin_at_one_half() -> None:
     found = pool()
     for won in (1.0, 1.0, 0.0, -1.0):
-        found.played(MAIN, "rock", won)
+        found.played(MAIN, "rock", [won])
     # Two wins, half a draw and half a game more, of four games and one more.
     assert found.scores[MAIN, "rock"].points == pytest.approx(0.6)
 
 
 def test_old_games_fade_for_draws_and_stay_for_ratings() -> None:
     found = pool(forget=0.5)
-    found.played(MAIN, "rock", 1.0)
+    found.played(MAIN, "rock", [1.0])
     found.fade()
     found.fade()
-    found.played(MAIN, "rock", -1.0)
+    found.played(MAIN, "rock", [-1.0])
     assert found.scores[MAIN, "rock"].wins == 0.25
     assert found.met[f"{MAIN}@now", "rock"].wins == 1.0
 
 
 def test_games_of_a_time_belong_to_who_enters_at_its_end() -> None:
     found = pool()
-    found.played(MAIN, "rock", 1.0)
+    found.played(MAIN, "rock", [1.0])
     found.enter(MAIN, 10)
-    found.played(MAIN, "rock", -1.0)
+    found.played(MAIN, "rock", [-1.0])
     assert found.met[f"{MAIN}@10", "rock"].wins == 1.0
     assert found.met[f"{MAIN}@now", "rock"].losses == 1.0
 
@@ -56,7 +57,7 @@ def test_who_leaves_when_there_are_too_many(leaves: str, left: list[int]) -> Non
     for step in (0, 10, 20, 30, 40):
         for member in found.past:  # the later one entered, the harder it is beaten; 30 is beaten always
             won = 1.0 if member.step in {10, 30} else -1.0
-            found.played(MAIN, member.name, won)
+            found.played(MAIN, member.name, [won])
         found.enter(MAIN, step)
     assert [member.step for member in found.past] == left
     assert set(found.gone) == {f"{MAIN}@{step}" for step in (0, 10, 20, 30) if step not in left}
@@ -71,6 +72,43 @@ def test_who_stays_is_spread_over_the_run() -> None:
     assert [member.step for member in found.past] == [0, 20, 50, 60]
 
 
+def test_the_weakest_is_the_learners_own_where_an_exploiter_enters() -> None:
+    """An exploiter meets the learner alone, so that its games say nothing of members."""
+    found = pool(keep=2, leaves="weakest", exploiter={})
+    found.enter(MAIN, 0)
+    found.enter(MAIN, 10)
+    for member, won in zip(found.past, (-1.0, 1.0), strict=True):
+        found.played(MAIN, member.name, [won] * 8)
+    found.played("exploiter", MAIN, [1.0])
+    found.enter("exploiter", 20)
+    assert [member.name for member in found.past] == [f"{MAIN}@0", "exploiter@20"]
+
+
+def scores(tasks: int, size: int, luck: float, seed: int = 0) -> MatchScore:
+    """Return an even pair's score over tasks, in which a share `luck` of the deals decides all games of a task."""
+    draw, found = random.Random(seed), MatchScore()
+    for _ in range(tasks):
+        decided, side = draw.random() < luck, draw.choice((-1.0, 1.0))
+        found += MatchScore.of_group([side if decided else draw.choice((-1.0, 1.0)) for _ in range(size)])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("luck", "like_one"), [(0.0, 1.0), (0.25, 1 + 7 * 0.25), (0.5, 1 + 7 * 0.5), (1.0, 8.0)]
+)
+def test_games_say_as_much_as_their_spread_between_tasks(luck: float, like_one: float) -> None:
+    """Of games of which a share has one result for all n of a task, 1 + (n − 1)·share say as much as one (Kish 1965)."""
+    found = [scores(500, 8, luck, seed) for seed in range(8)]
+    assert dependence(found) == pytest.approx(like_one, rel=0.06)
+    assert dependence([scores(500, 1, luck)]) == 1.0, "tasks of one game"
+    assert dependence([]) == 1.0
+
+
+def test_draws_alone_are_as_many_games_as_tasks() -> None:
+    drawn = sum((MatchScore.of_group([0.0] * 4) for _ in range(200)), MatchScore())
+    assert dependence([drawn]) == pytest.approx(4.0, rel=0.02)
+
+
 def test_the_newest_never_leaves_and_fixed_members_neither() -> None:
     found = entered(5, keep=1, leaves="weakest")
     assert found.names == ["rock", f"{MAIN}@40"]
@@ -83,9 +121,20 @@ def test_a_learner_enters_when_it_surely_beats_the_pool(wins: int, losses: int, 
     """More than 0.55 by the lower end of Wilson's one-sided 95 % interval: 9:1 0.65, 7:3 0.44, 70:30 0.62, 6:0 0.69, 2:0 0.43."""
     found = pool(enter={"every": 5, "beats": 0.55})
     for won in [1.0] * wins + [-1.0] * losses:
-        found.played(MAIN, "rock", won)
+        found.played(MAIN, "rock", [won])
     assert not found.may_enter(MAIN, 4)
     assert found.may_enter(MAIN, 5) is enters
+
+
+def test_games_of_one_deal_are_no_proof_of_their_number() -> None:
+    """Three deals that were won in all eight games are three wins, which prove little; 24 deals of one game each prove much."""
+    one_deal, many = (pool(enter={"every": 5, "beats": 0.55}) for _ in range(2))
+    for _ in range(3):
+        one_deal.played(MAIN, "rock", [1.0] * 8)
+    for _ in range(24):
+        many.played(MAIN, "rock", [1.0])
+    assert not one_deal.may_enter(MAIN, 5)
+    assert many.may_enter(MAIN, 5)
 
 
 def test_it_enters_at_the_latest_when_the_settings_say() -> None:
@@ -99,7 +148,7 @@ def test_nobody_enters_where_the_settings_say_so() -> None:
 
 def test_the_state_survives_json() -> None:
     found = entered(4, keep=2)
-    found.played(MAIN, f"{MAIN}@30", 0.0)
+    found.played(MAIN, f"{MAIN}@30", [0.0])
     found.payoffs["first", f"{MAIN}@30", "rock"] = 0.25
     found.payoff_games["first", f"{MAIN}@30", "rock"] = 12
     again = pool(keep=2)
@@ -107,6 +156,17 @@ def test_the_state_survives_json() -> None:
     assert again.state() == found.state()
     assert again.members == found.members
     assert again.enter(MAIN, 50)[0].serial == 5
+
+
+def test_scores_of_older_checkpoints_are_read_as_games_of_their_own() -> None:
+    found = pool()
+    for won in (1.0, 0.0, -1.0):
+        found.played(MAIN, "rock", [won])
+    older = found.state()
+    older |= {key: [row[:5] for row in older[key]] for key in ("scores", "met")}
+    again = pool()
+    again.load_state(older)
+    assert again.state() == found.state()
 
 
 def test_counts_of_games_leave_with_whom_they_are_of_and_may_be_missing_in_older_states() -> None:
@@ -129,7 +189,7 @@ def test_results_of_whoever_is_no_member_count_for_who_met_it() -> None:
     found = pool(enter={"every": 1, "beats": 0.5, "confidence": 0.9})
     assert not found.may_enter("exploiter", 1)
     for _ in range(8):
-        found.played("exploiter", MAIN, 1.0)
+        found.played("exploiter", MAIN, [1.0])
     assert found.may_enter("exploiter", 1)
 
 
@@ -138,7 +198,7 @@ def test_drafts_are_before_whom_they_are_for_and_leave_no_results() -> None:
     first = found.redraft([MAIN, "follower_0"], 3)
     assert [member.name for member in found.before(0)] == ["rock"]
     assert [member.name for member in found.before(2)] == ["rock", "draft-self@3", "draft-follower_0@3"]
-    found.played("follower_0", "draft-self@3", 1.0)
+    found.played("follower_0", "draft-self@3", [1.0])
     assert not found.scores
     assert not found.met
     found.payoffs["a", "rock", "draft-self@3"] = 1.0

@@ -19,7 +19,7 @@ def pool_with(points: dict[str, tuple[int, int]], **settings: object) -> tuple[L
     found = MemberPool(config, [LeagueMember(name, kind="player", plays=name) for name in points])
     for name, (wins, losses) in points.items():
         for won in [1.0] * wins + [-1.0] * losses:
-            found.played(MAIN, name, won)
+            found.played(MAIN, name, [won])
     return config, found
 
 

@@ -46,6 +46,21 @@ def test_a_draw_is_half_a_win_and_who_only_won_has_a_rating() -> None:
     assert 800 < only[0][0] - only[1][0] < 3000
 
 
+def test_a_rating_above_a_player_has_the_interval_of_the_difference() -> None:
+    """Of two, the difference is twice what either is above their mean; the player itself is surely at 0."""
+    results = {(3, 5): (30, 0, 20)}
+    mean, above = ratings([3, 5], results), ratings([3, 5], results, zero=5)
+    assert above[5] == (0.0, 0.0, 0.0)
+    assert above[3] == pytest.approx([2 * value for value in mean[3]], abs=1e-3)
+    three = {(0, 1): (30, 0, 20), (1, 2): (3, 0, 2), (0, 2): (5, 0, 5)}
+    middle, low, high = ratings([0, 1, 2], three, zero=1)[0]
+    assert middle == pytest.approx(
+        ratings([0, 1, 2], three)[0][0] - ratings([0, 1, 2], three)[1][0], abs=1e-6
+    )
+    wide = ratings([0, 1, 2], three, zero=2)[0]
+    assert wide[2] - wide[1] > 1.5 * (high - low), "above one that played little, less is known"
+
+
 def test_who_no_game_links_is_not_compared() -> None:
     results = {(0, 1): (1, 0, 0), (2, 3): (1, 0, 0), (3, 4): (0, 1, 0)}
     assert linked(6, results) == [[2, 3, 4], [0, 1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 from dataclasses import replace
@@ -18,8 +19,9 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
+from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
-from kapelle.evaluation.exploitability import evaluate_table, language_table
+from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.league.pool import MAIN
 from kapelle.metrics.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
@@ -373,6 +375,22 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             "`psro` plays pairs: set `league={'slots': …}` to at least 2",
         ),
         (
+            {
+                **KUHN,
+                "workflow": {"name": "play", "memory": "conversation"},
+                "league": {"population": "psro", "slots": 1},
+            },
+            "`psro` plays pairs",
+        ),
+        (
+            {**KUHN, "team": {"agents": 2}, "league": {"population": "psro", "slots": 1}},
+            "each of two adapters has a mixture of its own: set `league={'slots': …}` to at least 2",
+        ),
+        (
+            {"league": {"population": {"name": "fcp", "partners": 2}, "leaves": "weakest"}},
+            "nobody knows the weakest",
+        ),
+        (
             {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
             r"`at_latest: 2` comes before `every: 5`",
         ),
@@ -390,6 +408,81 @@ def test_small_games_are_measured_exactly(each: str) -> None:
 def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(**game(**over))
+
+
+def test_a_player_that_remembers_its_game_is_no_table() -> None:
+    """Its move depends on more than an information state, so that a small game is played and not computed."""
+    pytest.importorskip("pyspiel")
+    workflow = {"name": "play", "memory": "conversation"}
+    with Trainer(**game(environment=KUHN["environment"], workflow=workflow)) as trainer:
+        rows = [step.metrics for step in trainer.steps(2)]
+    assert not any("league/nash_conv" in row for row in rows)
+    assert rows[-1]["league/members"] == 3.0
+
+
+def test_mixtures_that_differ_share_the_slots_and_are_met_as_often_as_they_should_be() -> None:
+    """Two adapters, each with a mixture of its own over four past selves, and two slots."""
+    team = {"agents": [{"name": "first"}, {"name": "second"}], "sampling": {"max_tokens": 3}}
+    with Trainer(
+        **game(team=team, league={"population": "fictitious", "enter": {"every": 1}, "slots": 2})
+    ) as trainer:
+        trainer.train(3)
+        league = trainer._loop.league
+        assert league is not None
+        names = league.pool.names
+        first = dict(zip(names, (1.0, 0.0, 0.0, 0.0), strict=True))
+        second = dict(zip(names, (0.0, 0.5, 0.3, 0.2), strict=True))
+        steps = [league._thinned({"first": first, "second": second}, number) for number in range(600)]
+    for home, wanted in (("first", first), ("second", second)):
+        for name in names:
+            met = sum(step[home].get(name, 0.0) for step in steps) / len(steps)
+            assert met == pytest.approx(wanted[name], abs=0.06)
+    assert all(len({name for own in step.values() for name in own}) <= 2 for step in steps)
+
+
+def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
+    """Three seats of which the first is frozen: the second is mixed as the third expects it, and the third as the second does."""
+    pytest.importorskip("pyspiel")
+    environment = {**KUHN["environment"], "game": "kuhn_poker(players=3)"}
+    agents = [{"name": "a", "weights": "frozen"}, {"name": "b"}, {"name": "c"}]
+    team = {"agents": agents, "sampling": {"max_tokens": 3}}
+    settings = game(
+        environment=environment, workflow=KUHN["workflow"], team=team, league={"population": "psro", "enter": {"every": 1}},
+    )  # fmt: skip
+    with Trainer(**settings) as trainer:
+        trainer.train(3)
+        league, world = trainer._loop.league, trainer.play.environment
+        assert league is not None
+        assert isinstance(world, Enumerable)
+        draw = random.Random(0)
+        for member in league.pool.past:  # policies that differ, as these hardly do after three steps
+            weights = {each.key: [draw.random() for _ in each.actions] for each in world.decisions()}
+            league._tables[member.name] = TabularPolicies(
+                {
+                    each.key: {
+                        action: weight / sum(weights[each.key])
+                        for action, weight in zip(each.actions, weights[each.key], strict=True)
+                    }
+                    for each in world.decisions()
+                },
+                dict.fromkeys(weights, 1.0),
+            )
+        tables = [league._tables[member.name] for member in league.pool.past]
+        shares = {"b": (0.7, 0.1, 0.1, 0.1), "c": (0.1, 0.1, 0.1, 0.7)}
+        own = tuple(member.name for member in league.pool.members)
+        league._strategies[own] = {home: dict(zip(own, share, strict=True)) for home, share in shares.items()}
+        found = league._measured()["league/nash_conv_mixture"]
+    mixed = {
+        0: average(world, tables),
+        1: average(world, tables, shares["c"]),
+        2: average(world, tables, shares["b"]),
+    }
+    chances = {each.key: mixed[each.seat].chances[each.key] for each in world.decisions()}
+    assert found == pytest.approx(evaluate_table(world, replace(mixed[0], chances=chances)).nash_conv)
+    turned = {
+        each.key: mixed[3 - each.seat if each.seat else 0].chances[each.key] for each in world.decisions()
+    }
+    assert found != pytest.approx(evaluate_table(world, replace(mixed[0], chances=turned)).nash_conv)
 
 
 @pytest.mark.parametrize("over", [{}, {"keep": 1, "exact": 0}])

@@ -15,9 +15,6 @@ from kapelle.cli.stopping import exit_code
 _KEY = re.compile(r"(\w+)\.[\w.]+=")
 FAILED = 2
 """Exit code if every episode failed."""
-LEGEND = (
-    "payoff of the row's player against the column's, over deals and all seats, with half its 95 % interval"
-)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,8 +26,9 @@ from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import figure_file
 from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError, DataError, EngineError, OutputError
-from kapelle.evaluation.arena import Arena, Encounter, meet_here, pairs_of
+from kapelle.evaluation.arena import Arena, Encounter, meet, pairs_of
 from kapelle.evaluation.evaluate import why_fewer
+from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.files import replace_file
 from kapelle.settings.messages import in_python
 from kapelle.setup.problems import choose_tasks
@@ -119,7 +120,6 @@ def _played(
             report(_said(_read(_file(folder, left[number])), done, len(pairs)))
     met = [_read(_file(folder, pair)) for pair in pairs]
     meetings = {(each.one, each.other): each for each in met}
-    config = entries.config.environment
     deals = max((len(met.games) for met in meetings.values()), default=0)
     result = Arena(
         environment=entries.game,
@@ -129,9 +129,9 @@ def _played(
         labels=tuple(entry.label for entry in entries.players),
         players={entry.label: entry.about for entry in entries.players},
         meetings=meetings,
-        opposed=is_opposed(config),
+        opposed=is_opposed(entries.config.environment),
     )
-    fewer = why_fewer(config, "test", games, deals)
+    fewer = why_fewer(entries.config.environment, "test", games, deals)
     if fewer:
         report(f"{deals} deals: {fewer}")
     _write_results(folder, result)
@@ -149,7 +149,7 @@ def _player(
 
     def play(pair: tuple[str, str]) -> Encounter:
         both = loaded.contestants[pair[0]], loaded.contestants[pair[1]]
-        meeting = meet_here(loaded.play, entries.names, both, tasks, seed)
+        meeting = run_async(lambda: meet(loaded.play, entries.names, both, tasks, seed))
         replace_file(_file(folder, pair), json.dumps(meeting.row()).encode("ascii") + b"\n")
         return meeting
 
@@ -287,7 +287,9 @@ def draw(folder: Path, result: Arena) -> Path:
                 found = result.cross_play(label)
                 if found is None:
                     continue
-                middle, low, high = found.mean, found.low or found.mean, found.high or found.mean
+                middle = found.mean
+                low = middle if found.low is None else found.low
+                high = middle if found.high is None else found.high
             left.errorbar(middle, k, xerr=[[middle - low], [high - middle]], fmt="o", color="C0", capsize=3)
         left.set_yticks(rows, ranked)
         left.invert_yaxis()

@@ -89,25 +89,26 @@ class Encounter:
     @property
     def deals(self) -> tuple[tuple[float, float] | None, ...]:
         """Payoffs of both in each deal, over all seatings; None where one of its episodes failed."""
-        return tuple(
-            None
-            if any(pair is None for pair in deal)
-            else (fmean(pair[0] for pair in deal if pair), fmean(pair[1] for pair in deal if pair))
-            for deal in self.games
-        )
+        return tuple(_over_seatings(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
         """Return deals that the one won, drew and lost over all seatings: one deal, or all.
 
         The luck of a deal falls on both alike, as in duplicate bridge.
         """
-        ahead = [
-            pair[0] - pair[1]
-            for pair in (self.deals if deal is None else (self.deals[deal],))
-            if pair is not None
-        ]
+        paid = self.deals if deal is None else (_over_seatings(self.games[deal]),)
+        ahead = [pair[0] - pair[1] for pair in paid if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
+
+
+def _over_seatings(deal: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    pairs = [pair for pair in deal if pair is not None]
+    return (
+        (fmean(one for one, _ in pairs), fmean(other for _, other in pairs))
+        if len(pairs) == len(deal)
+        else None
+    )
 
 
 def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str, str]]:
@@ -214,15 +215,15 @@ def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str
     Where a question was asked (`graded`) and those alone are paid whose answer was graded, the others earn what these earn on
     average: the team is paid, whoever of it spoke last.
     """
-    own = {name: _payoff(episode, name) for name in names}
+    own = {name: payoff_of(episode, name) for name in names}
     paid = [own[name] for name in names if name in episode.rewards]
     if not graded or not paid or any(turn.reward for turn in episode.turns):
         return own
     return {name: own[name] if name in episode.rewards else fmean(paid) for name in names}
 
 
-def _payoff(episode: Episode, agent: str) -> float:
-    """Return what the game paid an agent's seats, where the environment says so, without penalties for invalid moves."""
+def payoff_of(episode: Episode, agent: str) -> float:
+    """Return what the game paid an agent's seats, without penalties for invalid moves; the agent's return where the environment does not say."""
     returns, seats = episode.info.get("returns"), episode.info.get("seats")
     if (
         isinstance(returns, Sequence)
@@ -388,7 +389,7 @@ class Arena:
     def cross_play(self, label: str) -> Payoff | None:
         """Return what a player earns with the others, each deal averaged over them."""
         own = [self.meeting(label, other) for other in self.labels if other != label]
-        return Payoff.of(_over([met for met in own if met is not None]))
+        return Payoff.of(list(_by_deal([met for met in own if met is not None]).values()))
 
     @cached_property
     def gap(self) -> Payoff | None:
@@ -419,6 +420,11 @@ class Arena:
     def failed(self) -> int:
         """Episodes that ended in an error."""
         return sum(met.failed for met in self.meetings.values())
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why episodes failed: the most frequent reason of each meeting."""
+        return sorted({met.reason for met in self.meetings.values() if met.reason})
 
     @property
     def ranked(self) -> tuple[str, ...]:
@@ -488,7 +494,7 @@ class Arena:
             "cycle": list(self.cycle),
             "gap": plain(self.gap),
             "failed": self.failed,
-            "reasons": sorted({met.reason for met in self.meetings.values() if met.reason}),
+            "reasons": self.reasons,
         }
 
 
@@ -502,24 +508,8 @@ def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
     }
 
 
-def _over(meetings: Sequence[Encounter]) -> list[float]:
-    return list(_by_deal(meetings).values()) if meetings else []
-
-
-def meet_here(
-    play: Play, names: Sequence[str], pair: tuple[Contestant, Contestant], tasks: Sequence[Task], seed: int
-) -> Encounter:
-    """Do what `meet` does, from synchronous code."""
-    from kapelle.runtime.event_loop import run_async
-
-    return run_async(lambda: meet(play, names, pair, tasks, seed))
-
-
 # -------- The same for people
 
-LEGEND = (
-    "payoff of the row's player against the column's, over deals and all seats, with half its 95 % interval"
-)
 NAMES = 40
 """Most characters of a player's name."""
 
@@ -530,7 +520,10 @@ def lines(result: Arena) -> list[str]:
         f"{result.environment}: {result.deals} deals, every pair in every assignment of {result.seats} seats",
         "",
     ]
-    found += [*_players(result), "", *_matrix(result), LEGEND]
+    found += [*_players(result), "", *_matrix(result)]
+    found.append(
+        "payoff of the row's player against the column's, over deals and all seats, with half its 95 % interval"
+    )
     if result.gap is not None:
         found.append(
             f"self-play minus cross-play: {_signed(result.gap)}: what a team earns by conventions that others do not share"
@@ -545,8 +538,7 @@ def lines(result: Arena) -> list[str]:
     if not result.together and not result.openskill and result.elo:
         found.append("OpenSkill, α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
     if result.failed:
-        reasons = result.row()["reasons"]
-        found.append(f"{result.failed} episodes failed and are left out: {reasons[0]}")
+        found.append(f"{result.failed} episodes failed and are left out: {', '.join(result.reasons[:1])}")
     return found
 
 

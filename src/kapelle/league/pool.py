@@ -6,11 +6,12 @@ endpoint, a player of the environment. The weights of snapshots are kept by `tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import NormalDist
 from typing import Any, Literal
 
-from kapelle.metrics.statistics import wilson_interval
+from kapelle.metrics.statistics import t_quantile, wilson_interval
 from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
 
 MAIN = "self"
@@ -60,6 +61,10 @@ class MatchScore:
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
+    groups: float = 0.0
+    """Groups of games of one task, most often on one deal: what is independent of one another."""
+    squares: float = 0.0
+    """Sum over groups of the square of their share of points."""
 
     @property
     def games(self) -> float:
@@ -68,16 +73,52 @@ class MatchScore:
 
     @property
     def points(self) -> float:
-        """Share of points, a draw being half of one; one half where nobody played yet, or one game of it."""
+        """Share of points, a draw being half of one, with half a win and half a loss added: one half before the first game."""
         return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
 
-    def faded(self, by: float) -> MatchScore:
+    def times(self, by: float) -> MatchScore:
         """Return the score in which every game counts `by` times as much."""
-        return MatchScore(self.wins * by, self.draws * by, self.losses * by)
+        return MatchScore(
+            self.wins * by, self.draws * by, self.losses * by, self.groups * by, self.squares * by
+        )
 
-    def plus(self, won: float) -> MatchScore:
-        """Return the score with one game more, in which the learner was ahead by so much: only the sign counts."""
-        return MatchScore(self.wins + (won > 0), self.draws + (won == 0), self.losses + (won < 0))
+    def __add__(self, other: MatchScore) -> MatchScore:
+        """Return the score of the games of both."""
+        return MatchScore(
+            self.wins + other.wins,
+            self.draws + other.draws,
+            self.losses + other.losses,
+            self.groups + other.groups,
+            self.squares + other.squares,
+        )
+
+    @classmethod
+    def of_group(cls, ahead: Sequence[float]) -> MatchScore:
+        """Return the score of one group of games, in each of which the learner was ahead by so much: only the sign counts."""
+        wins, draws = sum(by > 0 for by in ahead), sum(by == 0 for by in ahead)
+        share = (wins + draws / 2) / len(ahead)
+        return cls(wins, draws, len(ahead) - wins - draws, 1.0, share**2)
+
+
+def dependence(scores: Iterable[MatchScore]) -> float:
+    """Return how many games of these pairs say as much as one independent game would: 1, or as many as a task has at most.
+
+    It is by how much more the tasks' shares of points vary than those of independent games (the design effect, Kish 1965,
+    over all pairs together), with Student's quantile for that of so few tasks. Where nothing varies, a task is one game.
+    """
+    played = [score for score in scores if score.groups >= 2.0]
+    groups, games = sum(score.groups for score in played), sum(score.games for score in played)
+    if games <= groups:
+        return 1.0
+    between = within = 0.0
+    for score in played:
+        share = (score.wins + score.draws / 2) / score.games
+        between += max(0.0, score.squares - score.groups * share**2) * score.groups / (score.groups - 1.0)
+        varied = max(0.0, share * (1.0 - share) - score.draws / score.games / 4)
+        within += varied * score.groups**2 / score.games
+    known = min(games / groups, max(1.0, between / within)) if within > 0.0 else games / groups
+    few = t_quantile(0.975, int(groups) - len(played)) / NormalDist().inv_cdf(0.975)
+    return known * few**2
 
 
 Pair = tuple[str, str]
@@ -101,8 +142,8 @@ class MemberPool:
         self.payoff_games: dict[tuple[str, str, str], int] = {}
         """The same → games that the return is the mean of, 0 where it was computed exactly; absent where a checkpoint did not say."""
         self.gone: dict[str, tuple[int, float]] = {}
-        """Who has left, and whose weights are still kept → the steps after which it was taken and left. No state of the league: it depends on
-        which checkpoints are there."""
+        """Snapshots that left the pool and whose weights are still stored → the steps after which each was taken and left. No state of the
+        league: it follows from the checkpoints on disk."""
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
@@ -122,20 +163,20 @@ class MemberPool:
         """Return whom a learner answers that has `level` learners before it: the members and these."""
         return [*self.members, *self.drafts[:level]]
 
-    def played(self, learner: str, member: str, won: float) -> None:
-        """Note one game of a learner against a member, or the exploiter's against the learner, and by how much it was ahead.
+    def played(self, learner: str, member: str, ahead: Sequence[float]) -> None:
+        """Note the games of one task, a learner's against a member or the exploiter's against the learner, and by how much it was ahead in each.
 
         Games against drafts, and those against who has left meanwhile, leave no trace.
         """
         if member not in self.names and member != MAIN:
             return
-        self.scores[learner, member] = self.scores.get((learner, member), MatchScore()).plus(won)
-        now = _now(learner)
-        self.met[now, member] = self.met.get((now, member), MatchScore()).plus(won)
+        own, now = MatchScore.of_group(ahead), _now(learner)
+        self.scores[learner, member] = self.scores.get((learner, member), MatchScore()) + own
+        self.met[now, member] = self.met.get((now, member), MatchScore()) + own
 
     def fade(self) -> None:
         """Let all games count less, once for each step."""
-        self.scores = {pair: score.faded(self._settings.forget) for pair, score in self.scores.items()}
+        self.scores = {pair: score.times(self._settings.forget) for pair, score in self.scores.items()}
 
     def may_enter(self, learner: str, step: int) -> bool:
         """Return whether a learner enters after this step."""
@@ -150,11 +191,12 @@ class MemberPool:
     def _beats(self, learner: str, enter: EnterConfig) -> bool:
         assert enter.beats is not None
         now = _now(learner)
-        all_games = [score for (one, _), score in self.met.items() if one == now]
-        games = round(sum(score.games for score in all_games))
-        points = sum(score.wins + score.draws / 2 for score in all_games)
-        # One-sided: the lower end of the two-sided interval of twice the doubt.
-        low, _ = wilson_interval(int(points), games, 2 * enter.confidence - 1) if games else (0.0, 1.0)
+        own = [score for (one, _), score in self.met.items() if one == now]
+        # Of as many games as are independent; one-sided: the lower end of the two-sided interval of twice the doubt.
+        each = dependence(own)
+        games = int(sum(score.games for score in own) / each)
+        points = int(sum(score.wins + score.draws / 2 for score in own) / each)
+        low, _ = wilson_interval(points, games, 2 * enter.confidence - 1) if games else (0.0, 1.0)
         return low > enter.beats
 
     def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
@@ -197,7 +239,9 @@ class MemberPool:
         """Return who leaves of those that are not the newest."""
         match self._settings.leaves:
             case "weakest":
-                return max(past, key=lambda each: self.scores.get((learner, each.name), MatchScore()).points)
+                # Of an exploiter's entry, too: it meets nobody but the learner.
+                scored = learner if learner.startswith(FOLLOWER) else MAIN
+                return max(past, key=lambda each: self.scores.get((scored, each.name), MatchScore()).points)
             case "thinned" if len(past) > 2:
                 # The one whose neighbours are nearest in time; the first and the last of them stay.
                 gaps = [after.step - before.step for before, after in zip(past, past[2:], strict=False)]
@@ -224,8 +268,8 @@ class MemberPool:
         self.drafts = [
             LeagueMember(**each) for each in state.get("drafts", ())
         ]  # older checkpoints have none
-        self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}
-        self.met = {(one, other): MatchScore(*rest) for one, other, *rest in state["met"]}
+        self.scores = {(one, other): _score(rest) for one, other, *rest in state["scores"]}
+        self.met = {(one, other): _score(rest) for one, other, *rest in state["met"]}
         self.payoffs = {(agent, one, other): value for agent, one, other, value in state["payoffs"]}
         # Older checkpoints hold no counts.
         counts = state.get("payoff_games", ())
@@ -239,4 +283,11 @@ def _now(learner: str) -> str:
 
 
 def _plain(score: MatchScore) -> list[float]:
-    return [score.wins, score.draws, score.losses]
+    return [score.wins, score.draws, score.losses, score.groups, score.squares]
+
+
+def _score(plain: Sequence[float]) -> MatchScore:
+    if len(plain) == 3:  # an older checkpoint's, as if every game had been a group
+        wins, draws, losses = plain
+        return MatchScore(wins, draws, losses, wins + draws + losses, wins + draws / 4)
+    return MatchScore(*plain)

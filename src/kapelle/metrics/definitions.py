@@ -304,7 +304,7 @@ STEP_METRICS: tuple[Metric, ...] = (
     Metric(
         "league/rating",
         "Elo",
-        "Rating of the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",
+        "Rating of the learner in the steps that led to the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",
         "Does not rise from entry to entry: play changes without growing stronger, or goes in circles. Look at league/points.",
         known_as="Elo rating",
     ),

@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 # -------- Ratings from games between pairs: Bradley and Terry's model (1952), with intervals from the profile likelihood
 #
 # A draw is half a win. Players can be compared if games link them, directly or through others. Ratings are on Elo's scale
-# (400 points are odds of ten to one), with a mean of 0 within each linked set.
+# (400 points are odds of ten to one).
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
 """Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
+Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
+"""The same where games count in part, as those do that depend on one another."""
 PRIOR = 0.5
 """Wins and losses against an average player that are added for everybody, so that a player who only won has a finite rating."""
 ELO = 400 / math.log(10)
 """Points of Elo's scale for one nat of log-odds."""
-_ROUNDS, _CLOSE = 300, 1e-4
 
 
-def linked(count: int, results: Results) -> list[list[int]]:
+def linked(count: int, results: Tallies) -> list[list[int]]:
     """Return the sets of players that games link, the largest first; players without games are omitted."""
     near: dict[int, set[int]] = {}
     for one, other in results:
@@ -62,9 +63,13 @@ def linked(count: int, results: Results) -> list[list[int]]:
 
 
 def ratings(
-    members: Sequence[int], results: Results, shared: Sequence[Results] = ()
+    members: Sequence[int],
+    results: Tallies,
+    shared: Sequence[Tallies] = (),
+    *,
+    zero: int | None = None,
 ) -> dict[int, tuple[float, float, float]]:
-    """Return rating, lower and upper end of its 95 % interval for linked players.
+    """Return rating, lower and upper end of its 95 % interval for linked players, above their mean or above the player `zero`.
 
     The interval holds the ratings that the games do not contradict: those whose profile likelihood is less than 1.96²/2
     nats below the best. A drawn game says more than a coin flip would, so with draws the likelihood is weighted for each
@@ -73,52 +78,14 @@ def ratings(
     `shared` has the same games, by groups that are not independent within (one deal, which every pair played): the
     variance is then taken between the groups, with Student's quantile.
     """
-    own = {pair: result for pair, result in results.items() if pair[0] in members and pair[1] in members}
-    middle = _elo(_fit(members, own, dict.fromkeys(members, 1.0)))
-    ends = _profile(members, own, shared)
-    return {
-        each: (middle[each], min(middle[each], low), max(middle[each], high))
-        for each, (low, high) in zip(members, ends, strict=True)
-    }
-
-
-def _fit(members: Sequence[int], results: Results, start: Mapping[int, float]) -> dict[int, float]:
-    """Return strengths by Zermelo's iteration (Hunter 2004, equation 3)."""
-    won = dict.fromkeys(members, PRIOR)
-    for (one, other), (wins, draws, losses) in results.items():
-        won[one] += wins + draws / 2
-        won[other] += losses + draws / 2
-    strengths = dict(start)
-    for _ in range(_ROUNDS):
-        met = {each: 2 * PRIOR / (strengths[each] + 1.0) for each in members}
-        for (one, other), result in results.items():
-            share = sum(result) / (strengths[one] + strengths[other])
-            met[one] += share
-            met[other] += share
-        moved = {each: won[each] / met[each] for each in members}
-        change = max(abs(math.log(moved[each] / strengths[each])) for each in members)
-        strengths = moved
-        if change < _CLOSE:
-            break
-    return strengths
-
-
-def _elo(strengths: Mapping[int, float]) -> dict[int, float]:
-    logs = {each: 400 * math.log10(strength) for each, strength in strengths.items()}
-    mean = sum(logs.values()) / len(logs)
-    return {each: value - mean for each, value in logs.items()}
-
-
-def _profile(
-    members: Sequence[int], results: Results, shared: Sequence[Results]
-) -> list[tuple[float, float]]:
-    """Return the ends of each member's interval; see `ratings`."""
     import numpy as np
 
     count = len(members)
     place = {each: k for k, each in enumerate(members)}
     points_MM, games_MM, draws_MM = (np.zeros((count, count)) for _ in range(3))
     for (one, other), (wins, draws, losses) in results.items():
+        if one not in place or other not in place:
+            continue
         k, n = place[one], place[other]
         points_MM[k, n] += wins + draws / 2
         points_MM[n, k] += losses + draws / 2
@@ -180,17 +147,20 @@ def _profile(
         varied_MM = games_MM * chance_MM * (1 - chance_MM) - draws_MM / 4
         meat_MM = np.diag(varied_MM.sum(1)) - varied_MM
         quantile = NormalDist().inv_cdf(0.975)
-    ends = []
-    for k in range(count):
-        contrast_M = np.full(count, -1 / count)
+    rated = {}
+    for each, k in place.items():
+        contrast_M = np.full(count, -1 / count) if zero is None else -np.eye(count)[place[zero]]
         contrast_M[k] += 1
+        if not contrast_M.any():
+            rated[each] = (0.0, 0.0, 0.0)
+            continue
         toward_M = inverse_MM @ contrast_M
         width, met = float(contrast_M @ toward_M), float(games_MM[k].sum())
         # Where every game was drawn the points varied not at all: as many more that are decided could have been missed.
         varies = max(
             float(toward_M @ meat_MM @ toward_M) / width, 3 / (met + 3) if draws_MM.any() or shared else 1.0
         )
-        centre, own = float(contrast_M @ best_M), []
+        centre, ends = float(contrast_M @ best_M), []
         for side in (-1.0, 1.0):
             span, strength_M = quantile * math.sqrt(width * varies), best_M
             for _ in range(30):  # the root of the drop is nearly linear in the distance
@@ -199,9 +169,9 @@ def _profile(
                 if abs(root / quantile - 1) < 1e-6:
                     break
                 span *= quantile / root
-            own.append(ELO * (centre + side * span))
-        ends.append((own[0], own[1]))
-    return ends
+            ends.append(ELO * (centre + side * span))
+        rated[each] = (ELO * centre, ends[0], ends[1])
+    return rated
 
 
 def openskill(

@@ -67,6 +67,7 @@ from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
+from kapelle.workflows.play import PlayWorkflow
 
 
 def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
@@ -479,12 +480,16 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             environment, PlayedFromOutside
         ),
     }
+    observes = isinstance(config.workflow, PlayWorkflow) and config.workflow.memory == "observation"
+    exact = observes and enumerable(environment, len(team.names), league.exact) is not None
     if isinstance(population, PsroPopulation):
         check_packages(*SOLVER_NEEDS[population.by], what=f"`league.population.by: {population.by}`")
         few = league.enter is not None and league.slots == 1 and league.keep > 1
+        mixtures = len({team.policy_of[home] for home in homes})
         reasons |= {
-            "`psro` plays pairs: set `league.slots` to at least 2": few
-            and enumerable(environment, len(team.names), league.exact) is None,
+            "`psro` plays pairs: set `league.slots` to at least 2": few and not exact,
+            "with `psro` each of two adapters has a mixture of its own: set `league.slots` to at least 2": few
+            and len(homes) == mixtures == 2,
             "`psro` compares members that sit opposite each other, and past selves of one agent have no seat but its own. Let several "
             "agents learn, by one adapter if they are to be one player": len(homes) == 1,
         }
@@ -492,7 +497,7 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
         reasons |= {
             "`pair_games` plays pairs: set `league.slots` to at least 2": league.slots == 1
             and league.keep > 1
-            and enumerable(environment, len(team.names), league.exact) is None
+            and not exact
         }
     if followers_of(league):
         learners = followers_of(league) + 1
@@ -512,6 +517,9 @@ def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm,
             is None,
             "`fcp` has learners of its own, and no exploiter. Leave `league.exploiter` out": league.exploiter
             is not None,
+            "with `fcp` partners enter, who meet no member, so that nobody knows the weakest. Set `league.leaves` to oldest or thinned": (
+                league.leaves == "weakest"
+            ),
         }
     if league.exploiter is not None or partners_of(league) or followers_of(league):
         beside = "exploiters, partners and further `learners`"

@@ -22,9 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.environment import enumerable
-from kapelle.errors import EpisodeError
-from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
+from kapelle.environment import Enumerable, enumerable
+from kapelle.errors import ConfigError, EpisodeError
+from kapelle.evaluation.exploitability import (
+    TabularPolicies,
+    average,
+    check_tabular,
+    evaluate_table,
+    language_table,
+)
 from kapelle.league.pool import (
     EXPLOITER,
     FOLLOWER,
@@ -32,6 +38,7 @@ from kapelle.league.pool import (
     PARTNER,
     LeagueMember,
     MemberPool,
+    dependence,
 )
 from kapelle.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
 from kapelle.metrics.ratings import (
@@ -179,7 +186,7 @@ class League:
         """Whether a learner began at its start again after the last step: what it played ahead is not its own any more."""
         self._step = 0
         """The last one that it has learned from."""
-        self._exact = enumerable(play.environment, len(team.names), self._settings.exact)
+        self._exact = _tabulated(play, self._settings.exact)
 
     def _spread(self) -> None:
         """Let partners begin apart from one another: noise on the matrices B of their adapters (`population.spread`)."""
@@ -251,13 +258,16 @@ class League:
         return self.pool.before(len(self._line))
 
     def _thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
-        """Return the chances by home of those who are seated: drawn among the past selves, for all homes alike, where these are more than slots."""
-        past = [member.name for member in self.pool.past]
-        mean = {name: fmean(own.get(name, 0.0) for own in drawn.values()) for name in self.pool.names}
-        if sum(mean[name] > 0.0 for name in past) <= self._settings.slots:
+        """Return the chances by home of those who are seated: drawn among the past selves where these are more than slots.
+
+        Homes whose mixtures differ share the slots out among themselves.
+        """
+        past, slots = [member.name for member in self.pool.past], self._settings.slots
+        if sum(any(own.get(name, 0.0) > 0.0 for own in drawn.values()) for name in past) <= slots:
             return drawn
-        among = seated(mean, past, self._settings.slots, derive_seed(self._seed, "seated", number))
-        return dict.fromkeys(self._homes, among)
+        alike = all(own == drawn[self._homes[0]] for own in drawn.values())
+        room, seed = slots if alike else slots // len(drawn), derive_seed(self._seed, "seated", number)
+        return {home: seated(own, past, room, seed) for home, own in drawn.items()}
 
     def _own_seats(self, learner: str) -> dict[str, str]:
         """Return the policy that a learner has at each seat that learns."""
@@ -355,6 +365,7 @@ class League:
         alike, paid = True, False
         for group in groups:
             met = met_in(group.task.cast, team.names, self._homes)
+            ahead = []
             for episode in group.valid:
                 totals = [episode.total(agent) for agent in team.names]
                 alike = alike and math.isclose(min(totals), max(totals), abs_tol=SMALL)
@@ -369,9 +380,11 @@ class League:
                     continue
                 own_return = episode.total(met.home)
                 rest = fmean(episode.total(agent) for agent in team.names if agent != met.home)
-                member = met.opponent if met.speaks else self._players[met.opponent]
-                self.pool.played(met.learner, member, own_return - rest)
+                ahead.append(own_return - rest)
                 earned.setdefault(met.learner, []).append(own_return)
+            if met is not None and ahead:
+                member = met.opponent if met.speaks else self._players[met.opponent]
+                self.pool.played(met.learner, member, ahead)
         row = {f"league/return/{learner}": fmean(values) for learner, values in earned.items()}
         row |= {
             f"league/points/{name}": self.pool.scores[MAIN, name].points
@@ -584,23 +597,23 @@ class League:
         return self.pool.past if paired and len(self._homes) > 1 else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
-        """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0."""
+        """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0.
+
+        The games of one task are not independent, so that all count as the independent games that they are worth.
+        """
         known = self.pool.names
         places = {member: place for place, member in enumerate(known)}
-        results: dict[tuple[int, int], tuple[int, int, int]] = {}
+        results: dict[tuple[int, int], tuple[float, float, float]] = {}
+        worth = 1.0 / dependence(self.pool.met.values())
         for (entrant, member), score in self.pool.met.items():
             if entrant in places and member in places and entrant != member:
                 one, other = places[entrant], places[member]
-                counts = (round(score.wins), round(score.draws), round(score.losses))
+                counts = (score.wins * worth, score.draws * worth, score.losses * worth)
                 results[min(one, other), max(one, other)] = counts if one < other else counts[::-1]
         own = next((group for group in linked(len(known), results) if len(known) - 1 in group), [])
         if len(own) < 2:
             return {}
-        found = ratings(own, results)
-        zero = found[min(own)][0]
-        return {
-            known[k]: (middle - zero, low - zero, high - zero) for k, (middle, low, high) in found.items()
-        }
+        return {known[k]: rating for k, rating in ratings(own, results, zero=min(own)).items()}
 
     def _standing(
         self, member: str, step: int, rated: Mapping[str, tuple[float, float, float]]
@@ -656,15 +669,18 @@ class League:
         mixed = average(game, tables)
         if strategies := self._strategy():
             # Every seat is mixed by what those opposite expect of it.
-            owners = [next((o for o in self._homes if o != agent), agent) for agent in self._homes]
-            by_seat = [
-                average(game, tables, [strategies[other][member.name] + SMALL for member in past])
-                for other in owners
-            ]
+            seats = {
+                self._play.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
+                for agent in self._homes
+            }
+            by_seat = {
+                seat: average(game, tables, [strategies[other][member.name] + SMALL for member in past])
+                for seat, other in seats.items()
+            }
             mixed = replace(
                 mixed,
                 chances={
-                    decision.key: by_seat[decision.seat % len(by_seat)].chances[decision.key]
+                    decision.key: by_seat.get(decision.seat, mixed).chances[decision.key]
                     for decision in self._exact.decisions()
                 },
             )
@@ -704,6 +720,16 @@ class League:
             taken = name.rpartition("@")[2]
             if name not in here and taken.isdecimal():
                 self.pool.gone.setdefault(name, (int(taken), self._step or math.inf))
+
+
+def _tabulated(play: Play, most: int) -> Enumerable | None:
+    """Return the game if the team's policies in it are tables of at most `most` information states; None otherwise."""
+    if enumerable(play.environment, len(play.team.names), most) is None:
+        return None
+    try:
+        return check_tabular(play)
+    except ConfigError:
+        return None
 
 
 def _by_name(names: Sequence[str], shares: Iterable[float]) -> Chances:

@@ -1,6 +1,7 @@
 """The league of a run: who played whom, who won, and the ratings that follow.
 
-It follows from the recorded episodes alone. In self-play, each version meets only versions of the same training step, and such
+Who played whom follows from the recorded episodes; curves of the pool from its metrics, exact values from `kapelle play --exact`, arenas from
+their folders. In self-play, each version meets only versions of the same training step, and such
 games cannot show whether play got better. Opponents that do not learn link the versions; the page of a run without such
 opponents says so.
 """
