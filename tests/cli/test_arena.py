@@ -13,8 +13,10 @@ import pytest
 from tests.cli.conftest import Kapelle
 
 from kapelle import arena
+from kapelle.comparison.arena import _digest, _keep_settings
 from kapelle.errors import ConfigError, OutputError
 from kapelle.rollout.play import play_seats
+from kapelle.types import Task
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")
 
@@ -83,6 +85,8 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
         (("--games", "13"), "a holds an arena with games 12, not 13"),
         (("--seed", "1"), "a holds an arena with seed 0, not 1"),
         (("environment.invalid=forfeit",), 'environment.invalid "random", not "forfeit"'),
+        (("model.dtype=bfloat16",), 'model.dtype "float32", not "bfloat16"'),
+        (("episode.compaction={}",), "compaction null, not {"),
     ):
         said = kapelle("arena", "nash", "other=random", *GAME, *words, "--output", "a")
         assert (said.code, reason in said.err) == (2, True), said.err
@@ -91,6 +95,49 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
     Path("b").mkdir()
     Path("b/mine.txt").write_text("precious")
     assert "b holds something else than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
+
+
+def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None:
+    """A file of questions may change under its name, and pairs would then be compared on different ones."""
+    asked = [Task("0", "1 + 1?", {"answer": "2"}), Task("1", "2 + 2?", {"answer": "4"})]
+    _keep_settings(tmp_path, {"tasks": _digest(asked)}, {})
+    _keep_settings(tmp_path, {"tasks": _digest(asked)}, {})
+    for changed in (
+        [*asked, Task("2", "3 + 3?")],
+        [asked[0], Task("1", "2 + 2 ?", {"answer": "4"})],
+        [asked[0], Task("1", "2 + 2?", {"answer": "5"})],
+    ):
+        with pytest.raises(ConfigError, match="holds an arena of other tasks than there are now"):
+            _keep_settings(tmp_path, {"tasks": _digest(changed)}, {})
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        ({"games": []}, "holds 0 deals of nash and random, not 12 of"),
+        ({"one": "x"}, "of random and x, not 12 of nash and random"),
+        ({"games": [[["1", "2"], None]] * 12}, "a deal has 2 games"),
+        ({"games": [[[float("nan"), 0.0], None]] * 12}, "a deal has 2 games"),
+        ({"games": [[[0.5], None]] * 12}, "a deal has 2 games"),
+        ({"games": [[[0.5, 0.5]]] * 12}, "a deal has 2 games"),
+        ({"turns": ["a", "b"]}, "are not all counts"),
+        ({"failed": -1}, "are not all counts"),
+        ({"tokens": [1]}, "a number for each of the two"),
+        ({"seatings": []}, "`seatings` are []"),
+    ],
+)
+def test_a_damaged_pair_is_named_before_anything_is_played(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, edit: dict[str, Any], reason: str
+) -> None:
+    kapelle("arena", "nash", "random", *GAME, "--output", "a")
+    file = Path("a/pairs/nash~random.json")
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **edit}))
+    monkeypatch.setattr("kapelle.comparison.arena.load", lambda *_: pytest.fail("loaded"))
+    said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert f"kapelle: {file}" in said.err
+    assert reason in said.err
+    assert "Remove it, and the pair is played again" in said.err
 
 
 @pytest.mark.parametrize(
@@ -113,6 +160,7 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
         (("nash", "http://localhost:1/v1", *GAME), "names no model. Write http://localhost:1/v1#MODEL"),
         (("nash", "random", "training.steps=3", *GAME), "'training.steps=3' is no setting of an arena"),
         (("nash", "random", "--environment", "kuhn_pokr"), "Did you mean"),
+        (("nash", "random", "envronment.invalid=forfeit", *GAME), "Did you mean 'environment'?"),
         (("nash", "random", "--environment", "kuhn_poker", "--games", "0"), "0 is less than 1"),
     ],
 )

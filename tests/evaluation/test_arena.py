@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,6 +108,20 @@ def test_play_that_cycles_is_named_and_no_line_is_right_then() -> None:
     line = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("rock", "paper"))
     assert line.cycle == ()
     assert "no cycle beyond chance" in str(line)
+
+
+def test_names_and_wide_tables_are_shown_whole() -> None:
+    """Square brackets are no markup, long names keep their end, and no row is broken."""
+    names = ["model[v1]", "x[/b]", f"runs-of-{'n' * 60}-12", *(f"player {k}" for k in range(13))]
+    pairs = [
+        met(one, other, ((1.0, -1.0), (0.5, -0.5))) for k, one in enumerate(names) for other in names[k + 1 :]
+    ]
+    shown = str(made(*pairs)).splitlines()
+    for name in ("model[v1]", "x[/b]", "n-12"):
+        assert sum(name in line for line in shown) == 2, "in the list of players and in the matrix"
+    matrix = shown[next(k for k, line in enumerate(shown) if line.startswith("payoff against")) + 1 :]
+    assert [line.split()[0] for line in matrix[:16]] == [str(k) for k in range(1, 17)]
+    assert matrix[16].endswith("`arena.csv` has its 95 % intervals")
 
 
 def test_a_meeting_is_the_same_from_the_disk() -> None:
@@ -280,6 +295,21 @@ class TestRuns:
         assert alone.failed == team.failed == 0
         first = alone.seatings.index((0, 1))
         assert [deal[first] for deal in alone.games] == [deal[first] for deal in team.games]
+
+    @pytest.mark.slow
+    def test_other_weights_under_a_name_are_another_player(self, runs: Path, tmp_path: Path) -> None:
+        first, second = (
+            runs / "a" / "checkpoints" / "00000002" / "policies" / name for name in ("first", "second")
+        )
+        named = [f"x={tmp_path / 'x'}", "random"]
+        shutil.copytree(first, tmp_path / "x")
+        before = enter(named, KUHN, ()).players[0].identity
+        shutil.rmtree(tmp_path / "x")
+        shutil.copytree(first, tmp_path / "x")
+        assert enter(named, KUHN, ()).players[0].identity == before, "a copy is the same"
+        shutil.rmtree(tmp_path / "x")
+        shutil.copytree(second, tmp_path / "x")
+        assert enter(named, KUHN, ()).players[0].identity != before
 
     @pytest.mark.slow
     def test_a_run_plays_with_the_weights_of_its_checkpoint(self, runs: Path) -> None:

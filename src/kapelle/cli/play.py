@@ -78,10 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _exact(arguments: argparse.Namespace) -> int:
-
     named, settings = split_words(arguments.words)
-    if len(named) != 1 or not (Path(named[0]) / "config.yaml").is_file():
-        raise ConfigError("--exact takes a run directory: `kapelle play RUN --exact`.")
+    if len(named) != 1:
+        raise ConfigError("--exact takes one run directory: `kapelle play RUN --exact`.")
+    if not (Path(named[0]) / "config.yaml").is_file():
+        folder, which = split_run(named[0])
+        if which and (folder / "config.yaml").is_file():
+            raise ConfigError(
+                f"--exact measures all checkpoints of a run at once: `kapelle play {folder} --exact`."
+            )
+        raise ConfigError(
+            f"--exact takes a run directory, and '{named[0]}' is none: it has no config.yaml. Write `kapelle play RUN --exact`."
+        )
     report(Path(named[0]), settings)
     return 0
 

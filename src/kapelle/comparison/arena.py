@@ -32,7 +32,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.files import replace_file
 from kapelle.settings.messages import in_python
 from kapelle.setup.problems import choose_tasks
-from kapelle.types import Json
+from kapelle.types import Json, Task
 
 SETTINGS, PAIRS = "settings.json", "pairs"
 """In the folder of an arena: what is played, and a file for each pair that has met."""
@@ -89,26 +89,30 @@ def _played(
     seed: int,
     report: Report,
 ) -> Arena:
+    tasks = choose_tasks(entries.config.environment, "test", games)
     about = {
         "environment": entries.config.environment.model_dump(mode="json"),
+        "model": entries.config.model.model_dump(mode="json", include={"dtype", "quantization"}),
+        "compaction": entries.config.episode.model_dump(mode="json")["compaction"],
         "workflow": entries.config.workflow.model_dump(mode="json"),
         "sampling": entries.config.team.sampling.model_dump(mode="json"),
         "seats": list(entries.names),
         "games": games,
         "seed": seed,
+        "tasks": _digest(tasks),
     }
     _keep_settings(folder, about, {entry.label: entry.identity for entry in entries.players})
     pairs = pairs_of([entry.label for entry in entries.players], entries.config.environment)
-    left = [pair for pair in pairs if not _file(folder, pair).is_file()]
-    if len(left) < len(pairs):
-        report(f"{len(pairs) - len(left)} of {len(pairs)} pairs were played before")
-    done = len(pairs) - len(left)
+    met = {pair: _read(folder, pair, len(tasks)) for pair in pairs if _file(folder, pair).is_file()}
+    left = [pair for pair in pairs if pair not in met]
+    if met:
+        report(f"{len(met)} of {len(pairs)} pairs were played before")
     if left and jobs == 1:
         with ExitStack() as closing:
-            play = _player(entries, games, seed, folder, report, closing)
+            play = _player(entries, tasks, seed, folder, report, closing)
             for pair in left:
-                done += 1
-                report(_said(play(pair), done, len(pairs)))
+                met[pair] = play(pair)
+                report(_said(met[pair], len(met), len(pairs)))
     elif left:
         work = [
             (tuple(players), environment, tuple(settings), games, seed, str(folder), pair) for pair in left
@@ -116,36 +120,32 @@ def _played(
         for number, failure in in_processes(play_pair, work, min(jobs, len(left))):
             if failure is not None:
                 raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
-            done += 1
-            report(_said(_read(_file(folder, left[number])), done, len(pairs)))
-    met = [_read(_file(folder, pair)) for pair in pairs]
-    meetings = {(each.one, each.other): each for each in met}
-    deals = max((len(met.games) for met in meetings.values()), default=0)
+            met[left[number]] = _read(folder, left[number], len(tasks))
+            report(_said(met[left[number]], len(met), len(pairs)))
     result = Arena(
         environment=entries.game,
         seats=len(entries.names),
-        deals=deals,
+        deals=len(tasks),
         seed=seed,
         labels=tuple(entry.label for entry in entries.players),
         players={entry.label: entry.about for entry in entries.players},
-        meetings=meetings,
+        meetings={(each.one, each.other): each for each in (met[pair] for pair in pairs)},
         opposed=is_opposed(entries.config.environment),
     )
-    fewer = why_fewer(entries.config.environment, "test", games, deals)
+    fewer = why_fewer(entries.config.environment, "test", games, len(tasks))
     if fewer:
-        report(f"{deals} deals: {fewer}")
+        report(f"{len(tasks)} deals: {fewer}")
     _write_results(folder, result)
     return result
 
 
 def _player(
-    entries: Entries, games: int, seed: int, folder: Path, report: Report, closing: ExitStack
+    entries: Entries, tasks: Sequence[Task], seed: int, folder: Path, report: Report, closing: ExitStack
 ) -> Callable[[tuple[str, str]], Encounter]:
     """Load everybody, and return what plays a pair and keeps it; `closing` gives the engine and worlds back."""
     loaded = load(entries, report)
     closing.callback(loaded.play.engine.close)
     closing.callback(loaded.play.close)
-    tasks = choose_tasks(entries.config.environment, "test", games)
 
     def play(pair: tuple[str, str]) -> Encounter:
         both = loaded.contestants[pair[0]], loaded.contestants[pair[1]]
@@ -174,7 +174,8 @@ def play_pair(
     if key not in _here:
         entries = enter(players, environment, settings)
         # What it holds ends with the process.
-        _here[key] = _player(entries, games, seed, Path(folder), lambda _: None, ExitStack())
+        tasks = choose_tasks(entries.config.environment, "test", games)
+        _here[key] = _player(entries, tasks, seed, Path(folder), lambda _: None, ExitStack())
     _here[key](pair)
 
 
@@ -208,7 +209,11 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{file} cannot be read: {error}. Name another --output.") from error
         for key, value in about.items():
-            if kept.get(key) != value:
+            if key in kept and kept[key] != value:  # folders of older versions have fewer keys
+                if key == "tasks":
+                    raise ConfigError(
+                        f"{folder} holds an arena of other tasks than there are now. Name another --output, or restore the data."
+                    )
                 changed = sorted(_differences(key, kept.get(key), value))
                 raise ConfigError(
                     f"{folder} holds an arena with {changed[0]}. Name another --output, or set it as it was."
@@ -225,10 +230,16 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
         raise OutputError(f"{folder} holds something else than an arena. Name another --output.")
     try:
         (folder / PAIRS).mkdir(parents=True, exist_ok=True)
-        kept["players"] = {**kept["players"], **players}
+        kept = {**about, **kept, "players": {**kept["players"], **players}}
         replace_file(file, json.dumps(kept, indent=2).encode("ascii") + b"\n")
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error.strerror}. Name another --output.") from error
+
+
+def _digest(tasks: Sequence[Task]) -> str:
+    """Return a digest of what is played: a file of questions may change under its name."""
+    said = json.dumps([[task.id, task.question, task.system, dict(task.data)] for task in tasks], default=str)
+    return blake2b(said.encode(), digest_size=8).hexdigest()
 
 
 def _differences(key: str, before: Json, now: Json) -> list[str]:
@@ -243,13 +254,22 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
     return [f"{key} {json.dumps(before)}, not {json.dumps(now)}"]
 
 
-def _read(file: Path) -> Encounter:
+def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
+    """Return how a pair met; DataError where its file says something else than that, of so many deals."""
+    file = _file(folder, pair)
     try:
-        return Encounter.of(json.loads(file.read_bytes()))
+        found = Encounter.of(json.loads(file.read_bytes()))
+        whose, count = {found.one, found.other}, len(found.games)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file} cannot be read: {error}. Remove it, and the pair is played again."
         ) from error
+    if whose != set(pair) or count != deals:
+        raise DataError(
+            f"{file} holds {count} deals of {' and '.join(sorted(whose))}, not {deals} of {' and '.join(pair)}. Remove it, and the pair is "
+            "played again."
+        )
+    return found
 
 
 def _write_results(folder: Path, result: Arena) -> None:

@@ -127,7 +127,11 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
 def _split(word: str) -> tuple[str, str]:
     """Return what a player is called, and what it is."""
     named = _NAMED.fullmatch(word)
-    if named is not None and "(" not in named[1] and not named[1].startswith("http"):
+    if named is not None and "(" not in named[1]:
+        section, dot, _ = named[1].partition(".")
+        meant = did_you_mean(section, [each.partition(".")[0] for each in SETTABLE]) if dot else ""
+        if meant:
+            raise ConfigError(f"'{word}' begins with no section of settings.{meant}")
         return named[1], named[2]
     if word.startswith(("http://", "https://")):
         return word.partition("#")[2] or word, word
@@ -193,8 +197,12 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
     if word == "embedded" or any((path / file).is_file() for file in _MODEL_FILES):
         from kapelle.models.adapters import base_and_adapter
 
-        base_and_adapter(word)  # raises where an adapter does not say its base
-        return Entry(label, word, {"player": word, "kind": "model"}, model=word)
+        own, adapter = base_and_adapter(word)  # raises where an adapter does not say its base
+        about: dict[str, Json] = {"player": word, "kind": "model"}
+        contents = [
+            _content(Path(each)) for each in (own, adapter) if each is not None and Path(each).is_dir()
+        ]
+        return Entry(label, " ".join([word, *contents]), about, model=word)
     if len(path.parts) == 2 or word.startswith("modelscope:"):
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
     if not offers(environment, PlaysSeats):
@@ -203,6 +211,18 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
         )
     environment.check_player(word)
     return Entry(label, word, {"player": word, "kind": "environment"}, player=word)
+
+
+def _content(folder: Path) -> str:
+    """Return a digest of a model's or an adapter's folder: other weights under a name are another player."""
+    digest = blake2b(digest_size=8)
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            digest.update(f"{file.name} {file.stat().st_size} ".encode())
+            with file.open("rb") as read:
+                while part := read.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
 
 
 # -------- What is played

@@ -8,6 +8,7 @@ numbers). What luck of the cards and of the seat gives is so taken out of each p
 from __future__ import annotations
 
 import io
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -80,7 +81,21 @@ class Encounter:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Encounter:
-        """Return the meeting that `row` gave."""
+        """Return the meeting that `row` gave; ValueError, KeyError or TypeError for anything else."""
+        size = _seatings_in(row)
+        for deal in row["games"]:
+            if not isinstance(deal, list) or len(deal) != size or not all(map(_is_paid, deal)):
+                raise ValueError(f"a deal has {size} games, each of two payoffs or null, and one is {deal!r}")
+        numbers = [
+            *row["turns"],
+            *row["tokens"],
+            *(each for each in row["invalid"] if each is not None),
+            row["failed"],
+        ]
+        if len(row["turns"]) != 2 or len(row["tokens"]) != 2 or len(row["invalid"]) != 2:
+            raise ValueError("`turns`, `tokens` and `invalid` have a number for each of the two")
+        if not all(type(each) is int and each >= 0 for each in numbers):
+            raise ValueError(f"{numbers} are not all counts")
         games = tuple(tuple(pair and (pair[0], pair[1]) for pair in deal) for deal in row["games"])
         seatings = tuple(tuple(seating) for seating in row["seatings"])
         pairs = {name: tuple(row[name]) for name in ("turns", "invalid", "tokens")}
@@ -100,6 +115,22 @@ class Encounter:
         ahead = [pair[0] - pair[1] for pair in paid if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
+
+
+def _seatings_in(row: Mapping[str, Any]) -> int:
+    """Return how many seatings a kept meeting has; ValueError where that is none."""
+    seatings = row["seatings"]
+    if not seatings or not all(each and set(each) <= {0, 1} for each in seatings):
+        raise ValueError(f"`seatings` are {seatings!r}")
+    return len(seatings)
+
+
+def _is_paid(pair: object) -> bool:
+    return pair is None or (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(each) in (int, float) and math.isfinite(each) for each in pair)
+    )
 
 
 def _over_seatings(deal: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
@@ -512,6 +543,8 @@ def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
 
 NAMES = 40
 """Most characters of a player's name."""
+WIDE = 12
+"""Most players whose payoffs are shown with their intervals."""
 
 
 def lines(result: Arena) -> list[str]:
@@ -522,7 +555,12 @@ def lines(result: Arena) -> list[str]:
     ]
     found += [*_players(result), "", *_matrix(result)]
     found.append(
-        "payoff of the row's player against the column's, over deals and all seats, with half its 95 % interval"
+        "payoff of the row's player against the column's, over deals and all seats"
+        + (
+            ", with half its 95 % interval"
+            if len(result.labels) <= WIDE
+            else "; `arena.csv` has its 95 % intervals"
+        )
     )
     if result.gap is not None:
         found.append(
@@ -549,7 +587,7 @@ def _players(result: Arena) -> list[str]:
     for heading in (*headings, *(["Nash average", "α-Rank"] if cycles else []), "invalid moves"):
         table.add_column(heading, justify="right")
     for label in result.ranked:
-        cells = [label[:NAMES]]
+        cells = [_short(label)]
         if result.together:
             cells += [_plain(result.self_play(label)), _plain(result.cross_play(label))]
         else:
@@ -570,8 +608,17 @@ def _matrix(result: Arena) -> list[str]:
     for k, _ in enumerate(order, start=1):
         table.add_column(str(k), justify="right")
     for k, one in enumerate(order, start=1):
-        table.add_row(f"{k} {one[:NAMES]}", *(_signed(result.payoff(one, other)) for other in order))
+        paid = (result.payoff(one, other) for other in order)
+        cells = [_signed(each).split()[0] if len(order) > WIDE else _signed(each) for each in paid]
+        table.add_row(f"{k} {_short(one)}", *cells)
     return _drawn(table)
+
+
+def _short(label: str) -> str:
+    """Return a name as the tables have it; rich would read what stands in square brackets as markup."""
+    from rich.markup import escape
+
+    return escape(label if len(label) <= NAMES else f"{label[: NAMES // 2]}…{label[1 - NAMES // 2 :]}")
 
 
 def _signed(payoff: Payoff | None) -> str:
@@ -596,5 +643,5 @@ def _drawn(table: Table) -> list[str]:
     from rich.console import Console
 
     drawn = io.StringIO()
-    Console(file=drawn, width=200, color_system=None).print(table)
+    Console(file=drawn, width=10_000, color_system=None).print(table)  # as wide as it is: nothing is wrapped
     return [line.rstrip() for line in drawn.getvalue().splitlines()]

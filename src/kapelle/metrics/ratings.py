@@ -285,6 +285,8 @@ def alpha_rank(
     import numpy as np
     from open_spiel.python.egt import alpharank
 
+    if not all(np.isfinite(np.asarray(table, dtype=np.float64)).all() for table in payoffs):
+        raise ConfigError("α-Rank needs finite payoffs, and some of these are not.")
     with np.errstate(over="ignore"):  # of two exponentials in a quotient: its limit is right
         _, _, share, _, _ = alpharank.compute(
             [np.asarray(table, dtype=np.float64) for table in payoffs],
@@ -305,9 +307,14 @@ def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
     import numpy as np
 
     table = np.asarray(advantages, dtype=np.float64)
-    assert np.abs(table + table.T).max(initial=0.0) <= 1e-9 * np.abs(table).max(initial=1.0), (
-        "it is antisymmetric"
-    )
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or not table.size or not np.isfinite(table).all():
+        raise ConfigError(
+            f"Nash averaging takes a square table of finite numbers; this one has the shape {table.shape}."
+        )
+    if np.abs(table + table.T).max() > 1e-9 * max(1.0, float(np.abs(table).max())):
+        raise ConfigError(
+            "Nash averaging takes an antisymmetric table: what a row wins of a column, the column loses to the row."
+        )
     share_M = _most_even(table)
     return share_M, table @ share_M
 
