@@ -107,6 +107,8 @@ class Claim:
     """Learning rates, the same for all arms; each arm takes the one with the greatest `chosen_by` over three seeds of their own."""
     chosen_by: str = "area"
     seeds: int = 10
+    one_run: bool = False
+    """Whether all arms of a seed are measures of one run, which `measure` keeps: one process takes them in turn."""
     quick: int = 0
     """Seeds of the quick check; 0 leaves it out."""
     landmarks: Callable[[], Mapping[str, float]] = dict

@@ -40,6 +40,7 @@ WORDS = frozenset(
         "logarithmic",
         "landmarks",
         "seeds",
+        "one_run",
         "quick",
     }
 )
@@ -153,6 +154,7 @@ def run(
             ],
             jobs,
             "rates",
+            claim.one_run,
         )
         for arm in claim.arms:
             worth = {
@@ -168,7 +170,7 @@ def run(
     rates = {arm: rates.get(arm, claim.rates[0]) for arm in claim.arms}
     count = seeds or claim.seeds
     wanted = [(claim.name, arm, rates[arm], seed) for seed in range(count) for arm in claim.arms]
-    _finish(rows, wanted, jobs, "runs")
+    _finish(rows, wanted, jobs, "runs", claim.one_run)
     found = {arm: [rows.known[arm, rates[arm], seed] for seed in range(count)] for arm in claim.arms}
     return Results(
         claim.name,
@@ -184,13 +186,16 @@ def run(
     )
 
 
-def _finish(rows: Rows, wanted: Sequence[Job], jobs: int, what: str) -> None:
-    """Run what is not known yet, and say how far it is."""
+def _finish(rows: Rows, wanted: Sequence[Job], jobs: int, what: str, together: bool) -> None:
+    """Run what is not known yet, all arms of a seed in one process if they are `together`, and say how far it is."""
     missing = [job for job in wanted if job[1:] not in rows.known]
     if not missing:
         return
     began = time.monotonic()
-    for done, row in enumerate(_rows_of(missing, jobs), 1):
+    shares: dict[Any, list[Job]] = {}
+    for job in missing:
+        shares.setdefault(job[2:] if together else job, []).append(job)
+    for done, row in enumerate(_rows_of(list(shares.values()), jobs), 1):
         rows.add(row)
         spent = time.monotonic() - began
         if sys.stderr.isatty() or done == len(missing):
@@ -199,14 +204,18 @@ def _finish(rows: Rows, wanted: Sequence[Job], jobs: int, what: str) -> None:
             print(f"\r{line}", end="\n" if done == len(missing) else "", file=sys.stderr, flush=True)
 
 
-def _rows_of(missing: Sequence[Job], jobs: int) -> Iterator[dict[str, Any]]:
+def _rows_of(shares: Sequence[Sequence[Job]], jobs: int) -> Iterator[dict[str, Any]]:
     if jobs <= 1:
-        yield from (run_one(*job) for job in missing)
+        yield from (run_one(*job) for share in shares for job in share)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for each in as_completed([pool.submit(run_one, *job) for job in missing]):
-            yield each.result()
+        for each in as_completed([pool.submit(_run_share, share) for share in shares]):
+            yield from each.result()
+
+
+def _run_share(share: Sequence[Job]) -> list[dict[str, Any]]:
+    return [run_one(*job) for job in share]
 
 
 def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiments.claim import Claim, Result, better, claims, overall
-from experiments.running import TUNING_SEEDS, Rows, kept, run, source_of, turned
+from experiments.running import TUNING_SEEDS, Job, Rows, kept, run, run_one, source_of, turned
 
 from experiments import page
 
@@ -62,6 +65,24 @@ def test_what_is_done_is_not_done_again(of_numbers: Claim, tmp_path: Path) -> No
     file.write_text("".join(lines[:-2]) + lines[-2][:20], "utf-8")  # stopped in the middle of a line
     assert run(of_numbers, folder=tmp_path).runs == first.runs
     assert len(ASKED) == asked + 2
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_arms_of_one_run_are_taken_by_one_process(
+    of_numbers: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """What `measure` keeps of a run is not run again by a process that takes the other arm."""
+    shares: list[list[tuple[str, int]]] = []
+
+    def taken(given: Sequence[Sequence[Job]], jobs: int) -> Iterator[dict[str, Any]]:
+        shares.extend([(arm, seed) for _, arm, _, seed in share] for share in given)
+        yield from (run_one(*job) for share in given for job in share)
+
+    monkeypatch.setattr("experiments.running._rows_of", taken)
+    claim = replace(of_numbers, rates=(1.0,), one_run=together)
+    run(claim, jobs=2, seeds=2, folder=tmp_path)
+    both = [[("up", seed), ("down", seed)] for seed in (0, 1)]
+    assert shares == (both if together else [[each] for pair in both for each in pair])
 
 
 def test_rows_of_another_experiment_are_not_read(of_numbers: Claim, tmp_path: Path) -> None:
