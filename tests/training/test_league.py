@@ -203,7 +203,7 @@ def test_a_table_is_played_where_not_all_of_it_is_computed() -> None:
     ):  # fmt: skip
         with Trainer(**game(**over, league=league)) as trainer:
             assert trainer._loop.league is not None
-            assert trainer._loop.league.plays_tables is plays
+            assert trainer._loop.league.plays_pairs is plays
 
 
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when
         assert own is not None
         assert own.pool.names == ["self@0", "follower_0@4", "follower_1@6"], "three are kept"
         assert [draft.name for draft in own.pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
-        kept = own._resting.of("draft-self@6", ["player"])["player"]
+        kept = own._snapshots.of("draft-self@6", ["player"])["player"]
         assert same_bits(frozen_copy(kept), rows[-1]["player"])
     assert met["1 self"] == {"self@0"}
     assert met["1 follower_0"] == {"self@0", "draft-self@0"}
@@ -767,7 +767,7 @@ def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() ->
         trainer.train(1)
         league.load_state(before)
         changed = {key: own + 1.0 for key, own in trainer.engine.weights("player").items()}
-        league._resting.put("self@0", {"player": changed})
+        league._snapshots.put("self@0", {"player": changed})
         league.seat(1)
         slot = next(slot for slot, name in league._in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))

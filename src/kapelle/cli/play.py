@@ -195,11 +195,12 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
     """Return a game in the wording that a trained team has learned to read, except where settings choose another."""
+    from kapelle.comparison.contestants import WORDS
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not (isinstance(environment, OpenSpiel) and isinstance(learned, OpenSpiel)):
         return environment
-    words = {"wording", "view", "rules", "thinking", "list_moves"} - environment.model_fields_set
+    words = set(WORDS) - environment.model_fields_set
     return type(environment).model_validate({**environment.model_dump(), **learned.model_dump(include=words)})
 
 

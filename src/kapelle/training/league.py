@@ -74,7 +74,7 @@ START = "start"
 """Under this name the weights of the learners at the start are kept, for those that begin anew."""
 
 
-class RestingWeights:
+class SnapshotStore:
     """The weights of snapshots: the latest used in memory, all of them in a folder where there is one."""
 
     def __init__(self, folder: Path | None, most: int, ranks: Ranks, save: Save) -> None:
@@ -175,7 +175,7 @@ class League:
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
-        self._resting = RestingWeights(folder, self._settings.in_memory, play.ranks, save)
+        self._snapshots = SnapshotStore(folder, self._settings.in_memory, play.ranks, save)
         self._kept = folder is not None
         self._in_slot: dict[int, str] = {}
         self._tables: dict[str, TabularPolicies] = {}
@@ -289,7 +289,7 @@ class League:
 
     def _begin(self) -> None:
         """Keep the learners as they are at the start, and let them be the first member."""
-        self._resting.put(START, self._weights_now(*self._learners))
+        self._snapshots.put(START, self._weights_now(*self._learners))
         # Where a game of the table failed before, it is there.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
@@ -303,7 +303,7 @@ class League:
         """Put snapshots into the slots of the train engine, in this order, and of these players."""
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) != name:
-                for policy, weights in self._resting.of(name, self._learners[MAIN]).items():
+                for policy, weights in self._snapshots.of(name, self._learners[MAIN]).items():
                     seat = slot_name(slot, policy)
                     self._engine.load_weights(seat, self._placed(seat, weights))
                 self._in_slot[slot] = name
@@ -328,13 +328,18 @@ class League:
 
     # -------- After a step
 
-    def met(self, groups: Sequence[Group], most: int) -> list[Sample]:
+    def parity_samples(self, groups: Sequence[Group], most: int) -> list[Sample]:
         """Return up to `most` turns of each member's policy with the log-probs that they were sampled with.
 
         Nobody trains on these turns, so that no update would notice a sampler that plays a member with other weights. Turns of
         members that have left their slot since are left out, as are those of servers, which say no log-probs.
         """
         team = self._play.team
+        seated = {
+            slot_name(slot, own): member
+            for slot, member in self._in_slot.items()
+            for own in self._learners[MAIN]
+        }
         chosen: dict[str, list[Sample]] = {}
         for group in groups:
             for _, turn in turns_of([group], trained_only=False):
@@ -343,17 +348,11 @@ class League:
                     continue
                 policy = team.policies[turn.policy]
                 own = chosen.setdefault(policy.name, [])
-                if policy.endpoint is None and self._speaks(policy.name, cast.player) and len(own) < most:
+                there = seated.get(policy.name, cast.player)
+                if policy.endpoint is None and there == cast.player and len(own) < most:
                     columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
                     own.append(policy_sample(turn, team, policy.name, columns))
         return [sample for own in chosen.values() for sample in own]
-
-    def _speaks(self, policy: str, member: str) -> bool:
-        """Return whether a policy has the weights of a member now: those of a slot change with who sits in it."""
-        return all(
-            seated == member or policy not in {slot_name(slot, own) for own in self._learners[MAIN]}
-            for slot, seated in self._in_slot.items()
-        )
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""
@@ -414,13 +413,13 @@ class League:
         own = self._learners[learner]
         member, out = self.pool.enter(learner, number)
         # A snapshot is stored by the policies whose seats it can take.
-        self._resting.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
+        self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
         if out is not None:
             self._tables.pop(out.name, None)
         row = {}
-        if tabled := self._tabled:
+        if tabled := self._paired:
             self._fill_payoffs(tabled)
-            table = self._table_of(tabled)
+            table = self._payoff_table(tabled)
             if can_measure_diversity():
                 row["league/diversity"] = effective_diversity((table - table.T) / 2)
         if learner in self._line:
@@ -431,7 +430,7 @@ class League:
             row |= zip(
                 ("league/rating", "league/rating_low", "league/rating_high"), rated[member.name], strict=True
             )
-        self._resting.note(member.name, self._standing(member.name, number, rated))
+        self._snapshots.note(member.name, self._standing(member.name, number, rated))
         if number:
             self._begin_anew(learner, last=number == self._steps)
         return row
@@ -447,7 +446,7 @@ class League:
         said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
         if said is not None and said.restart and not (last and learner in self._line):
             self.began_anew = True
-            start = self._resting.of(START, self._weights_now(*self._learners))
+            start = self._snapshots.of(START, self._weights_now(*self._learners))
             for mine in self._learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
@@ -459,7 +458,7 @@ class League:
             self._tables.pop(draft.name, None)
         for draft, learner in zip(self.pool.redraft(self._line[:-1], number), self._line, strict=False):
             own = self._learners[learner]
-            self._resting.put(
+            self._snapshots.put(
                 draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
             )
         self._fill_payoffs(self._everybody)
@@ -468,7 +467,7 @@ class League:
         """Let a snapshot enter that was made elsewhere: its weights by the policies whose seats it takes."""
         self.pool.members.append(member)
         self.pool.entered = max(self.pool.entered, member.serial)
-        self._resting.put(member.name, weights)
+        self._snapshots.put(member.name, weights)
 
     def forget_unless_in(self, checkpoints: Iterable[int]) -> None:
         """Forget the weights of those who left by the last of these steps and whom no checkpoint of them names; of all where there is none."""
@@ -477,7 +476,7 @@ class League:
         for name, (taken, left) in list(self.pool.gone.items()):
             if left <= last and not any(taken <= step < left for step in kept):
                 del self.pool.gone[name]
-                self._resting.forget(name)
+                self._snapshots.forget(name)
 
     def _placed(self, policy: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: weights[key].to(own.device) for key, own in self._engine.weights(policy).items()}
@@ -554,25 +553,20 @@ class League:
             return {}
         self._fill_payoffs(members)
         names, homes = [member.name for member in members], self._homes
-        if len(homes) == 2 and not self._alike:
+        if len(homes) == len({self._play.team.policy_of[home] for home in homes}) == 2:
             # Rows are the first agent's members, columns the second's.
             first, second = (np.array(self._payoffs(home, names)) for home in homes)
             one, other = meta_strategy([first, second.T], population.by)
             return dict(zip(homes, (_by_name(names, other), _by_name(names, one)), strict=True))
-        table = self._table_of(members)
+        table = self._payoff_table(members)
         _, shared = meta_strategy([table, table.T], population.by)
         return dict.fromkeys(homes, _by_name(names, shared))
-
-    @property
-    def _alike(self) -> bool:
-        """Whether all agents that learn have the same weights."""
-        return len({self._play.team.policy_of[home] for home in self._homes}) == 1
 
     def _payoffs(self, home: str, names: Sequence[str]) -> list[list[float]]:
         """Return what an agent earns as each member (rows) where the others are each member (columns)."""
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
 
-    def _table_of(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
+    def _payoff_table(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
         """Return what a member (rows) earns against each (columns) in a seat drawn by lot."""
         names = [member.name for member in members]
         table: NDArray[np.float64] = np.array([self._payoffs(home, names) for home in self._homes]).mean(
@@ -581,14 +575,14 @@ class League:
         return table
 
     @property
-    def plays_tables(self) -> bool:
+    def plays_pairs(self) -> bool:
         """Whether pairs of members play for the table, as not all of them are computed."""
         if isinstance(self._settings.population, PsroPopulation):
             return self._exact is None or bool(self._settings.members)
         return self._exact is None and self._settings.pair_games > 0
 
     @property
-    def _tabled(self) -> list[LeagueMember]:
+    def _paired(self) -> list[LeagueMember]:
         """The members whose pairs are in the table: all with `psro`; else past selves, where that is exact or `pair_games` are played."""
         if isinstance(self._settings.population, PsroPopulation):
             return self.pool.members
@@ -620,10 +614,10 @@ class League:
     ) -> dict[str, Any]:
         """Return who is in the pool and how strong, for `standing.json` beside a snapshot's weights."""
         payoffs = None
-        if tabled := self._tabled:
+        if tabled := self._paired:
             names = [each.name for each in tabled]
             games = [[self._payoff_games(one, other) for other in names] for one in names]
-            payoffs = {"names": names, "table": self._table_of(tabled).tolist(), "games": games}
+            payoffs = {"names": names, "table": self._payoff_table(tabled).tolist(), "games": games}
         return {
             "step": step,
             "member": member,
@@ -716,7 +710,7 @@ class League:
         here = {member.name for member in self._everybody}
         for name in here & self.pool.gone.keys():
             del self.pool.gone[name]
-        for name in self._resting.kept:
+        for name in self._snapshots.kept:
             taken = name.rpartition("@")[2]
             if name not in here and taken.isdecimal():
                 self.pool.gone.setdefault(name, (int(taken), self._step or math.inf))

@@ -291,7 +291,7 @@ class Loop:
             metrics |= {"staleness": self._queue.staleness(groups)}
         metrics |= {**parity, **self.tasks.metrics()}
         if self.league is not None:
-            others = self._engine.check_parity(self.league.met(groups, COMPARED))
+            others = self._engine.check_parity(self.league.parity_samples(groups, COMPARED))
             metrics |= {"league/parity": others["parity/max"]} if others else {}
         again: Replay = ()
         if (replay := config.tasks.replay) is not None:

@@ -188,7 +188,7 @@ def load_pieces(
             place = None if run_dir is None else run_dir / "league"
             ahead = None if sampler is None else sampler.load
             league = League(config, play, engine, play.engine.load, place, save, ahead)
-            if league.plays_tables and isinstance(sampler, SamplingWorkers):
+            if league.plays_pairs and isinstance(sampler, SamplingWorkers):
                 raise ConfigError(
                     "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers, which play them, play the "
                     "next step at that time. Set `training.overlap: false`."
