@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from kapelle.errors import ConfigError
 from kapelle.metrics import ratings as module
@@ -325,3 +326,25 @@ def test_log_odds_by_hand() -> None:
 def test_cycles_are_found_and_the_shortest_named() -> None:
     assert cycle([(0, 1), (1, 2), (0, 2)]) == []
     assert cycle([(3, 4), (4, 5), (5, 6), (6, 3), (0, 1), (1, 2), (2, 0)]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ([[0.0, math.nan], [math.nan, 0.0]], "finite numbers"),
+        ([[0.0, math.inf], [-math.inf, 0.0]], "finite numbers"),
+        ([[0.0, 1.0, 2.0], [-1.0, 0.0, 1.0]], r"shape \(2, 3\)"),
+        (np.zeros((0, 0)), r"shape \(0, 0\)"),
+        ([[0.0, 1.0], [1.0, 0.0]], "antisymmetric"),
+    ],
+)
+def test_tables_that_are_none_are_refused(table: ArrayLike, said: str) -> None:
+    for of in (nash_averaging, effective_diversity):
+        with pytest.raises(ConfigError, match=said):
+            of(table)
+
+
+def test_alpha_rank_takes_finite_payoffs_alone() -> None:
+    pytest.importorskip("pyspiel")
+    with pytest.raises(ConfigError, match="finite payoffs"):
+        alpha_rank([[0.0, math.nan], [0.0, 0.0]])
