@@ -268,7 +268,7 @@ class Loop:
         return StepStart(self._engine, memories, self._queue, may_go_back=may_go_back)
 
     def step(self, number: int, start: StepStart | None = None) -> Step:
-        """Take step `number` (from 1) and return what happened; its result depends on the weights alone.
+        """Take step `number` (from 1) and return what happened; the result follows from the loop's state and the seed.
 
         If it is interrupted or fails, `start` (of `start_step`) can undo it.
         """
