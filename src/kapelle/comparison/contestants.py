@@ -131,7 +131,9 @@ def _split(word: str) -> tuple[str, str]:
         section, dot, _ = named[1].partition(".")
         meant = did_you_mean(section, [each.partition(".")[0] for each in SETTABLE]) if dot else ""
         if meant:
-            raise ConfigError(f"'{word}' begins with no section of settings.{meant}")
+            raise ConfigError(
+                f"'{word}' begins with no section of settings.{meant} A player's name of that kind goes without the dot."
+            )
         return named[1], named[2]
     if word.startswith(("http://", "https://")):
         return word.partition("#")[2] or word, word
