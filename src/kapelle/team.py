@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Sampling
@@ -179,6 +180,33 @@ class Team:
                     f"'{moving[policy.base]}' trains: its updates would change '{policy.name}' too. "
                     "Give every trained agent on this base `weights: lora`, or give one of them its own model."
                 )
+
+    @classmethod
+    def alone(cls, agent: Agent, policy: Policy, bases: Mapping[str, str] = MappingProxyType({})) -> Team:
+        """Return the team of one agent; scripts, people and endpoints need no base."""
+        return cls((agent,), {policy.name: policy}, {agent.name: policy.name}, bases)
+
+    @classmethod
+    def gathered(cls, seats: Mapping[str, tuple[Team, str]]) -> Team:
+        """Return the team that plays where agents of several teams meet, without their critics.
+
+        `seats` are seat → a team, and the name of its agent who sits there. A policy has one name in all these teams.
+        """
+        agents: list[Agent] = []
+        policies: dict[str, Policy] = {}
+        policy_of, bases, turns_of = dict[str, str](), dict[str, str](), dict[str, tuple[str, ...]]()
+        for seat, (team, name) in seats.items():
+            agents.append(replace(team[name], name=seat))
+            policies |= {each: team.policies[each] for each in team.policies_of(name)}
+            policy_of[seat] = team.policy_of[name]
+            bases |= team.bases
+            if name in team.turns_of:
+                turns_of[seat] = team.turns_of[name]
+        return cls(tuple(agents), policies, policy_of, bases, turns_of=turns_of)
+
+    def sitting(self, seat: int, seats: int) -> str:
+        """Return which agent sits at a place (from 0) of a game for `seats`: the one at that place, or the first of a team of another size."""
+        return self.names[seat if len(self.names) == seats else 0]
 
     def __getitem__(self, name: str) -> Agent:
         for agent in self.agents:

@@ -221,29 +221,24 @@ def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
     alone = team is None and not offers(table.environment, Scripted) and bool(table.agents)
-    policies: dict[str, Policy] = {}
-    policy_of, agents, turns_of = {}, [], {}
+    seats: dict[str, tuple[Team, str]] = {}
     for k, name in enumerate(names):
-        policy = Policy(YOU if k == place or alone else SCRIPT, base="", trained=False)
-        agent = table.agents[k] if table.agents else Agent(name)
         if team is not None and k != place:
-            trained = team.names[k if len(team.names) == len(names) else 0]
-            policy, agent = team.policy(trained), replace(team[trained], name=name)
-            policies |= {each: team.policies[each] for each in team.policies_of(trained)}
-            if trained in team.turns_of:
-                turns_of[name] = team.turns_of[trained]
-        policies[policy.name], policy_of[name] = policy, policy.name
-        agents.append(agent)
+            seats[name] = team, team.sitting(k, len(names))
+        else:
+            policy = Policy(YOU if k == place or alone else SCRIPT, base="", trained=False)
+            agent = table.agents[k] if table.agents else Agent(name)
+            seats[name] = Team.alone(agent, policy), name
+    filled = Team.gathered(seats)
     engines: list[RolloutEngine] = [
         Person(read, names=bool(table.agents), moves=not asks_questions(table.environment))
     ]
     if table.trained is not None:
         engines.append(table.trained.engine)
-    elif SCRIPT in policies:
+    elif SCRIPT in filled.policies:
         engines.append(ScriptedEngine({SCRIPT: _speaker(table.environment)}))
-    bases = team.bases if team else {}
     play = Play(
-        Team(tuple(agents), policies, policy_of, bases, turns_of=turns_of),
+        filled,
         _read_by(table.environment, person) if table.in_sentences else table.environment,
         table.workflow,
         ComposedEngine(engines),

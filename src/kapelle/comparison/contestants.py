@@ -354,7 +354,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
             teams[entry.label] = _of_model(entry, config, len(entries.names))
     policies = {name: policy for team in teams.values() for name, policy in team.policies.items()}
     if not policies:
-        whole = Team((Agent("nobody"),), {"nobody": Policy("nobody", "")}, {"nobody": "nobody"}, {})
+        whole = Team.alone(Agent("nobody"), Policy("nobody", ""))
         engine = _silent()
         return Loaded(
             make_play(config, whole, engine),
@@ -430,10 +430,10 @@ def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
     name = f"{entry.label}:{BASE}"
     if entry.endpoint is not None:
         policy = Policy(name, base="", trained=False, endpoint=entry.endpoint)
-        return Team((agent,), {name: policy}, {agent.name: name}, {})
+        return Team.alone(agent, policy)
     path, adapter = base_and_adapter(entry.model)
     place = Place(config.model.dtype, config.model.device)
     base = f"{path} {place.dtype} {place.device}"
     lora = None if adapter is None else read_lora(Path(adapter))
     policy = Policy(name, base, lora, trained=False, past=adapter)
-    return Team((agent,), {name: policy}, {agent.name: name}, {base: path}, places={base: place})
+    return replace(Team.alone(agent, policy, {base: path}), places={base: place})

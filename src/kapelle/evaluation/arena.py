@@ -158,25 +158,16 @@ def seated(
     names: Sequence[str], pair: Sequence[Contestant], seating: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
     """Return the team of one seating, and the seats that the environment plays itself."""
-    agents, policies, policy_of, turns_of, cast = [], dict[str, Policy](), {}, {}, {}
-    bases: dict[str, str] = {}
+    seats: dict[str, tuple[Team, str]] = {}
+    cast: dict[str, Cast] = {}
     for k, name in enumerate(names):
         who = pair[seating[k]]
         if who.team is None:
-            agents.append(Agent(name))
-            policy_of[name] = f"world:{who.label}"
-            policies[policy_of[name]] = Policy(policy_of[name], base="", trained=False)
-            cast[name] = Cast("", who.player)
-            continue
-        team = who.team
-        own = team.agents[k if len(team.agents) == len(names) else 0]
-        agents.append(replace(own, name=name))
-        policy_of[name] = team.policy_of[own.name]
-        policies |= {each: team.policies[each] for each in team.policies_of(own.name)}
-        bases |= team.bases
-        if own.name in team.turns_of:
-            turns_of[name] = team.turns_of[own.name]
-    return Team(tuple(agents), policies, policy_of, bases, turns_of=turns_of), cast
+            nobody = Policy(f"world:{who.label}", base="", trained=False)
+            seats[name], cast[name] = (Team.alone(Agent(name), nobody), name), Cast("", who.player)
+        else:
+            seats[name] = who.team, who.team.sitting(k, len(names))
+    return Team.gathered(seats), cast
 
 
 async def meet(

@@ -558,5 +558,5 @@ def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
     """Return the same world with one agent, which reads only the question."""
     seat = replace(play.team[agent], prompt="{question}")
     policy = play.team.policy(agent)
-    team = Team((seat,), {policy.name: policy}, {agent: policy.name}, play.team.bases)
+    team = Team.alone(seat, policy, play.team.bases)
     return replace(play, team=team, workflow=Solo(), sampling={agent: sampling})

@@ -272,7 +272,7 @@ def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[Planned
         policy = Policy(
             JUDGE, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
         )
-        team = Team((Agent(JUDGE),), {JUDGE: policy}, {JUDGE: JUDGE}, {"base": path})
+        team = Team.alone(Agent(JUDGE), policy, {"base": path})
         outlines, nf4 = read_outlines(team, config.model), in_four_bits(config, team)
         settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
         shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}

@@ -53,7 +53,7 @@ class FrozenModels:
             base, adapter = base_and_adapter(path)
             lora = None if adapter is None else read_lora(Path(adapter))
             policy = Policy(FROZEN, lora=lora, trained=False, past=adapter)
-            team = Team((Agent(FROZEN),), {FROZEN: policy}, {FROZEN: FROZEN}, {"base": base})
+            team = Team.alone(Agent(FROZEN), policy, {"base": base})
             models = load_models(team, self._config.model_copy(update={"path": base}), {})
             weights = load_weights(team, models, {}, 0)
             engine = Local().build(models, [policy])
