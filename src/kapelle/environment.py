@@ -18,6 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import TypeIs
@@ -277,6 +278,14 @@ class InMemory:
         """Return in words what lives in this process's memory alone; empty where its settings are all there is."""
         raise NotImplementedError
 
+    def keep(self, folder: Path) -> None:
+        """Write what can be read again into a run's folder."""
+        raise NotImplementedError
+
+    def recall(self, folder: Path) -> None:
+        """Read what `keep` wrote into a run's folder, if it did."""
+        raise NotImplementedError
+
 
 class Connecting:
     """An environment that has to ask a server what it is, before its capabilities are known."""
@@ -327,6 +336,14 @@ class Doubting:
 
     def doubts(self) -> Sequence[str]:
         """Return a sentence for each thing in the data that will fail episodes; asked by `kapelle validate` alone."""
+        raise NotImplementedError
+
+
+class Remarking:
+    """An environment that knows what a reader of its settings may not expect; a run prints it at its start."""
+
+    def remarks(self) -> Sequence[str]:
+        """Return a sentence for each such thing."""
         raise NotImplementedError
 
 
@@ -472,8 +489,8 @@ class Recorded:
         """Return the largest number of recorded answers of one task: so many episodes of a group differ."""
         raise NotImplementedError
 
-    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return this agent's text in its turn (from 0), in record `sample` of the task."""
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
+        """Return this agent's text in its turn (from 0), in record `sample` of the task; or its message with tool calls."""
         raise NotImplementedError
 
 

@@ -98,6 +98,13 @@ class Message:
     templates that write these in a form of their own; `content` says the same in words. None where it says no more."""
 
 
+def as_text(messages: Sequence[Message]) -> str:
+    """Return a conversation as one text: the content of a single message, or each content after its role."""
+    if len(messages) == 1:
+        return messages[0].content
+    return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
+
+
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
 
 
@@ -203,6 +210,10 @@ class Task:
     that a group compares attempts against one opponent."""
     system: str = ""
     """The task's own system message, such as a row's: every agent reads it below that of its own (`Agent.system`)."""
+    messages: tuple[tuple[Message, ...], ...] = ()
+    """What an agent reads before each of its turns, where that is a conversation; `question` is the first one as one text."""
+    rendered: bool = False
+    """Whether `question` is a whole prompt, chat template included. The agent then reads its tokens as they are."""
 
     @property
     def seats_of_world(self) -> Mapping[str, str]:

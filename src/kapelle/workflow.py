@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
-from kapelle.types import Constraint, Message, Task, Turn
+from kapelle.types import Constraint, Message, Task, Turn, as_text
 
 
 class Seat(Protocol):
@@ -249,10 +249,27 @@ def instructions(agent: Agent, task: Task) -> list[Message]:
     return [Message("system", "\n\n".join(said))] if said else []
 
 
+def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
+    """Return a message before an agent's turn (from 0), with the conversation of the task's row in place of its text.
+
+    A row's conversation is one text where a prompt is made of it. What stands around that text goes into the row's last message
+    if that is the user's; otherwise the text remains.
+    """
+    if turn >= len(task.messages) or message.role != "user" or message.structured is not None:
+        return [message]
+    *before, last = task.messages[turn]
+    whole = as_text((*before, last))
+    if message.content == whole:
+        return [*before, replace(last, images=message.images)]
+    if last.role != "user" or whole not in message.content:
+        return [message]
+    return [*before, replace(message, content=message.content.replace(whole, last.content, 1))]
+
+
 def opening(agent: Agent, task: Task) -> list[Message]:
     """Return what an agent reads first of a question, as far as a workflow adds nothing to it."""
     prompt = (agent.prompt or "{question}").replace("{question}", task.question)
-    return [*instructions(agent, task), Message("user", prompt)]
+    return [*instructions(agent, task), *conversation(Message("user", prompt), task)]
 
 
 def append_texts(question: str, texts: Mapping[str, str]) -> str:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -31,7 +33,9 @@ TEST = [
 ]
 
 
-def folder(path: Path, train: list[dict[str, str]] = TRAIN, test: list[dict[str, str]] = TEST) -> str:
+def folder(
+    path: Path, train: Sequence[Mapping[str, Any]] = TRAIN, test: Sequence[Mapping[str, Any]] = TEST
+) -> str:
     for name, rows in (("train", train), ("test", test)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -305,3 +309,45 @@ def test_marks_around_a_whole_answer_are_no_part_of_it(written: str) -> None:
 )
 def test_marks_around_parts_are_no_way_around_the_rules(written: str) -> None:
     assert paid(written, "5") == 0.0
+
+
+MMLU = {"question": "Which is even?", "choices": ["one", "two", "three"], "answer": 1}
+ARC = {
+    "question": "Which is even?",
+    "choices": {"text": ["one", "two", "three"], "label": ["1", "2", "3"]},
+    "answer": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "letter"),
+    [
+        (MMLU, "B"),
+        ({**MMLU, "answer": "B"}, "B"),
+        ({**MMLU, "answer": "two"}, "B"),
+        ({"question": "Which is even?", "options": ["one", "two"], "answer": "1"}, "B"),
+        (ARC, "2"),
+    ],
+)
+async def test_a_multiple_choice_row_shows_its_options_and_is_answered_by_letter(
+    row: dict[str, Any], letter: str, tmp_path: Path
+) -> None:
+    environment = Math(path=folder(tmp_path, [row], [{**row, "question": "Other?"}]))
+    environment.check(["solver"])
+    task = environment.task("train", 0)
+    assert f"{letter}. two" in task.question
+    for said, paid in ((letter, 1.0), (f"({letter}) two", 1.0), ("A" if letter == "B" else "1", 0.0)):
+        scripts = {"solver": lines(rf"\boxed{{{said}}}")}
+        [one] = await play(environment, Solo(), ["solver"], scripts, task)
+        assert one.rewards == {"solver": paid}
+
+
+@pytest.mark.parametrize("answer", [float("nan"), "nan", float("inf"), {**MMLU}["choices"]])
+def test_a_gold_answer_that_is_missing_is_no_answer(answer: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1"):
+        Math(path=folder(tmp_path, [{"question": "What?", "answer": answer}])).check(["solver"])
+
+
+def test_a_choice_that_is_none_of_the_options_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1"):
+        Math(path=folder(tmp_path, [{**MMLU, "answer": 3}])).check(["solver"])

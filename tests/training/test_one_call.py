@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.support.tiny import tiny_model
 
 import kapelle
 from kapelle.algorithms import GRPO
+from kapelle.cli import main
 from kapelle.environments import Rewarded
 from kapelle.errors import ConfigError, DataError, RunDirectoryError, TrainingHalted
 from kapelle.one_call import Function, Trained
@@ -20,7 +22,7 @@ from kapelle.runs.reader import read_config, read_episodes, read_status
 from kapelle.runs.summary import own_settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import TeamConfig, TrainingConfig
-from kapelle.setup.recipe import resolve
+from kapelle.setup.recipe import load_recipe, resolve
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 EMPTY = [*ROWS[:6], {"question": " ", "answer": "a"}]
@@ -424,3 +426,38 @@ def test_an_engine_may_be_given_by_its_settings() -> None:
     run = train(ROWS, vowel, engine={"name": "local"}, observer=Quiet())
     assert run.trainer.config.engine.name == "local"
     run.trainer.close()
+
+
+@pytest.mark.slow
+def test_a_run_on_a_list_of_rows_is_evaluated_and_exported_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, out = tmp_path / "run", tmp_path / "out"
+    rows = [
+        {"prompt": [{"role": "user", "content": each["question"]}], "answer": each["answer"]} for each in ROWS
+    ]
+    with kapelle.train("embedded", rows, vowel, eval_dataset=0.4, run_dir=run_dir, **SMALL) as run:
+        trained = [run.trainer.config.environment.task("train", k) for k in range(4)]
+    again = load_recipe(str(run_dir / "config.yaml")).config.environment
+    assert [again.task("train", k) for k in range(4)] == trained
+    assert main(["export", str(run_dir), "--out", str(out)]) == 0
+    shutil.rmtree(run_dir / "rows")
+    shutil.rmtree(out)
+    assert main(["export", str(run_dir), "--out", str(out)]) == 0, capsys.readouterr().err
+    assert (out / "team.yaml").is_file()
+
+
+def test_rendered_prompts_are_for_agents_without_prompts() -> None:
+    with pytest.raises(ConfigError, match="rendered_prompts"):
+        kapelle.Trainer(
+            model=tiny_model(),
+            team={"agents": [{"name": "solver", "prompt": "Solve {question}"}]},
+            environment={
+                "name": "rewarded",
+                "path": str(Path(__file__)),
+                "rendered_prompts": True,
+                "rewards": [{"function": "tests.training.test_one_call:vowel"}],
+            },
+            workflow={"name": "solo"},
+            algorithm={"name": "grpo"},
+        )

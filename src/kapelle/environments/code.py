@@ -25,15 +25,14 @@ from pydantic import AfterValidator, Field, model_validator
 
 from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.source import (
-    DataSettings,
-    Splits,
-    Words,
+from kapelle.environments.data.conversations import (
+    Question,
     field_of,
     question_in,
-    system_in,
+    read_question,
     text_in,
 )
+from kapelle.environments.data.source import DataSettings, Splits, Words
 from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
 from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
 from kapelle.errors import DataError, EpisodeError, did_you_mean
@@ -80,8 +79,8 @@ class CodeProblem:
     """A correct program, if the data have one."""
     begun: str = ""
     """What a program may go on from instead of being whole."""
-    system: str = ""
-    """The system message of a problem that is asked as a conversation."""
+    question: Question | None = None
+    """The prompt as the row's conversation, if it has one."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
@@ -141,15 +140,17 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
         method = (
             f"\n\nif {name!r} not in globals() and 'Solution' in globals():\n    {name} = Solution().{name}\n"
         )
-        asked = question_in(row, question, "question_field").strip()
         begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
         told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
+        asked = read_question(row, question, "question_field").worded(
+            lambda text: f"{text.strip()}\n\n{told}"
+        )
         return CodeProblem(
-            f"{asked}\n\n{told}",
+            asked.text,
             (),
             lambda program, sandbox, limits: grade_calls(program + method, calls, sandbox, limits),
             _solution(row),
-            system=system_in(row, question, "question_field"),
+            question=asked,
         )
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
     public = _tests(row, "public_tests", tolerance)
@@ -159,12 +160,15 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
     if not every:
         raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
     shown = tuple(f"Input:\n{test.stdin.rstrip()}\nOutput:\n{test.stdout.rstrip()}" for test in public)
+    asked = read_question(row, question, "question_field").worded(
+        lambda text: "\n\n".join([text.strip(), *shown])
+    )
     return CodeProblem(
-        "\n\n".join([question_in(row, question, "question_field").strip(), *shown]),
+        asked.text,
         shown,
         lambda program, sandbox, limits: grade_output(program, every, sandbox, limits),
         _solution(row),
-        system=system_in(row, question, "question_field"),
+        question=asked,
     )
 
 
@@ -604,7 +608,9 @@ class Code(DataSettings, Answerable, Scripted):
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index, without its tests."""
         problem = self._at(split, index)
-        return Task(f"{split}-{index}", problem.prompt, system=problem.system)
+        if problem.question is None:
+            return Task(f"{split}-{index}", problem.prompt)
+        return problem.question.task(f"{split}-{index}")
 
     def _problem(self, task: Task) -> CodeProblem:
         split, _, index = task.id.rpartition("-")

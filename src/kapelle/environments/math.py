@@ -17,12 +17,14 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from string import ascii_uppercase
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from kapelle.environment import Doubting
-from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, system_in
+from kapelle.environments.data.conversations import Question, field_of, question_in
+from kapelle.environments.data.source import AskingData, Words
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.code.programs import program_of
@@ -36,6 +38,7 @@ from kapelle.grading.math.grade import (
 )
 from kapelle.grading.math.sameness import Percent, math_form
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked
+from kapelle.grading.text.match import grade_choice
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.runtime.row_files import DataRow
 from kapelle.sandbox.contract import Limits, run
@@ -77,11 +80,12 @@ async def printed_by(text: str, backend: str) -> Printed:
     return Printed(lines[-1], "") if lines else Printed(None, "the program printed nothing")
 
 
+_CHOICES = ("choices", "options")
 Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(DataSettings, Questions, Doubting):
+class Math(AskingData, Questions, Doubting):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"
@@ -91,6 +95,9 @@ class Math(DataSettings, Questions, Doubting):
     """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
     answer_field: str = "answer"
     """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
+    choices_field: str | None = None
+    """Field of the options of a multiple-choice question: a list of texts, or an object with `text` and `label`. The question shows them
+    with letters, and the answer is a letter, the number of an option from 0, or its text. null takes `choices` or `options`."""
     level_field: str = "level"
     """Field that says how hard a question is; tasks keep it as `level`, for `tasks.curriculum`, where rows have it."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
@@ -111,6 +118,50 @@ class Math(DataSettings, Questions, Doubting):
     def _read(self, row: DataRow) -> str:
         return self.gold_of(row)
 
+    def question_of(self, row: DataRow) -> Question:
+        """Return what a row asks, with its options."""
+        question, options = super().question_of(row), self._options(row)
+        if options is None:
+            return question
+        listed = "\n".join(f"{letter}. {text}" for letter, text in options.items())
+        return question.worded(lambda text: f"{text}\n\n{listed}")
+
+    def _options(self, row: DataRow) -> Mapping[str, str] | None:
+        """Return the options of a multiple-choice question by letter; None for other questions."""
+        field = self.choices_field or next((name for name in _CHOICES if row.fields.get(name)), None)
+        if field is None:
+            return None
+        value = field_of(row, field, "choices_field")
+        texts, labels = value, None
+        if isinstance(value, Mapping):
+            texts, labels = value.get("text"), value.get("label")
+        if not isinstance(texts, list) or not 1 < len(texts) <= len(ascii_uppercase):
+            raise DataError(
+                f"{row.place}: the field '{field}' is no list of options. Fix or drop the row, or set `environment.choices_field`."
+            )
+        if labels is None:
+            labels = ascii_uppercase[: len(texts)]
+        return dict(zip(map(str, labels), map(str, texts), strict=True))
+
+    def _right_option(self, row: DataRow, options: Mapping[str, str]) -> str:
+        """Return the letter of the correct option."""
+        value = field_of(row, self.answer_field, "answer_field")
+        letters = list(options)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(letters):
+            return letters[value]
+        written = str(value).strip()
+        by_text = [letter for letter, text in options.items() if text.strip() == written]
+        if written in options:
+            return written
+        if len(by_text) == 1:
+            return by_text[0]
+        if written.isdecimal() and int(written) < len(letters):
+            return letters[int(written)]
+        raise DataError(
+            f"{row.place}: the answer {written[:40]!r} is none of the options {', '.join(letters)}. Fix or drop the row, or set "
+            "`environment.answer_field`."
+        )
+
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError names the file and line of rows without an answer, if there are too many.
 
@@ -121,7 +172,10 @@ class Math(DataSettings, Questions, Doubting):
         self.skipped()
 
     def gold_of(self, row: DataRow) -> str:
-        """Return the gold answer of a row; DataError for one that has none."""
+        """Return the gold answer of a row, the letter of a multiple-choice question; DataError for one that has none."""
+        options = self._options(row)
+        if options is not None:
+            return self._right_option(row, options)
         written = str(self._written(row)).strip()
         if "####" in written or "\\boxed{" in written:
             found = extract(written, ("hash", "last_box"))
@@ -139,7 +193,8 @@ class Math(DataSettings, Questions, Doubting):
 
     def doubts(self) -> Sequence[str]:
         """Return how many of the gold answers that are left to math-verify it cannot read, and the first of them."""
-        golds = {self.gold_of(row) for row in (*self.rows.train, *self.rows.test)}
+        rows = (*self.rows.train, *self.rows.test)
+        golds = {self.gold_of(row) for row in rows if self._options(row) is None}
         left = sorted(gold for gold in golds if gold_problem(gold) is None)
         asked = left[:: -(-len(left) // MOST_ASKED) or 1]
         pool = shared_math_processes()
@@ -159,6 +214,10 @@ class Math(DataSettings, Questions, Doubting):
                 f"{row.place}: the field '{self.answer_field}' holds {type(value).__name__}, not text or a number. Fix "
                 "or drop the row, or set `environment.answer_field`."
             )
+        if str(value).strip().casefold() in ("nan", "inf", "-inf"):
+            raise DataError(
+                f"{row.place}: the field '{self.answer_field}' holds {value}, which is no answer. Fix or drop the row."
+            )
         return value
 
     @cached_property
@@ -171,13 +230,15 @@ class Math(DataSettings, Questions, Doubting):
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
         row = self.rows.of(split)[index]
-        question = question_in(row, self.question_field, "question_field")
+        options = self._options(row)
+        choices = {} if options is None else {"choices": options}
         part = {"part": str(row.fields.get("data_source"))} if self._parts else {}
         level = row.fields.get(self.level_field)
         hard = {"level": level} if isinstance(level, str | int | float) else {}
-        system = system_in(row, self.question_field, "question_field")
-        return Task(
-            f"{split}-{index}", question, {"answer": self.gold_of(row), **part, **hard}, system=system
+        return self.question_of(row).task(
+            f"{split}-{index}",
+            {"answer": self.gold_of(row), **part, **hard, **choices},
+            rendered=self.rendered_prompts,
         )
 
     def about(self, task: Task) -> Mapping[str, Json]:
@@ -188,7 +249,13 @@ class Math(DataSettings, Questions, Doubting):
     @property
     def answers(self) -> Answers:
         """Mathematics, or a program that prints it."""
-        return Answers(lambda text, task: self.grade(text, task.data["answer"]), self._normal_form)
+        return Answers(self._graded, self._normal_form)
+
+    async def _graded(self, text: str, task: Task) -> Grade:
+        answer, options = task.data["answer"], task.data.get("choices")
+        if options is None or self.answer_by == "program":
+            return await self.grade(text, answer)
+        return grade_choice(text, answer, options, self.extraction)
 
     async def grade(self, text: str, answer: str) -> Grade:
         """Return whether a text's final answer is the one given."""

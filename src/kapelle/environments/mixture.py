@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal, cast
 
@@ -206,7 +207,7 @@ class Mixture(
             task = chosen.task(split, place)
         data = {"part": name, "id": task.id, "data": task.data}
         part_of = f"{name}/{task.part}" if task.part else name
-        return Task(f"{name}/{task.id}", task.question, data, part_of, system=task.system)
+        return replace(task, id=f"{name}/{task.id}", data=data, part=part_of, cast={})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
         """Open the world of the part that the task is of."""
@@ -232,7 +233,7 @@ class Mixture(
 
 def _inner(task: Task) -> Task:
     part = task.part.removeprefix(str(task.data["part"])).removeprefix("/")
-    return Task(str(task.data["id"]), task.question, task.data["data"], part, task.cast, task.system)
+    return replace(task, id=str(task.data["id"]), data=task.data["data"], part=part)
 
 
 class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):

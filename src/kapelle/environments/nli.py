@@ -12,7 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.data.source import DataSettings, Words, question_in, system_in, text_in
+from kapelle.environments.data.conversations import question_in, text_in
+from kapelle.environments.data.source import AskingData, Words
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule
@@ -29,7 +30,7 @@ _LABELS: Mapping[str, Label] = {
 _ANSWERS: Mapping[str, Label] = {name: label for name, label in _LABELS.items() if not name.isdigit()}
 
 
-class NLI(DataSettings, Questions):
+class NLI(AskingData, Questions):
     """Premise and hypothesis in, one of three words out."""
 
     name: Literal["nli"] = "nli"
@@ -83,7 +84,10 @@ class NLI(DataSettings, Questions):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
-        row, field = self.rows.of(split)[index], self.question_field
+        row = self.rows.of(split)[index]
         question, label = self.pair_of(row)
-        system = "" if field is None else system_in(row, field, "question_field")
-        return Task(f"{split}-{index}", question, {"answer": label}, system=system)
+        if self.question_field is None:
+            return Task(f"{split}-{index}", question, {"answer": label})
+        return self.question_of(row).task(
+            f"{split}-{index}", {"answer": label}, rendered=self.rendered_prompts
+        )

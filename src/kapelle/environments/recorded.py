@@ -7,32 +7,30 @@ all kinds are groups of episodes, and what learns from episodes learns from them
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 from pydantic import Field
 
 from kapelle.environment import Answerable, Outcome, Recorded, Scorable
-from kapelle.environments.data.source import (
-    SPEAKS,
-    DataSettings,
-    Splits,
-    Words,
-    asked_in,
+from kapelle.environments.data.conversations import (
+    Question,
     field_of,
-    messages_of,
-    said_in,
-    system_in,
+    message_in,
+    messages_in,
+    question_in,
+    rounds,
 )
+from kapelle.environments.data.source import AskingData, Splits, Words
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
+from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.row_files import DataRow
-from kapelle.types import Json, Split, Task
-
-"""Roles of messages that a model wrote, in OpenAI's and in ShareGPT's words."""
+from kapelle.types import Json, Message, Split, Task, as_text
 
 
-class RecordedData(DataSettings, Answerable):
+class RecordedData(AskingData, Answerable):
     """Where recorded rows come from."""
 
     def extract(self, text: str) -> str | None:
@@ -97,10 +95,10 @@ class RecordedWorld(Scorable):
 # -------- Solutions with a label
 
 
-class Question(NamedTuple):
+class Solved(NamedTuple):
     """A question and its solutions, (text, label) each."""
 
-    text: str
+    question: Question
     solutions: tuple[tuple[str, float], ...]
 
 
@@ -128,12 +126,12 @@ class Labelled(RecordedData, Recorded):
         _ = self._questions
 
     def _key(self) -> tuple[str, str, Words]:
-        return self.question_field, "question_field", asked_in
+        return self.question_field, "question_field", question_in
 
     def _read(self, row: DataRow) -> list[tuple[str, float]]:
         found = []
         for solution, label in self.solutions.items():
-            text, value = said_in(row, solution, "solutions"), field_of(row, label, "solutions")
+            text, value = message_in(row, solution, "solutions").content, field_of(row, label, "solutions")
             if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
                 raise DataError(
                     f"{row.place}: the label '{label}' is {value!r}, not true, false or a number from 0 to 1. Fix or drop "
@@ -143,20 +141,19 @@ class Labelled(RecordedData, Recorded):
         return found
 
     @cached_property
-    def _questions(self) -> dict[str, tuple[Question, ...]]:
+    def _questions(self) -> dict[str, tuple[Solved, ...]]:
         """Each split's questions with all their solutions."""
         by_split = {}
         for split, rows in (("train", self.rows.train), ("test", self.rows.test)):
-            found: dict[str, dict[str, float]] = {}
+            found: dict[Question, dict[str, float]] = {}
             for row in rows:
-                question = asked_in(row, self.question_field, "question_field")
                 for text, label in self._read(row):
                     # Of two labels for one text the first one counts.
-                    found.setdefault(question, {}).setdefault(text, label)
-            by_split[split] = tuple(Question(text, tuple(labels.items())) for text, labels in found.items())
+                    found.setdefault(self.question_of(row), {}).setdefault(text, label)
+            by_split[split] = tuple(Solved(asked, tuple(labels.items())) for asked, labels in found.items())
         return by_split
 
-    def _question(self, task: Task) -> Question:
+    def _question(self, task: Task) -> Solved:
         split, _, index = task.id.rpartition("-")
         return self._questions["train" if split == "train" else "test"][int(index)]
 
@@ -166,14 +163,14 @@ class Labelled(RecordedData, Recorded):
 
     def task(self, split: Split, index: int) -> Task:
         """Return the question at an index."""
-        return Task(f"{split}-{index}", self._questions[split][index].text)
+        question = self._questions[split][index].question
+        return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one question."""
-        question = self._question(task)
-        worth = dict(question.solutions)
+        worth = dict(self._question(task).solutions)
         return RecordedWorld(
-            {agent: [question.text] for agent in agents}, lambda agent, text: worth.get(text)
+            {agent: [task.question] for agent in agents}, lambda agent, text: worth.get(text)
         )
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
@@ -184,25 +181,23 @@ class Labelled(RecordedData, Recorded):
 
 # -------- Pairs of a chosen and a rejected answer
 
-_SPOKE = "\n\nAssistant:"
-"""What opens an answer in a transcript."""
-
 
 class Pair(NamedTuple):
     """A question, the answer that was chosen, and the other one."""
 
-    question: str
-    chosen: str
-    rejected: str
+    question: Question
+    chosen: Message
+    rejected: Message
 
 
 class Preferences(RecordedData, Recorded):
     r"""Recorded preferences: two answers to one question, of which one was chosen.
 
-    A row is a question and two answers, each a text, a message, or a conversation that ends with the answer:
+    A row is a question and two answers, each a text or a message, or two conversations that differ in their last message:
 
         {"prompt": "…", "chosen": "…", "rejected": "…"}
-        {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}          question_field: null (HH-RLHF, 2204.05862)
+        {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}       without a column `prompt`
+        {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}                         likewise (HH-RLHF, 2204.05862)
 
         {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
 
@@ -215,7 +210,7 @@ class Preferences(RecordedData, Recorded):
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """Null: both answers are transcripts that contain the conversation before them."""
+    """The field with the question. null, and rows without `prompt`: both answers hold the conversation before them."""
     chosen_field: str = "chosen"
     """The field with the better answer."""
     rejected_field: str = "rejected"
@@ -239,10 +234,18 @@ class Preferences(RecordedData, Recorded):
             first, second = paired(first), second if second is None else paired(second)
         return self.source.apart(first, second, key, setting, words, self._read, self.max_unusable)
 
+    @cached_property
+    def _asked(self) -> str | None:
+        """The field with the question; None where it stands in both answers."""
+        first = self.source.first_row()
+        if self.question_field != "prompt" or first is None or was_collected(first, "chosen"):
+            return self.question_field
+        return "prompt" if "prompt" in first.fields else None
+
     def _key(self) -> tuple[str, str, Words]:
-        if self.question_field is None:
+        if self._asked is None:
             return self.chosen_field, "chosen_field", _before
-        return self.question_field, "question_field", asked_in
+        return self._asked, "question_field", question_in
 
     def _read(self, row: DataRow) -> Pair:
         pair = self._pair(row)
@@ -251,33 +254,37 @@ class Preferences(RecordedData, Recorded):
         return pair
 
     def _pair(self, row: DataRow) -> Pair:
-        chosen = said_in(row, self.chosen_field, "chosen_field")
-        rejected = said_in(row, self.rejected_field, "rejected_field")
-        if self.question_field is not None:
-            return Pair(asked_in(row, self.question_field, "question_field"), chosen, rejected)
-        question = _before(row, self.chosen_field, "chosen_field")
-        answers = [text.rpartition(_SPOKE)[2].strip() for text in (chosen, rejected)]
-        return Pair(question, *answers)
+        fields = ((self.chosen_field, "chosen_field"), (self.rejected_field, "rejected_field"))
+        if self._asked is not None:
+            chosen, rejected = (message_in(row, *field) for field in fields)
+            return Pair(self.question_of(row), chosen, rejected)
+        (question, chosen), (other, rejected) = (_whole(row, *field) for field in fields)
+        if question != other:
+            raise DataError(
+                f"{row.place}: '{self.chosen_field}' and '{self.rejected_field}' differ before their last messages. Only the "
+                "last message may differ. Fix or drop the row."
+            )
+        return Pair(question, chosen, rejected)
 
     def task(self, split: Split, index: int) -> Task:
         """Return the pair at an index."""
-        row = self.rows.of(split)[index]
-        asked = self.question_field
-        system = "" if asked is None or asked not in row.fields else system_in(row, asked, "question_field")
-        return Task(f"{split}-{index}", self._pair(row).question, system=system)
+        question = self._pair(self.rows.of(split)[index]).question
+        return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one pair."""
         pair = self._pair(split_of(self.rows, task.id))
-        worth = {pair.chosen: 1.0, pair.rejected: 0.0}
-        return RecordedWorld(
-            {agent: [pair.question] for agent in agents}, lambda agent, text: worth.get(text)
-        )
+        answers = ((pair.chosen, 1.0), (pair.rejected, 0.0))
 
-    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+        def worth(agent: str, text: str) -> float | None:
+            return next((value for answer, value in answers if _is_said(answer, text)), None)
+
+        return RecordedWorld({agent: [task.question] for agent in agents}, worth)
+
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the chosen answer in even samples, the rejected one in odd ones."""
         pair = self._pair(split_of(self.rows, task.id))
-        return pair.rejected if sample % 2 else pair.chosen
+        return _answer(pair.rejected if sample % 2 else pair.chosen)
 
 
 COLLECTED = ("messages", "completion", "agent", "reward")
@@ -329,21 +336,67 @@ def _system(message: Json) -> bool:
     return isinstance(message, Mapping) and message.get("role") == "system"
 
 
-def _before(row: DataRow, field: str, setting: str) -> str:
-    """Return what stands before the last answer of a transcript."""
-    before, found, _ = said_in(row, field, setting).rpartition(_SPOKE)
-    if not found:
+def _whole(row: DataRow, field: str, setting: str) -> tuple[Question, Message]:
+    """Return the conversation before the last message of a field, and that message; of a transcript likewise."""
+    value = field_of(row, field, setting)
+    is_transcript = isinstance(value, str)
+    messages = _transcript(row, value, field) if is_transcript else messages_in(row, field, setting)
+    if len(messages) < 2 or messages[-1].role != "assistant":
         raise DataError(
-            f"{row.place}: the field '{field}' is no transcript with '{_SPOKE.strip()}' in it. Set "
-            "`environment.question_field` to the field that holds the question."
+            f"{row.place}: the field '{field}' holds no conversation that ends with the assistant's answer. Fix or drop the row, or set "
+            "`environment.question_field` to the field of the question."
         )
-    return before.strip()
+    system = "\n\n".join(message.content for message in messages if message.role == "system")
+    return Question(tuple(m for m in messages[:-1] if m.role != "system"), system), messages[-1]
+
+
+def _before(row: DataRow, field: str, setting: str) -> str:
+    """Return the conversation before the last message of a field as one text."""
+    return _whole(row, field, setting)[0].text
+
+
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+
+
+def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
+    """Return the messages of a transcript in which `Human:` and `Assistant:` take turns."""
+    opening, *parts = _SPEAKER.split(f"\n\n{text.lstrip()}")
+    if opening.strip() or not parts:
+        raise DataError(
+            f"{row.place}: the field '{field}' is no transcript that begins with 'Human:'. Set `environment.question_field` to the "
+            "field that holds the question."
+        )
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return tuple(
+        Message(roles[name], content.strip()) for name, content in zip(parts[::2], parts[1::2], strict=True)
+    )
+
+
+def _answer(message: Message) -> str | Message:
+    """Return a recorded message as `Recorded.recorded` does: one that is more than its text as a whole."""
+    return message.content if message.structured is None else message
+
+
+def _is_said(answer: Message, text: str) -> bool:
+    """Return whether a text is a recorded answer: word for word, or with the same tool calls in the template's own form."""
+    if answer.structured is None or "tool_calls" not in json.loads(answer.structured):
+        return text == answer.content
+    try:
+        return parse_calls(text, get_args(Form)) == parse_calls(answer.content, ("hermes",))
+    except NotCalls:
+        return False
 
 
 # -------- Turns of agents, to be imitated
 
-Spoken = tuple[tuple[str, str], ...]
-"""(text that the agent read, text that it wrote), turn by turn."""
+
+def _conversation_text(row: DataRow, field: str, setting: str) -> str:
+    """Return a conversation as one text, answers included."""
+    return as_text([message for message in messages_in(row, field, setting) if message.role != "system"])
+
+
+Spoken = tuple[tuple[tuple[Message, ...], Message], ...]
+"""(messages that the agent read, its answer), turn by turn."""
 
 
 _COLLECTED = ("messages", "completion", "agent")
@@ -371,7 +424,8 @@ class Trajectories(RecordedData, Recorded):
     answers: Mapping[str, str] = {}
     """Agent → the field that holds its turn."""
     messages_field: str | None = None
-    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` of rows without them."""
+    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` or `conversations` of rows
+    without them."""
     agent_field: str | None = None
     """The one agent whose turns these are; null gives them to all agents."""
 
@@ -388,8 +442,16 @@ class Trajectories(RecordedData, Recorded):
         first = self.source.first_row()
         if was_collected(first, "question"):
             return _COLLECTED
-        plain = first is not None and "messages" in first.fields and "question" not in first.fields
-        return ("messages", "answer", None) if plain else own
+        columns = () if first is None or "question" in first.fields else first.fields
+        if "prompt" in columns and "completion" in columns:
+            return (None, "completion", None)
+        found = next((name for name in ("messages", "conversations") if name in columns), None)
+        return own if found is None else (found, "answer", None)
+
+    @property
+    def _asked(self) -> str:
+        """The field of the question, where it is no conversation of several turns."""
+        return "prompt" if self._named == (None, "completion", None) else self.question_field
 
     @cached_property
     def _agents_on_record(self) -> frozenset[Json]:
@@ -409,8 +471,8 @@ class Trajectories(RecordedData, Recorded):
     def _key(self) -> tuple[str, str, Words]:
         messages = self._named[0]
         if messages is None:
-            return self.question_field, "question_field", asked_in
-        return messages, "messages_field", asked_in
+            return self._asked, "question_field", question_in
+        return messages, "messages_field", _conversation_text
 
     def _read(self, row: DataRow) -> None:
         for agent in (*self.answers, ""):
@@ -422,7 +484,7 @@ class Trajectories(RecordedData, Recorded):
         field = self._named[2]
         if field is None:
             return tuple(agents)
-        name = said_in(row, field, "agent_field")
+        name = message_in(row, field, "agent_field").content
         if self.agent_field is None and self._agents_on_record.isdisjoint(agents):
             return tuple(agents)  # another team's turns, such as those of a model that played alone
         if name not in agents:
@@ -432,32 +494,28 @@ class Trajectories(RecordedData, Recorded):
     def _spoken(self, row: DataRow, agent: str) -> Spoken:
         messages, answer, _ = self._named
         if messages is None:
-            question = asked_in(row, self.question_field, "question_field")
             field = self.answers.get(agent, answer)
-            return (
-                (
-                    question,
-                    said_in(row, field, f"answers.{agent}" if agent in self.answers else "answer_field"),
-                ),
-            )
+            setting = f"answers.{agent}" if agent in self.answers else "answer_field"
+            return ((self.question_of(row).messages, message_in(row, field, setting)),)
         return self._conversation(row, messages)
 
     def _conversation(self, row: DataRow, field: str) -> Spoken:
-        value = field_of(row, field, "messages_field")
-        messages = messages_of(row, value if isinstance(value, list) else [], field, "messages_field")
+        messages = messages_in(row, field, "messages_field")
         answer = self._named[1]
         if answer in row.fields:
-            messages.append(("assistant", said_in(row, answer, "answer_field")))
-        turns: list[tuple[str, str]] = []
-        read: list[str] = []
-        for role, content in messages:
-            if role in SPEAKS:
-                turns.append(("\n\n".join(read), content))
+            messages = (*messages, message_in(row, answer, "answer_field"))
+        turns: list[tuple[tuple[Message, ...], Message]] = []
+        read: list[Message] = []
+        for message in messages:
+            if message.role == "assistant":
+                turns.append((tuple(read), message))
                 read = []
-            elif role != "system":
-                read.append(content)
+            elif message.role != "system":
+                read.append(message)
         if not turns:
-            raise DataError(f"{row.place}: nobody speaks in the field '{field}'. Fix or drop the row.")
+            raise DataError(
+                f"{row.place}: the field '{field}' has no message of the assistant. Fix or drop the row."
+            )
         return tuple(turns)
 
     def task(self, split: Split, index: int) -> Task:
@@ -465,10 +523,11 @@ class Trajectories(RecordedData, Recorded):
         row = self.rows.of(split)[index]
         messages = self._named[0]
         if messages is None:
-            return Task(f"{split}-{index}", asked_in(row, self.question_field, "question_field"))
-        collected = self._named == _COLLECTED
-        system = "" if collected else system_in(row, messages, "messages_field")
-        return Task(f"{split}-{index}", self._conversation(row, messages)[0][0], system=system)
+            return self.question_of(row).task(f"{split}-{index}", rendered=self.rendered_prompts)
+        told = () if self._named == _COLLECTED else messages_in(row, messages, "messages_field")
+        system = "\n\n".join(message.content for message in told if message.role == "system")
+        read = [heard for heard, _ in self._conversation(row, messages)]
+        return Task(f"{split}-{index}", as_text(read[0]), system=system, messages=rounds(*read))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
         """Open the world of one record."""
@@ -476,11 +535,12 @@ class Trajectories(RecordedData, Recorded):
         spoken = {agent: self._spoken(row, agent) for agent in self._speakers(row, agents)}
 
         def worth(agent: str, text: str) -> float | None:
-            return 1.0 if text in [said for _, said in spoken[agent]] else None
+            return 1.0 if any(_is_said(said, text) for _, said in spoken[agent]) else None
 
-        return RecordedWorld({agent: [read for read, _ in turns] for agent, turns in spoken.items()}, worth)
+        heard = {agent: [as_text(read) for read, _ in turns] for agent, turns in spoken.items()}
+        return RecordedWorld(heard, worth)
 
-    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
+    def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""
         spoken = self._spoken(split_of(self.rows, task.id), agent)
-        return spoken[min(turn, len(spoken) - 1)][1]
+        return _answer(spoken[min(turn, len(spoken) - 1)][1])

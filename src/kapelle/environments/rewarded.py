@@ -39,28 +39,30 @@ from kapelle.environment import (
     QuestionCounts,
 )
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.source import (
-    DataSettings,
-    DataSource,
-    Splits,
-    Words,
-    question_in,
-    system_in,
-    usable,
-)
+from kapelle.environments.data.conversations import question_in
+from kapelle.environments.data.source import AskingData, DataSource, Splits, Words, usable
 from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
-from kapelle.errors import AbsentCode, ConfigError, DataError, EpisodeError, did_you_mean, need_known
+from kapelle.errors import (
+    AbsentCode,
+    AbsentData,
+    ConfigError,
+    DataError,
+    EpisodeError,
+    did_you_mean,
+    need_known,
+)
 from kapelle.grading.asking import Asking, ModelJudge
 from kapelle.grading.judge import Ask, judge_attempts, judge_rubric
 from kapelle.metrics.definitions import FAILED, PAID_BY
 from kapelle.metrics.statistics import finite
 from kapelle.models.adapters import base_and_adapter, read_lora
 from kapelle.models.paths import check_model_path
+from kapelle.runtime.files import replace_file
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
-from kapelle.runtime.row_files import DataRow
+from kapelle.runtime.row_files import DataRow, read_rows
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Json, Split, Task
 
@@ -257,11 +259,15 @@ def name_of(function: Any) -> str | None:
     return f"{module.__name__}:{name}"
 
 
+KEPT = "rows"
+"""Folder of a run with the rows that a program passed in memory."""
+MOST_KEPT = 64_000_000
+"""Characters of rows in memory that a run keeps; larger sets belong in a file."""
 GREATEST = 1e6
 """Largest return of an agent; a larger one counts as a mistake."""
 _HELD_OUT = ("own", "share")
-QUESTIONS = ("question", "prompt", "problem", "messages")
-"""Columns in which the question is looked for by default."""
+QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
+"""Columns in which the question is looked for by default, in this order."""
 
 
 class Reward(Settings):
@@ -275,15 +281,15 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
+class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
     """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
     """What pays: functions (`{function: …}`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
     question_field: str | None = None
-    """Column of the question: text, or a conversation; null takes `question`, `prompt`, `problem` or `messages`.
-    Of a conversation the system message is the task's (`Task.system`), and an answer at its end is left out."""
+    """Column of the question: text, or a conversation. null takes the first of `prompt`, `question`, `problem`, `messages` and
+    `conversations` that the rows have. An answer at the end of a conversation is not part of the question."""
     success: FiniteFloat | str | None = None
     """When an episode is solved. A number: the least reward, in the mean over the agents that are paid. `module:function`, which takes
     what a reward function takes, returns it, as truth or a share in [0, 1]. null: there is no `success`, and returns tell how good
@@ -340,6 +346,22 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
         """Free the judges in this process."""
         self._judges.close()
 
+    def keep(self, folder: Path) -> None:
+        """Write rows that a program passed into a run's folder, up to `MOST_KEPT` characters."""
+        for name, rows in (("train", self._held.train), ("test", self._held.test)):
+            text = "".join(f"{json.dumps(row.fields)}\n" for row in rows)
+            if rows and len(text) <= MOST_KEPT:
+                (folder / KEPT).mkdir(exist_ok=True)
+                replace_file(folder / KEPT / f"{name}.jsonl", text.encode())
+
+    def recall(self, folder: Path) -> None:
+        """Read the rows that `keep` wrote into a run's folder."""
+        train, test = (
+            read_rows(file) if path == IN_MEMORY and (file := folder / KEPT / name).is_file() else ()
+            for name, path in (("train.jsonl", self.path), ("test.jsonl", self.eval_path))
+        )
+        self._held = replace(self._held, train=train, test=test)
+
     @property
     def in_memory(self) -> Sequence[str]:
         """The parts that exist only in this process, in words."""
@@ -357,9 +379,7 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
 
     def check(self, agents: Sequence[str]) -> None:
         """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
-        columns = self.columns - (
-            {self._question} & {"question"}
-        )  # that column is the question that kapelle gives
+        columns = self.columns - {"question"}  # a function that takes it receives the column
         if self._solved is not None:
             self._solved.check(columns, for_team=True)
         for each, function in zip(self.rewards, self._functions, strict=True):
@@ -467,9 +487,9 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             )
         rows = self._held.train if split == "train" else self._held.test
         if not rows:
-            raise DataError(
-                "The rows were in the memory of the program that made this run. Go on from there, or write them to a file and "
-                f"set `environment.{'path' if split == 'train' else 'eval_path'}`."
+            raise AbsentData(
+                "The rows were in the memory of the program that made this run, and too large to be kept with it. Continue there, or "
+                f"write them to a file and set `environment.{'path' if split == 'train' else 'eval_path'}`."
             )
         contents[f"{split} rows in memory"] = hashlib.sha256(
             json.dumps([row.fields for row in rows], sort_keys=True).encode()
@@ -542,11 +562,22 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
             )
         return found
 
+    def remarks(self) -> Sequence[str]:
+        """Return which column is the question where rows have several that could be, and prompts that are rendered already."""
+        others = [name for name in QUESTIONS if name in self.columns and name != self._question]
+        if self.question_field is not None or not others:
+            return super().remarks()
+        chosen = (
+            f"the column `{self._question}` is the question, although rows have {', '.join(f'`{name}`' for name in others)} too "
+            "(`question_field` names another column)"
+        )
+        return (chosen, *super().remarks())
+
     def task(self, split: Split, index: int) -> Task:
         """Return the question of a row."""
-        row = self.rows.of(split)[index]
-        field = (self._question, "question_field")
-        return Task(f"{split}-{index}", question_in(row, *field), system=system_in(row, *field))
+        return self.question_of(self.rows.of(split)[index]).task(
+            f"{split}-{index}", rendered=self.rendered_prompts
+        )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld:
         """Open the world of one question."""
@@ -565,12 +596,14 @@ class Rewarded(DataSettings, Answerable, AsksModels, InMemory, PaysEpisodes, Pay
         said = last_texts(episode)
         completion = answer_of(episode, outcome.info)
         given = {
+            "question": episode.task.question,
             **row.fields,
             "completion": completion,
             "completions": said,
             "episode": episode,
-            "question": episode.task.question,
         }
+        if self._question == "question":
+            given["question"] = episode.task.question
         earned: dict[str, float] = {}
         info: dict[str, Json] = dict(outcome.info)
         for each, function, label in zip(self.rewards, self._functions, self.labels, strict=True):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from kapelle.environments.data.source import DataSettings, Words, field_of, question_in, system_in, text_in
+from kapelle.environments.data.conversations import Question, field_of, question_in, text_in
+from kapelle.environments.data.source import DataSettings, Words
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
 from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked
@@ -78,8 +79,8 @@ class _Referenced(DataSettings, Questions):
     def _key(self) -> tuple[str, str, Words]:
         return self.text_field, "text_field", question_in
 
-    def _read(self, row: DataRow) -> tuple[str, list[str]]:
-        return question_in(row, self.text_field, "text_field"), self._references(row)
+    def _read(self, row: DataRow) -> tuple[Question, list[str]]:
+        return self.question_of(row), self._references(row)
 
     def _references(self, row: DataRow) -> list[str]:
         value = field_of(row, self.reference_field, "reference_field")
@@ -105,9 +106,9 @@ class _Referenced(DataSettings, Questions):
         if asked is None:
             within = "" if self.length is None else f" in {self.length}"
             asked = f"{self._asks()}{within}.\n\n{{text}}"
-        question = asked.replace("{length}", str(self.length or "")).replace("{text}", text)
+        question = asked.replace("{length}", str(self.length or "")).replace("{text}", text.text)
         data: dict[str, Json] = {"answer": references[0], "references": [*references]}
-        return Task(f"{split}-{index}", question, data, system=system_in(row, self.text_field, "text_field"))
+        return Task(f"{split}-{index}", question, data, system=text.system)
 
     def _asks(self) -> str:
         return self.doing

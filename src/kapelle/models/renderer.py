@@ -140,7 +140,13 @@ class ChatRenderer:
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return how the template writes an answer that makes this call, without the token that ends it; empty where that cannot be told."""
-        return self._tools.called(name, arguments)
+        return self._tools.called({"name": name, "arguments": dict(arguments)})
+
+    def answer(self, message: Message) -> str:
+        """Return how the template writes an assistant's message with tool calls, without the token that ends it."""
+        row = {} if message.structured is None else json.loads(message.structured)
+        calls = [call["function"] for call in row.get("tool_calls", ())]
+        return (self._tools.called(*calls, content=row["content"]) if calls else "") or message.content
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -583,21 +589,17 @@ class ToolTemplate:
             return self._written(_rows(messages), speak=True)
         return None
 
-    def called(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return what the template writes for an answer that makes this call, without the token that ends it.
+    def called(self, *calls: Mapping[str, Json], content: str = "") -> str:
+        """Return what the template writes for an answer with this content and calls (`name`, `arguments`), without the token that ends it.
 
         Empty where it writes no tools, or an answer otherwise than behind its prompt.
         """
         if not self.known:
             return ""
-        tool = {"type": "function", "function": {**_TOOL, "name": name}}
-        asking: dict[str, Json] = {"role": "user", "content": "?", "tools": [tool]}
-        call = {
-            "id": "call_kapelle00",
-            "type": "function",
-            "function": {"name": name, "arguments": dict(arguments)},
-        }
-        answer: dict[str, Json] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        tools = [{"type": "function", "function": {**_TOOL, "name": call["name"]}} for call in calls]
+        asking: dict[str, Json] = {"role": "user", "content": "?", "tools": tools}
+        made = [{"id": f"call{k:05d}", "type": "function", "function": call} for k, call in enumerate(calls)]
+        answer: dict[str, Json] = {"role": "assistant", "content": content, "tool_calls": made}
         with suppress(ModelError):
             prompt = self._written([asking], speak=True)
             whole = self._written([asking, answer], speak=False)

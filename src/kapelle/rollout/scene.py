@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kapelle.engines.rollout.protocol import Completion, Interrupted, Renderer, Request
+from kapelle.engines.rollout.protocol import Completion, Interrupted, ReadsPrompts, Renderer, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
@@ -44,7 +44,13 @@ from kapelle.types import (
     Turn,
     images_in,
 )
-from kapelle.workflow import Continued, GoesOnWithout, Written, instructions
+from kapelle.workflow import (
+    Continued,
+    GoesOnWithout,
+    Written,
+    conversation,
+    instructions,
+)
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -189,6 +195,10 @@ class LiveSeat:
         policy = self._policy
         renderer = play.engine.renderer(policy.name)
         begins = self.last is None or fresh
+        task = self._scene.task
+        if task.messages:
+            number = 0 if begins else self._turn_count
+            messages = [each for message in messages for each in conversation(message, task, number)]
         messages = self._scene.shown(self.agent.name, messages, () if begins else images_in(self.messages))
         if self.last is None or fresh:
             last = messages[-1] if messages else None
@@ -198,6 +208,9 @@ class LiveSeat:
             self.messages = list(messages)
             written = isinstance(last, Written) and not self._opening
             prompt = last.ids if written and isinstance(last, Written) else renderer.start(messages)
+            if task.rendered and [each.content for each in messages] == [task.question]:
+                assert isinstance(renderer, ReadsPrompts), "`check_run` requires a model in this process"
+                prompt = renderer.plain(task.question)
         else:
             self.messages.extend(messages)
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)
@@ -490,9 +503,9 @@ class LiveScene:
             )
         )
         turns = self.commit([turn for turn, _ in drafts])
-        for turn, (_, conversation) in zip(turns, drafts, strict=True):
+        for turn, (_, whole) in zip(turns, drafts, strict=True):
             said = Message("assistant", turn.text, speaker=turn.agent)
-            self._seats[turn.agent].ended[turn.index] = [*conversation, said]
+            self._seats[turn.agent].ended[turn.index] = [*whole, said]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:

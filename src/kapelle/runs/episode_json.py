@@ -129,8 +129,10 @@ def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> b
             row["task"]["cast"] = {agent: _fields(cast) for agent, cast in episode.task.cast.items()}
         else:
             del row["task"]["cast"]
-        if not episode.task.system:
-            del row["task"]["system"]
+        row["task"]["messages"] = [[_by_hash(_fields(m)) for m in read] for read in episode.task.messages]
+        for name in ("system", "messages", "rendered"):
+            if not row["task"][name]:
+                del row["task"][name]
         row["info"] = encode(episode.info, "info")
         row["rewards"] = {agent: _number(reward) for agent, reward in episode.rewards.items()}
         row["success"] = _number(episode.success)
@@ -190,7 +192,8 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
         values = {field.name: row[field.name] for field in fields(Episode) if field.name not in optional}
         task = {**values["task"]}
         cast = {agent: Cast(**each) for agent, each in task.pop("cast", {}).items()}
-        values["task"] = Task(**{**task, "data": decode(task["data"]), "cast": cast})
+        read = tuple(tuple(Message(**each) for each in one) for one in task.pop("messages", ()))
+        values["task"] = Task(**{**task, "data": decode(task["data"]), "cast": cast, "messages": read})
         values["agents"] = tuple(values["agents"])
         values["turns"] = tuple(_turn(turn, images) for turn in values["turns"])
         values["branches"] = tuple(_turn(turn, images) for turn in values["branches"])

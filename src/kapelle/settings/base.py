@@ -6,7 +6,7 @@ field `name` identifies it; `runtime/plugins.py` finds the class for a name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, get_args
@@ -197,3 +197,13 @@ def named_settings(value: object, missing: str) -> object:
     if not issubclass(found, Settings):
         raise ValueError(f"The environment '{value['name']}' must be a subclass of kapelle.Settings.")  # noqa: TRY004 (pydantic explains a ValueError)
     return found.model_validate(dict(value))
+
+
+def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
+    """Yield settings and all that is in them at any depth, each before what is in it, with the dotted path to it."""
+    yield at, settings
+    pairs: list[tuple[object, object]] = [*settings] if isinstance(settings, pydantic.BaseModel) else []
+    pairs += settings.items() if isinstance(settings, Mapping) else ()
+    pairs += enumerate(settings) if isinstance(settings, list | tuple) else ()
+    for key, value in pairs:
+        yield from parts_of(value, f"{at}.{key}" if at else str(key))

@@ -27,6 +27,7 @@ from kapelle.settings.schema import ModelConfig, RunConfig
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Place, Team
+from kapelle.types import Message
 
 ENDPOINT_SECONDS = 120.0
 """Maximum seconds of one attempt to get an endpoint's answer; `engine.timeout` bounds all attempts together."""
@@ -176,18 +177,20 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
         "`check_run` refuses environments without demonstrations"
     )
 
-    def demonstrate(request: Request) -> str:
+    def demonstrate(request: Request) -> str | Message:
         if offers(environment, Recorded):
             turn = sum(message.role == "assistant" for message in request.messages)
             return environment.recorded(request.agent, request.task, turn, request.sample)
         return environment.script(request.agent, request.task, request.messages, request.seed)
 
+    local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
+    renderers = {name: models[policy.base].renderer for name, policy in local.items()}
+
     def answer(request: Request) -> str:
         what, seconds = "`script` of the environment", config.patience.environment
-        return call(what, "environment", seconds, demonstrate, request)
+        said = call(what, "environment", seconds, demonstrate, request)
+        if isinstance(said, str):
+            return said
+        return renderers[request.policy].answer(said) if request.policy in renderers else said.content
 
-    local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
-    return ScriptedEngine(
-        dict.fromkeys(team.policies, answer),
-        {name: models[policy.base].renderer for name, policy in local.items()},
-    )
+    return ScriptedEngine(dict.fromkeys(team.policies, answer), renderers)

@@ -26,6 +26,7 @@ from kapelle.environment import (
     AsksServers,
     Connecting,
     Doubting,
+    Remarking,
     Skipping,
     StartsProgram,
     offers,
@@ -52,11 +53,11 @@ from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import error_message, exchange
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.base import Settings
+from kapelle.settings.base import Settings, parts_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_pool_fits, check_run, parts_of, unneeded
+from kapelle.setup.validation import check_pool_fits, check_run, unneeded
 from kapelle.team import Agent, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
@@ -541,6 +542,9 @@ def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple
 
 def _doubts(config: RunConfig) -> Iterator[str]:
     """Yield what training would do other than its settings seem to ask for."""
+    for _, part in parts_of(config.environment):
+        if offers(part, Remarking):
+            yield from part.remarks()
     rising, steps = config.optimizer.warmup_steps, config.training.steps
     if rising >= steps > 0:
         yield (

@@ -22,14 +22,14 @@ import yaml
 from kapelle.algorithm import Taught, algorithm_class
 from kapelle.engines.rollout.protocol import EngineSettings, engine_class
 from kapelle.engines.train.protocol import TrainEngineSettings, train_engine_class
-from kapelle.environment import Environment, environment_class
+from kapelle.environment import Environment, InMemory, environment_class, offers
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
 from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_aliases
-from kapelle.settings.base import AlgorithmSettings, Settings, models_in
+from kapelle.settings.base import AlgorithmSettings, Settings, models_in, parts_of
 from kapelle.settings.messages import check_sections, explain, in_python, settings_named
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
@@ -248,7 +248,11 @@ def load_recipe(
                 f"`{keyword}` is the text {given!r}. Give a list of texts: {keyword}=[{given!r}]."
             )
     layers, unused = _files(name, overlays, real)
-    return lay_over(layers, settings, unused_real=unused)
+    recipe = lay_over(layers, settings, unused_real=unused)
+    for _, part in parts_of(recipe.config.environment):
+        if offers(part, InMemory):
+            part.recall(Path(name).parent)
+    return recipe
 
 
 def _files(

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import (
@@ -46,7 +44,7 @@ from kapelle.environment import (
     size_of,
     task_of,
 )
-from kapelle.errors import AbsentCode, ConfigError, KapelleError, did_you_mean, noting
+from kapelle.errors import AbsentCode, ConfigError, DataError, KapelleError, did_you_mean, noting
 from kapelle.league.pool import DRAFT, EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
 from kapelle.metrics.ratings import SOLVER_NEEDS, check_packages
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
@@ -58,6 +56,7 @@ from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
+from kapelle.settings.base import parts_of
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, PsroPopulation, RunConfig
 from kapelle.setup.environment_forms import environment_form
@@ -71,8 +70,8 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
-    """Return the errors that `prepare` notes beside what is absent: none for training, whose rewards are the user's own code."""
-    return () if training else (AbsentCode,)
+    """Return the errors that `prepare` notes beside what is absent: none for training, which needs the rows and the user's own code."""
+    return () if training else (AbsentCode, DataError)
 
 
 def check_run(
@@ -92,6 +91,7 @@ def check_run(
     environment = config.environment
     workflow = config.workflow
     _check_images(config, algorithm, team, given)
+    _check_rendered(config, team)
     with noting(absent):
         _check_constraints(config, team, elsewhere=elsewhere)
     if config.model.routing == "replayed" and not isinstance(config.engine, RecordsRouting):
@@ -303,14 +303,21 @@ def check_paying(settings: object) -> None:
             )
 
 
-def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
-    """Yield settings and all that is in them at any depth, each before what is in it, with the dotted path to it."""
-    yield at, settings
-    pairs: list[tuple[object, object]] = [*settings] if isinstance(settings, BaseModel) else []
-    pairs += settings.items() if isinstance(settings, Mapping) else ()
-    pairs += enumerate(settings) if isinstance(settings, list | tuple) else ()
-    for key, value in pairs:
-        yield from parts_of(value, f"{at}.{key}" if at else str(key))
+def _check_rendered(config: RunConfig, team: Team) -> None:
+    """Refuse prompts that are rendered already for agents that would change them, or whose model is elsewhere."""
+    rendered = [part for _, part in parts_of(config.environment) if getattr(part, "rendered_prompts", False)]
+    for agent in team.agents if rendered else ():
+        policy = team.policy(agent.name)
+        if agent.prompt is not None or agent.system is not None:
+            raise ConfigError(
+                f"`environment.rendered_prompts` uses prompts as they are, and agent '{agent.name}' has a prompt or a system message. Remove "
+                "them, or set `environment.rendered_prompts: false`."
+            )
+        if policy.endpoint is not None:
+            raise ConfigError(
+                f"`environment.rendered_prompts` needs a model in this process, and agent '{agent.name}' answers from an endpoint. Set it to "
+                "false, or give the agent a model."
+            )
 
 
 def _check_outside(config: RunConfig) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
 
 from kapelle.engines.rollout.protocol import RolloutEngine
+from kapelle.environment import InMemory, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.evaluation.evaluate import Evaluation
 from kapelle.metrics.statistics import finite
@@ -32,7 +33,14 @@ from kapelle.runtime.interrupts import StopRequested, catch_interrupts, stop_ask
 from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
-from kapelle.settings.base import AlgorithmSettings, EnvironmentSettings, Section, Settings, WorkflowSettings
+from kapelle.settings.base import (
+    AlgorithmSettings,
+    EnvironmentSettings,
+    Section,
+    Settings,
+    WorkflowSettings,
+    parts_of,
+)
 from kapelle.settings.dictionaries import (
     CheckpointDict,
     EpisodeDict,
@@ -411,6 +419,9 @@ class Trainer:
                 if broadcast(ranks, "resume", lambda: run is not None and run.resumed):
                     self._progress.go_back()
                 if run is not None:
+                    for _, part in parts_of(self.config.environment):
+                        if offers(part, InMemory):
+                            part.keep(run.path)
                     left_out = (*prepared.left_out, *rows)
                     note_start(run, self.config, self.team, self.done, starts, self.observer, left_out)
             except BaseException as error:

@@ -131,18 +131,28 @@ class GetTaskRequest(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., split: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "question", "data", "part", "system")
+    __slots__ = ("id", "question", "data", "part", "system", "messages", "rendered")
     ID_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    RENDERED_FIELD_NUMBER: _ClassVar[int]
     id: str
     question: str
     data: Map
     part: str
     system: str
-    def __init__(self, id: _Optional[str] = ..., question: _Optional[str] = ..., data: _Optional[_Union[Map, _Mapping]] = ..., part: _Optional[str] = ..., system: _Optional[str] = ...) -> None: ...
+    messages: _containers.RepeatedCompositeFieldContainer[Conversation]
+    rendered: bool
+    def __init__(self, id: _Optional[str] = ..., question: _Optional[str] = ..., data: _Optional[_Union[Map, _Mapping]] = ..., part: _Optional[str] = ..., system: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Conversation, _Mapping]]] = ..., rendered: _Optional[bool] = ...) -> None: ...
+
+class Conversation(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class ExtractRequest(_message.Message):
     __slots__ = ("environment", "text")
@@ -173,14 +183,16 @@ class ScriptRequest(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., agent: _Optional[str] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("role", "content", "speaker")
+    __slots__ = ("role", "content", "speaker", "structured")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     SPEAKER_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     speaker: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., speaker: _Optional[str] = ...) -> None: ...
+    structured: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., speaker: _Optional[str] = ..., structured: _Optional[str] = ...) -> None: ...
 
 class RecordedRequest(_message.Message):
     __slots__ = ("environment", "agent", "task", "turn", "sample")

@@ -92,7 +92,7 @@ class TestTrajectories:
         (one,) = played(
             {"name": "trajectories", "path": path, "messages_field": "talk"}, workflow={"name": "parallel"}
         )
-        assert told(one) == [("agent_0", "Hi", "Ho"), ("agent_0", "7\n\nAnd?", "Seven")]
+        assert told(one) == [("agent_0", "Hi", "Ho"), ("agent_0", "And?", "Seven")]
 
     def test_what_collect_writes_is_said_again_by_the_agent_that_said_it(self, tmp_path: Path) -> None:
         rows = [
@@ -141,7 +141,7 @@ class TestTrajectories:
             [{"talk": [{"role": "user", "content": "a"}]}],
             [{"talk": [{"role": "user", "content": "x"}]}],
         )
-        with pytest.raises(DataError, match="line 1: nobody speaks"):
+        with pytest.raises(DataError, match="line 1: the field 'talk'"):
             Trajectories(path=path, messages_field="talk").check(["a"])
 
     def test_an_answer_for_nobody_is_refused(self, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class TestPreferences:
         environment = Preferences(path=folder(tmp_path, rows, other), question_field="talk")
         environment.check(["a"])
         task = environment.task("train", 0)
-        assert task.question == "human: Hi\n\ngpt: Ho\n\nhuman: ?"
+        assert task.question == "user: Hi\n\nassistant: Ho\n\nuser: ?"
         assert [environment.recorded("a", task, 0, k) for k in range(3)] == ["yes", "no", "yes"]
         assert environment.task("test", 0).question == "Hi"
 
@@ -188,7 +188,7 @@ class TestPreferences:
         other = [{"chosen": "\n\nHuman: x\n\nAssistant: y", "rejected": "\n\nHuman: x\n\nAssistant: z"}]
         environment = Preferences(path=folder(tmp_path, rows, other), question_field=None)
         task = environment.task("train", 0)
-        assert task.question == opening.strip()
+        assert [m.role for m in task.messages[0]] == ["user", "assistant", "user"]
         assert [environment.recorded("a", task, 0, k) for k in range(2)] == ["yes", "no"]
 
     def test_two_answers_that_are_the_same_prefer_nothing(self, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ class TestPreferences:
             Preferences(path=folder(tmp_path, [{**PAIR, "rejected": "a"}])).check(["a"])
 
     def test_no_transcript(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"no transcript.*question_field"):
+        with pytest.raises(DataError, match=r"line 1.*question_field"):
             Preferences(path=folder(tmp_path, [PAIR]), question_field=None).check(["a"])
 
     def test_supervised_learning_takes_the_chosen_one(self, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ class TestRealData:
         total = sum(environment.size(split) or 0 for split in ("train", "test"))
         assert 2250 <= total <= 2312  # rows whose question is held out with another row's are left out
         task = environment.task("train", 0)
-        assert task.question.startswith("Human:")
+        assert {message.role for message in task.messages[0]} == {"user", "assistant"}
         assert environment.recorded("a", task, 0, 0) != environment.recorded("a", task, 0, 1)
 
     def test_gsm8k_solutions_by_four_models(self, data_folder: Path) -> None:

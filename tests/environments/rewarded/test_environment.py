@@ -258,7 +258,7 @@ def test_nothing_is_tested_on_what_it_trains_on(tmp_path: Path) -> None:
         ),
         ([{"function": "gone"}], {}, "`gone` was in the memory of the program that made this run"),
         ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "takes `answer`, which is neither"),
-        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "has no column question, prompt, problem"),
+        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "has no column prompt, question, problem"),
     ],
 )
 def test_what_cannot_work_is_refused(

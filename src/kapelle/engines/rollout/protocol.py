@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.plugins import catalogue, find_class
@@ -81,6 +81,15 @@ class Renderer(Protocol):
         self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
     ) -> tuple[int, ...]:
         """Return the next prompt: the last one, the ids that were sampled, and the messages `heard` since."""
+        ...
+
+
+@runtime_checkable
+class ReadsPrompts(Protocol):
+    """A renderer that reads prompts which are no conversations."""
+
+    def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Return a prompt's token ids; ContextError where it is too long or has ids that the model does not know."""
         ...
 
 

@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kapelle.environments.code import MBPP_SPLITS, mbpp_problem
+from kapelle.environments.data.conversations import field_of, question_in, text_in
 from kapelle.environments.data.source import (
     MANIFEST,
     Skipped,
-    field_of,
     hub_rows,
     one_spelling,
-    question_in,
-    text_in,
     usable,
 )
 from kapelle.environments.math import Math

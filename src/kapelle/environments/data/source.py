@@ -18,12 +18,13 @@ from typing import Generic, TypeVar
 
 from pydantic import Field, model_validator
 
-from kapelle.environment import Reads, Skipping
+from kapelle.environment import Reads, Remarking, Skipping
+from kapelle.environments.data.conversations import RENDERED, Question, field_of, question_in, read_question
 from kapelle.environments.questions import Graded
-from kapelle.errors import AbsentData, DataError, did_you_mean
+from kapelle.errors import AbsentData, DataError
 from kapelle.runtime.hub import bars_for_people, hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
-from kapelle.types import Json, Split
+from kapelle.types import Split
 
 # -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
 
@@ -323,131 +324,6 @@ def hub_rows(
     return found
 
 
-# -------- How fields of a row are read: dotted names, text, messages and conversations, and what is no usable text
-
-MAX_QUESTION = 50_000
-"""Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
-
-
-def field_of(row: DataRow, field: str, setting: str) -> Json:
-    """Return a field of a row; dots reach into objects. DataError, naming the setting, if it is missing."""
-    if field in row.fields:
-        return row.fields[field]
-    value: Json = row.fields
-    for depth, key in enumerate(field.split(".")):
-        known = value if isinstance(value, Mapping) else {}
-        if key not in known:
-            at = ".".join(field.split(".")[: depth + 1])
-            verl = (
-                " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
-                if {"prompt", "reward_model"} <= set(row.fields)
-                else ""
-            )
-            raise DataError(
-                f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to the field "
-                f"that the data have.{verl}"
-            )
-        value = known[key]
-    return value
-
-
-def text_in(row: DataRow, field: str, setting: str) -> str:
-    """Return a field as a non-empty text; numbers are written out. DataError for anything else."""
-    value = field_of(row, field, setting)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(
-            f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
-            f"Fix or drop the row, or set `environment.{setting}`."
-        )
-    text = str(value)
-    if not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
-    return text
-
-
-SPEAKS = frozenset({"assistant", "gpt", "function_call"})
-"""Roles of a conversation under which a model's own messages stand."""
-
-
-def question_in(row: DataRow, field: str, setting: str) -> str:
-    """Return the question of a field: text, or a conversation as verl's `prompt` is one.
-
-    A conversation's system messages are those of `system_in`, and an answer at its end is left out; a single message
-    stands alone, several have their roles before them. DataError for an empty or oversized question.
-    """
-    value = field_of(row, field, setting)
-    if isinstance(value, list):
-        messages = [said for said in messages_of(row, value, field, setting) if said[0] != "system"]
-        while messages and messages[-1][0] in SPEAKS:  # the answer of a data set for imitation
-            messages.pop()
-        text = _joined(messages)
-    else:
-        text = text_in(row, field, setting)
-    if not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' asks nothing. Fix or drop the row.")
-    if len(text) > MAX_QUESTION:
-        raise DataError(
-            f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
-        )
-    return text
-
-
-def system_in(row: DataRow, field: str, setting: str) -> str:
-    """Return the system messages of a conversation in a field; empty for none, and for a text."""
-    value = field_of(row, field, setting)
-    if not isinstance(value, list):
-        return ""
-    said = messages_of(row, value, field, setting)
-    return "\n\n".join(content for role, content in said if role == "system" and content.strip())
-
-
-def said_in(row: DataRow, field: str, setting: str) -> str:
-    """Return the answer in a field: text, a message, or the last message of a conversation."""
-    value = field_of(row, field, setting)
-    if isinstance(value, list) and value:
-        value = value[-1]
-    if isinstance(value, Mapping):
-        value = value.get("content", value.get("value"))
-    if not isinstance(value, str):
-        raise DataError(
-            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
-            f"`environment.{setting}`."
-        )
-    return value
-
-
-def asked_in(row: DataRow, field: str, setting: str) -> str:
-    """Return what was asked in a field: text, or a conversation, whose messages are written under one another.
-
-    System messages are those of `system_in`. A single message stands alone; of several each has its role before it.
-    """
-    value = field_of(row, field, setting)
-    if not isinstance(value, list):
-        return said_in(row, field, setting)
-    return _joined([said for said in messages_of(row, value, field, setting) if said[0] != "system"])
-
-
-def _joined(messages: Sequence[tuple[str, str]]) -> str:
-    if len(messages) == 1:
-        return messages[0][1]
-    return "\n\n".join(f"{role}: {content}" for role, content in messages)
-
-
-def messages_of(row: DataRow, value: Sequence[Json], field: str, setting: str) -> list[tuple[str, str]]:
-    """Return (role, text) of a conversation in OpenAI's form (`role`, `content`) or ShareGPT's (`from`, `value`)."""
-    messages = []
-    for number, entry in enumerate(value):
-        fields = entry if isinstance(entry, Mapping) else {}
-        role, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise DataError(
-                f"{row.place}: message {number} of the field '{field}' has no role and text (`role` and `content`, or "
-                f"`from` and `value`). Fix or drop the row, or set `environment.{setting}`."
-            )
-        messages.append((role, content))
-    return messages
-
-
 # -------- What environments of rows share: where the rows are, how they are split, and how many may be unusable
 
 
@@ -506,6 +382,11 @@ class DataSettings(Graded, Skipping, Reads):
         """Return, by split, which rows are left out and why; empty where all are used."""
         return {split: str(found) for split, found in self.rows.skipped.items() if found.count}
 
+    def question_of(self, row: DataRow) -> Question:
+        """Return what a row asks."""
+        key, setting, _ = self._key()
+        return read_question(row, key, setting)
+
     def _key(self) -> tuple[str, str, Words]:
         """Return the field that keeps train and test apart, its setting, and how it is read."""
         return "question", "path", question_in
@@ -514,3 +395,30 @@ class DataSettings(Graded, Skipping, Reads):
         """Read what a task needs besides the key; DataError, with the row's place, for an unusable row."""
         key, setting, words = self._key()
         return words(row, key, setting)
+
+
+class AskingData(DataSettings, Remarking):
+    """Rows with a column that asks a question: a text or a conversation."""
+
+    rendered_prompts: bool = False
+    """True: the column of the question holds whole prompts that a chat template has rendered already. The model reads their tokens as
+    they are, and agents have neither a prompt nor a system message."""
+
+    def remarks(self) -> Sequence[str]:
+        """Return what a reader of the settings may not expect of the rows: prompts that are rendered already."""
+        key, setting, words = self._key()
+        if self.rendered_prompts or words is not question_in:
+            return ()
+        texts = [str(field_of(row, key, setting)) for row in self.rows.train]
+        count = sum(RENDERED.match(text) is not None for text in texts)
+        if not count:
+            return ()
+        said = (
+            f"{count:,} of {len(texts):,} prompts (column `{key}`) begin like the output of a chat template"
+        )
+        return (f"{said}, and the model's own template is applied to them again. {_HOW_TO_RENDER}",)
+
+
+_HOW_TO_RENDER = (
+    "Give rows of messages, or set `environment.rendered_prompts: true` to use such texts as they are."
+)

@@ -89,23 +89,37 @@ def to_task(task: Task) -> pb.Task:
         data=to_map(task.data, "a task's data"),
         part=_whole(task.part, "a task's part"),
         system=_whole(task.system, "a task's system message"),
+        messages=[pb.Conversation(messages=map(to_message, read)) for read in task.messages],
+        rendered=task.rendered,
     )
 
 
 def from_task(task: pb.Task) -> Task:
     """Return the task of a message."""
-    return Task(task.id, task.question, from_map(task.data), task.part, system=task.system)
+    messages = tuple(tuple(map(from_message, read.messages)) for read in task.messages)
+    return Task(
+        task.id,
+        task.question,
+        from_map(task.data),
+        task.part,
+        system=task.system,
+        messages=messages,
+        rendered=task.rendered,
+    )
 
 
 def to_message(message: Message) -> pb.Message:
     """Return a message of a conversation as one of the wire."""
-    return pb.Message(role=message.role, content=message.content, speaker=message.speaker)
+    return pb.Message(
+        role=message.role, content=message.content, speaker=message.speaker, structured=message.structured
+    )
 
 
 def from_message(message: pb.Message) -> Message:
     """Return the message of a conversation."""
     speaker = message.speaker if message.HasField("speaker") else None
-    return Message(message.role, message.content, speaker)
+    structured = message.structured if message.HasField("structured") else None
+    return Message(message.role, message.content, speaker, structured=structured)
 
 
 def _whole(text: str, place: str) -> str:

@@ -44,8 +44,8 @@ def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
 _MOST_OF_A_CHOICE = 2_000
 
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
-# `B`, `(B)`, `[B]`, `B.`, `**B**`, and the option's own words behind it: `B) Paris`.
-_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z])(?:[)\]*.:\s]+(?P<words>.*))?", re.DOTALL)
+# `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, and the option's own words behind it: `B) Paris`.
+_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:[)\]*.:\s]+(?P<words>.*))?", re.DOTALL)
 
 
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:

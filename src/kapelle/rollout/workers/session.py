@@ -15,7 +15,7 @@ from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
 from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
-from kapelle.types import Cast, Json, Task
+from kapelle.types import Cast, Json, Message, Task
 
 # -------- The messages between a process that plays and one that holds worlds: their vocabulary, frames and values
 #
@@ -88,12 +88,19 @@ def task_form(task: Task) -> dict[str, Json]:
         "part": task.part,
         "cast": cast,
         "system": task.system,
+        "messages": [[[m.role, m.content, m.structured] for m in read] for read in task.messages],
+        "rendered": task.rendered,
     }
 
 
 def task_from(form: Mapping[str, Any]) -> Task:
     """Return the task that `task_form` was given."""
-    return Task(**{**form, "cast": {agent: Cast(*each) for agent, each in form["cast"].items()}})
+    cast = {agent: Cast(*each) for agent, each in form["cast"].items()}
+    messages = tuple(
+        tuple(Message(role, content, structured=structured) for role, content, structured in read)
+        for read in form["messages"]
+    )
+    return Task(**{**form, "cast": cast, "messages": messages})
 
 
 def error_form(error: BaseException) -> list[str]:

@@ -219,7 +219,8 @@ class EnvironmentService(pb_grpc.EnvironmentsServicer, GrpcService):
         """See the contract."""
         record = self._offering(asked.environment, Recorded, "recorded answers")
         recorded = partial(record.recorded, asked.agent, _task_in(asked.task), asked.turn, asked.sample)
-        return pb.TextReply(text=await self._about(record, "recorded", recorded))
+        text = await self._about(record, "recorded", recorded)
+        return pb.TextReply(text=text if isinstance(text, str) else text.content)
 
     def _offering(self, name: str, capability: type[C], what: str) -> C:
         environment = self._shelf.find(name).environment

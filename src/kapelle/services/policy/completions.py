@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from pydantic import Field
 
+from kapelle.engines.rollout.protocol import ReadsPrompts
 from kapelle.services.policy.agents import Agents, Chat, Done, Ended, News, read_chat
 from kapelle.services.policy.chat_form import (
     MOST_ALTERNATIVES,
@@ -28,15 +29,6 @@ from kapelle.types import Json
 
 MOST_PROMPTS = 128
 """Of one call."""
-
-
-@runtime_checkable
-class TakesPlainPrompts(Protocol):
-    """A renderer that reads prompts which are no conversations."""
-
-    def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """Return a prompt's token ids; ContextError where it is too long or has ids that the model does not know."""
-        ...
 
 
 class CompletionRequest(Body):
@@ -124,7 +116,7 @@ class CompletionForm:
         """Return a chat for each prompt, with its answers; Refusal (400) for a prompt that the agent cannot read."""
         agent = model.rpartition("/")[2]
         renderer = agents.play.engine.renderer(agents.play.team.policy(agent).name)
-        if not isinstance(renderer, TakesPlainPrompts):
+        if not isinstance(renderer, ReadsPrompts):
             raise wrong(f"'{agent}' reads conversations alone here. Ask for a chat completion.", "model")
         asked = list[tuple[Chat, AsyncIterator[News | Done]]]()
         try:

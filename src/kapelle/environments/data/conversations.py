@@ -1,0 +1,286 @@
+"""Questions and answers in a row's columns: texts, and conversations as messages.
+
+A conversation has the form of OpenAI (`role`, `content`, `tool_calls`) or of ShareGPT (`from`, `value`). It stays a conversation:
+the model's chat template renders its messages, tool calls and tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kapelle.environments.tools.contract import tools_prompt
+from kapelle.errors import DataError, did_you_mean
+from kapelle.grading.text.tool_call import ReadCall, UnreadCall, write_calls
+from kapelle.runtime.row_files import DataRow
+from kapelle.types import Json, Message, Task, as_text
+
+MAX_QUESTION = 50_000
+"""Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+"""Role in OpenAI's, ShareGPT's or Gemma's words → the role that chat templates know."""
+
+RENDERED = re.compile(
+    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)?\s*"
+    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|turn>|<\|(?:system|user|start)\|>|<｜User｜>|\[INST\]|\[SYSTEM_PROMPT\])"
+)
+"""How a prompt begins that a chat template has rendered already."""
+
+
+# -------- Columns of a row
+
+
+def field_of(row: DataRow, field: str, setting: str) -> Json:
+    """Return a field of a row; dots reach into objects. DataError, naming the setting, if it is missing."""
+    if field in row.fields:
+        return row.fields[field]
+    value: Json = row.fields
+    for depth, key in enumerate(field.split(".")):
+        known = value if isinstance(value, Mapping) else {}
+        if key not in known:
+            at = ".".join(field.split(".")[: depth + 1])
+            verl = (
+                " The row has verl's form: `environment.question_field=prompt environment.answer_field=reward_model.ground_truth`."
+                if {"prompt", "reward_model"} <= set(row.fields)
+                else ""
+            )
+            raise DataError(
+                f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to the field "
+                f"that the data have.{verl}"
+            )
+        value = known[key]
+    return value
+
+
+def text_in(row: DataRow, field: str, setting: str) -> str:
+    """Return a field as a non-empty text; numbers are written out. DataError for anything else."""
+    value = field_of(row, field, setting)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(
+            f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
+            f"Fix or drop the row, or set `environment.{setting}`."
+        )
+    if value != value:  # noqa: PLR0124 - NaN: how pandas writes a missing value
+        raise DataError(f"{row.place}: the field '{field}' holds NaN, a missing value. Fix or drop the row.")
+    text = str(value)
+    if not text.strip():
+        raise DataError(f"{row.place}: the field '{field}' is empty. Fix or drop the row.")
+    return text
+
+
+# -------- Messages
+
+
+def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
+    """Return the messages of a conversation, a message, or a text; tools of the row's `tools` go to the first user message.
+
+    DataError, with the row's place, for a message without role or text.
+    """
+    value = field_of(row, field, setting)
+    if isinstance(value, str | int | float):
+        return (Message("user", text_in(row, field, setting)),)
+    entries = [value] if isinstance(value, Mapping) else value
+    if not isinstance(entries, list) or not entries:
+        raise DataError(
+            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
+            f"`environment.{setting}`."
+        )
+    read: list[Message] = []
+    open_calls: list[tuple[str, str]] = []
+    for number, entry in enumerate(entries):
+        try:
+            read.append(_message(_without_none(entry), open_calls, len(read)))
+        except ValueError as fault:
+            raise DataError(
+                f"{row.place}: message {number} of the field '{field}' {fault}. Fix or drop the row, or set `environment.{setting}`."
+            ) from None
+    tools = _tools(row)
+    first = next((place for place, message in enumerate(read) if message.role == "user"), None)
+    if tools and first is not None:
+        content = read[first].content
+        structured = json.dumps({"role": "user", "content": content, "tools": tools}, ensure_ascii=False)
+        words = f"{tools_prompt(tools, 'hermes')}\n\n{content}"  # for templates that know no tools
+        read[first] = replace(read[first], content=words, structured=structured)
+    return tuple(read)
+
+
+def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Message:
+    """Return one message; ValueError says what is wrong with it. `open_calls` are (id, tool) of calls without a result yet."""
+    fields = entry if isinstance(entry, Mapping) else {}
+    named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
+    if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
+        raise ValueError("has no role and text (`role` and `content`, or `from` and `value`)")
+    role = ROLES.get(named)
+    if role is None:
+        raise ValueError(
+            f"has the unknown role '{named}'.{did_you_mean(named, ROLES)} Known are {', '.join(ROLES)}"
+        )
+    calls = fields.get("tool_calls") or []
+    if named == "function_call":
+        calls, content = [content], ""
+    if isinstance(content, list):
+        if any(not isinstance(part, Mapping) or "text" not in part for part in content):
+            raise ValueError("has a part that is no text; images in rows are not supported")
+        content = "".join(str(part["text"]) for part in content)
+    elif role == "tool" and not isinstance(content, str):
+        content = json.dumps(content, ensure_ascii=False)
+    text = content or ""
+    if not isinstance(text, str):
+        raise ValueError(f"holds {type(content).__name__} as its text")  # noqa: TRY004 - the caller names the row
+    row: dict[str, Json] = {"role": role, "content": text}
+    if role == "assistant":
+        if thoughts := fields.get("reasoning_content") or fields.get("thinking"):
+            row["reasoning_content"] = thoughts
+        if calls:
+            read = [_call(call) for call in calls]
+            ids = [
+                str(call.get("id") or f"call{place:03d}{k:02d}") for k, call in enumerate(_mappings(calls))
+            ]
+            row["tool_calls"] = [
+                {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for name, call in zip(ids, read, strict=True)
+            ]
+            open_calls[:] = [(name, call.name) for name, call in zip(ids, read, strict=True)]
+            text = "\n".join(part for part in (text, write_calls(read, "hermes")) if part)
+    elif role == "tool":
+        # Rows of ShareGPT have no ids: results come in the order of the calls.
+        first = open_calls.pop(0) if open_calls else ("call00000", "tool")
+        row |= {
+            "tool_call_id": fields.get("tool_call_id") or first[0],
+            "name": fields.get("name") or first[1],
+        }
+    return Message(role, text, structured=json.dumps(row, ensure_ascii=False) if len(row) > 2 else None)
+
+
+def _mappings(calls: Sequence[Json]) -> list[Mapping[str, Json]]:
+    return [call if isinstance(call, Mapping) else {} for call in calls]
+
+
+def _call(value: Json) -> ReadCall | UnreadCall:
+    """Return a tool call in OpenAI's form, or as ShareGPT writes it in a text."""
+    try:
+        call = json.loads(value) if isinstance(value, str) else value
+        call = call.get("function", call)
+        name, arguments = call["name"], call.get("arguments", {})
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ValueError(f"has a tool call without name and arguments: {value!r:.60}") from None
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return UnreadCall(name, arguments)
+    return (
+        ReadCall(name, arguments) if isinstance(arguments, dict) else UnreadCall(name, json.dumps(arguments))
+    )
+
+
+def _tools(row: DataRow) -> list[Json]:
+    """Return the tools of a row's column `tools`: JSON schemas in OpenAI's form, perhaps as a text of JSON; else none."""
+    tools = row.fields.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            return []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        return []
+    listed = [_without_none(tool) for tool in tools]
+    return [tool if "function" in tool else {"type": "function", "function": tool} for tool in listed]
+
+
+def _without_none(value: Json) -> Json:
+    """Return a value without fields that are None: Arrow gives every struct in a column the fields of all of them."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value
+
+
+# -------- Questions and answers
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a row asks: a conversation without the answer, or a single message."""
+
+    messages: tuple[Message, ...]
+    """Without system messages."""
+    system: str = ""
+    """Its system messages."""
+
+    @property
+    def text(self) -> str:
+        """All of it as one text, for people, judges and prompts that are made of it."""
+        return as_text(self.messages)
+
+    def worded(self, wording: Callable[[str], str]) -> Question:
+        """Return the same question with its last message in other words, such as inside a prompt."""
+        *before, last = self.messages
+        return replace(
+            self, messages=(*before, replace(last, content=wording(last.content), structured=None))
+        )
+
+    def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
+        """Return the task of this name (`Task.id`) that asks it."""
+        return Task(
+            name, self.text, data or {}, system=self.system, messages=rounds(self.messages), rendered=rendered
+        )
+
+
+def rounds(*read: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """Return `Task.messages` for what an agent reads turn by turn; empty where each is one plain message of the user."""
+    plain = all(len(each) == 1 and each[0] == Message("user", each[0].content) for each in read)
+    return () if plain else tuple(tuple(each) for each in read)
+
+
+def read_question(row: DataRow, field: str, setting: str) -> Question:
+    """Return the question of a field: a text, or a conversation without the answer that may end it.
+
+    DataError for an empty or oversized question.
+    """
+    messages = messages_in(row, field, setting)
+    system = "\n\n".join(m.content for m in messages if m.role == "system" and m.content.strip())
+    rest = [message for message in messages if message.role != "system"]
+    while rest and rest[-1].role == "assistant":  # the answer of a data set for imitation
+        rest.pop()
+    text = as_text(rest)
+    if not rest or not text.strip():
+        raise DataError(f"{row.place}: the field '{field}' asks nothing. Fix or drop the row.")
+    if len(text) > MAX_QUESTION:
+        raise DataError(
+            f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
+        )
+    return Question(tuple(rest), system)
+
+
+def question_in(row: DataRow, field: str, setting: str) -> str:
+    """Return the question of a field as one text (`read_question`)."""
+    return read_question(row, field, setting).text
+
+
+def message_in(row: DataRow, field: str, setting: str) -> Message:
+    """Return the answer in a field: a text, a message, or the last message of a conversation."""
+    value = field_of(row, field, setting)
+    if isinstance(value, str):
+        return Message("assistant", value)
+    messages = messages_in(row, field, setting) if isinstance(value, list | Mapping) else ()
+    if not messages:
+        raise DataError(
+            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
+            f"`environment.{setting}`."
+        )
+    return messages[-1]

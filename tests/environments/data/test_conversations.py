@@ -1,0 +1,230 @@
+"""Rows of messages stay conversations: the chat template renders them, with roles, tool calls and tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tool_templates import QWEN
+
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environment import Environment
+from kapelle.environments import Math, Preferences, Rewarded, Trajectories
+from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
+from kapelle.errors import DataError
+from kapelle.rollout.play import Play, rollout
+from kapelle.team import Agent, Policy, Team
+from kapelle.types import Episode, Message
+from kapelle.workflows import Chain, Parallel, Solo
+
+RENDERER = QWEN.renderer()
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "and 2+2?"},
+]
+CALLING: list[dict[str, Any]] = [
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"},
+]
+
+
+def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = True) -> str:
+    """Return what the template makes of plain messages."""
+    rows = [{**message} for message in messages]
+    return str(
+        RENDERER.tokenizer.apply_chat_template(rows, tools, tokenize=False, add_generation_prompt=prompt)
+    )
+
+
+async def episode(environment: Environment, workflow: Any = None, *agents: Agent) -> Episode:
+    """Play the first task with agents that answer `ok`, or what the record says."""
+    seats = agents or (Agent("solver"),)
+    team = Team(
+        seats,
+        {a.name: Policy(a.name, base="", trained=False) for a in seats},
+        {a.name: a.name for a in seats},
+    )
+
+    def say(request: Any) -> str:
+        if isinstance(environment, Preferences | Trajectories):
+            turn = sum(message.role == "assistant" for message in request.messages)
+            said = environment.recorded(request.agent, request.task, turn, request.sample)
+            return RENDERER.answer(said) if isinstance(said, Message) else said
+        return "ok"
+
+    engine = ScriptedEngine({a.name: say for a in seats}, {a.name: RENDERER for a in seats})
+    stage = Play(team, environment, workflow or Solo(), engine)
+    environment.check(team.names)
+    [group] = await rollout(stage, [environment.task("train", 0)], 1, 0)
+    [one] = group.episodes
+    assert one.error is None, one.error
+    return one
+
+
+def rewarded(*rows: Mapping[str, Any], **settings: Any) -> Rewarded:
+    made = Rewarded.model_validate(
+        {
+            "path": "in-memory",
+            "eval_path": "none",
+            "rewards": [Reward(function="in-memory:one")],
+            **settings,
+        }
+    )
+    return made.holding(RowsInMemory(rows_in_memory(rows, "dataset"), (), {"one": lambda: 1.0}))
+
+
+def file_of(place: Path, *rows: Mapping[str, Any]) -> str:
+    for split in ("train", "test"):
+        other = [{**row, "id": split} for row in rows]
+        text = "".join(json.dumps(row) + "\n" for row in other)
+        (place / f"{split}.jsonl").write_text(text.replace("1+1", "3+3") if split == "test" else text)
+    return str(place)
+
+
+def prompt_of(one: Episode, turn: int = 0) -> str:
+    return RENDERER.decode(one.turns[turn].prompt_ids)
+
+
+SHAREGPT = [
+    {"from": "human", "value": "1+1"},
+    {"from": "function_call", "value": json.dumps({"name": "add", "arguments": {"a": 1, "b": 1}})},
+    {"from": "observation", "value": "2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "messages", "tools"),
+    [
+        ({"prompt": HISTORY}, HISTORY, None),
+        ({"messages": [*HISTORY, {"role": "assistant", "content": "4"}]}, HISTORY, None),
+        ({"prompt": CALLING}, CALLING, None),
+        ({"prompt": CALLING, "tools": [TOOL]}, CALLING, [TOOL]),
+        ({"prompt": CALLING, "tools": json.dumps([TOOL["function"]])}, CALLING, [TOOL]),
+        (
+            {"prompt": [{**m, "name": m.get("name"), "tool_calls": m.get("tool_calls")} for m in CALLING]},
+            CALLING,
+            None,
+        ),
+        ({"conversations": SHAREGPT}, CALLING, None),
+        ({"prompt": [{"role": "developer", "content": "Be brief."}, *HISTORY[1:]]}, HISTORY, None),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}]}, CALLING[:1], None),
+        ({"prompt": "1+1"}, CALLING[:1], None),
+    ],
+)
+async def test_a_prompt_is_rendered_as_a_conversation(
+    row: dict[str, Any], messages: list[dict[str, Any]], tools: Any
+) -> None:
+    one = await episode(rewarded(row))
+    assert prompt_of(one) == rendered(messages, tools)
+
+
+async def test_every_agent_that_reads_the_question_reads_its_history() -> None:
+    agents = (
+        Agent("planner"),
+        Agent("coder", prompt="Plan: {planner}\n{question}"),
+        Agent("judge", prompt="Rate {coder}"),
+    )
+    one = await episode(rewarded({"prompt": HISTORY}), Chain(), *agents)
+    asked = [{"role": "user", "content": "Plan: ok\nand 2+2?"}]
+    assert prompt_of(one) == rendered(HISTORY)
+    assert prompt_of(one, 1) == rendered([*HISTORY[:3], *asked])
+    assert prompt_of(one, 2) == rendered([HISTORY[0], {"role": "user", "content": "Rate ok"}])
+
+
+async def test_the_mathematics_environment_reads_conversations(tmp_path: Path) -> None:
+    one = await episode(Math(path=file_of(tmp_path, {"question": HISTORY, "answer": "4"})))
+    assert prompt_of(one) == rendered(HISTORY)
+
+
+ANSWER = {"role": "assistant", "content": "4"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": HISTORY, "chosen": "4", "rejected": "5"},
+        {"prompt": HISTORY, "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "5"}]},
+        {"chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY, {**ANSWER, "content": "5"}]},
+        {
+            "chosen": "\n\nHuman: 1+1\n\nAssistant: 2\n\nHuman: and 2+2?\n\nAssistant: 4",
+            "rejected": "\n\nHuman: 1+1\n\nAssistant: 2\n\nHuman: and 2+2?\n\nAssistant: 5",
+        },
+    ],
+)
+async def test_both_answers_of_a_pair_follow_the_same_conversation(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
+    one = await episode(Preferences(path=file_of(tmp_path, row)))
+    history = HISTORY if "Human" not in str(row["chosen"]) else HISTORY[1:]
+    assert prompt_of(one) == rendered(history)
+    assert (one.turns[0].text, one.rewards) == ("4", {"solver": 1.0})
+
+
+def test_a_pair_whose_conversations_differ_is_no_pair(tmp_path: Path) -> None:
+    row = {"chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY[:3], {"role": "user", "content": "?"}, ANSWER]}
+    with pytest.raises(DataError, match="line 1"):
+        Preferences(path=file_of(tmp_path, row)).check(["solver"])
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+async def test_a_recorded_conversation_with_tools_has_the_tokens_of_the_template(
+    tools: Any, tmp_path: Path
+) -> None:
+    messages = [*CALLING, {"role": "assistant", "content": "It is 2."}]
+    row = {"messages": messages, **({} if tools is None else {"tools": tools})}
+    one = await episode(Trajectories(path=file_of(tmp_path, row)), Parallel())
+    last = one.turns[-1]
+    assert (
+        RENDERER.decode([*last.prompt_ids, *last.completion_ids])
+        == rendered(messages, tools, prompt=False).rstrip()
+    )
+    assert [turn.prompt_ids[: len(one.turns[0].prompt_ids)] for turn in one.turns] == [
+        one.turns[0].prompt_ids
+    ] * 2
+    assert one.rewards == {"solver": 1.0}
+
+
+async def test_a_prompt_column_wins_over_a_question_column() -> None:
+    made = rewarded({"question": "1+1", "prompt": HISTORY})
+    assert prompt_of(await episode(made)) == rendered(HISTORY)
+    assert "`prompt`" in made.remarks()[0]
+    assert rewarded({"question": "1+1", "prompt": HISTORY}, question_field="question").remarks() == ()
+
+
+WHOLE = rendered(HISTORY)
+
+
+async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is() -> None:
+    wrapped = rewarded({"prompt": WHOLE}, {"prompt": "1+1"})
+    assert "1 of 2 prompts" in wrapped.remarks()[0]
+    plain = rewarded({"prompt": WHOLE}, rendered_prompts=True)
+    assert plain.remarks() == ()
+    assert prompt_of(await episode(plain)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "narrator", "content": "1+1"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+        [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "c1"}]},
+            {"role": "user", "content": "?"},
+        ],
+    ],
+)
+def test_a_message_that_cannot_be_read_is_named(messages: Any) -> None:
+    with pytest.raises(DataError, match="Row 1"):
+        rewarded({"prompt": messages}).check(["solver"])
