@@ -1,0 +1,164 @@
+"""verl's scripts for GSM8K with Qwen3-8B: all weights, and LoRA. Read at 1dda039b9 (0.10.0.dev, 2026-08-22)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.support.ports import Port, chatml, scripted
+from tests.support.qwen import save_qwen
+
+from kapelle.cli import main
+from kapelle.environments import Rewarded
+from kapelle.workflows import Solo
+
+pytestmark = pytest.mark.slow
+
+SOLVED = [
+    ("Ann has 3 apples and buys 4 more. How many are hers now?", "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7"),
+    ("A shop sold 1,200 pens on each of 2 days. How many in all?", "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400"),
+    ("Bo runs 5 miles a day. How far in 6 days?", "5 x 6 = <<5*6=30>>30 miles.\n#### 30"),
+    ("Half of 48 clips are sold. How many are left?", "48 / 2 = <<48/2=24>>24.\n#### 24"),
+]
+WANTED = 'Let\'s think step by step and output the final answer after "####".'
+RECIPE = """
+name: verl_gsm8k
+environment: {name: math, question_field: prompt, answer_field: reward_model.ground_truth, extraction: [hash]}
+team: {agents: 1}
+workflow: {name: solo}
+"""
+
+
+def save_rows(folder: Path) -> None:
+    """Write two files of the form that verl's own preprocessing gives GSM8K."""
+    folder.mkdir()
+    for split, rows in (("train", SOLVED), ("test", [("How many is 2 + 2?", "#### 4")])):
+        made = [
+            {
+                "data_source": "openai/gsm8k",
+                "prompt": [{"role": "user", "content": f"{question} {WANTED}"}],
+                "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": solution.split("#### ")[1].replace(",", "")},
+                "extra_info": {"split": split, "index": k, "answer": solution, "question": question},
+            }
+            for k, (question, solution) in enumerate(rows)
+        ]
+        pq.write_table(pa.Table.from_pylist(made), folder / f"{split}.parquet")
+
+
+def script(data: Path, model: Path, *, lr: str, more: tuple[str, ...] = ()) -> list[str]:
+    """Return the arguments of the scripts; those that fit a model of 8 billion to eight GPUs are smaller."""
+    return [
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=False",
+        f"data.train_files={data}/train.parquet",
+        f"data.val_files={data}/test.parquet",
+        "data.train_batch_size=2",
+        "data.max_prompt_length=1024",
+        "data.max_response_length=6",
+        "data.filter_overlong_prompts=True",
+        "data.truncation=error",
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        f"actor_rollout_ref.actor.optim.lr={lr}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.kl_loss_coef=0.001",
+        "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+        "actor_rollout_ref.actor.entropy_coeff=0",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
+        "actor_rollout_ref.rollout.name=hf",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+        "actor_rollout_ref.rollout.n=5",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24576",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=24576",
+        "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+        "trainer.balance_batch=True",
+        'trainer.logger=["console"]',
+        "trainer.project_name=verl_grpo_gsm8k_math",
+        "trainer.experiment_name=qwen3_8b_grpo_vllm_fsdp",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=1",
+        "trainer.save_freq=20",
+        "trainer.test_freq=5",
+        "trainer.total_epochs=1",
+        *more,
+    ]
+
+
+def ported(tmp_path: Path, lr: str, *more: str) -> Port:
+    model, data = tmp_path / "model", tmp_path / "gsm8k"
+    save_qwen(model, "qwen3")
+    save_rows(data)
+    recipe = tmp_path / "verl.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    run = tmp_path / "run"
+    assert main(["train", str(recipe), *script(data, model, lr=lr, more=more), "--run-dir", str(run)]) == 0
+    return Port(run, model)
+
+
+GIVEN = {
+    "3 + 4 = 7\n#### 7": (1.0, 1.0),
+    "#### 7\nSo she has 7 apples.": (1.0, 1.0),
+    "3 + 4 = 8\n#### 8": (0.0, 0.0),
+    "It is 7.": (0.0, 0.0),
+    "#### 7.": (0.0, 1.0),
+    "#### 8\n#### 7": (1.0, 0.0),
+    "#### 7 apples": (1.0, 0.0),
+}
+"""Completion of the first question → what verl's rule for `openai/gsm8k` pays, and what `math` pays."""
+
+
+def check_what_both_share(port: Port) -> None:
+    assert port.batches == [(2, 5), (2, 5)]
+    # no system message, and thinking is the model's own default
+    assert set(port.prompts.values()) == {chatml(("user", f"{question} {WANTED}")) for question, _ in SOLVED}
+    loss, algorithm, optimizer = (port.setting(each) for each in ("algorithm.loss", "algorithm", "optimizer"))
+    assert (loss["kl_coefficient"], loss["kl_estimator"]) == (0.001, "k3")
+    assert (loss["clip_low"], loss["clip_high"], loss["entropy_coefficient"]) == (0.2, 0.2, 0.0)
+    assert (algorithm["minibatches"], algorithm["epochs"], algorithm["scale"]) == (2, 1, "std")
+    assert (optimizer["schedule"], optimizer["betas"], optimizer["max_grad_norm"]) == ("constant", [0.9, 0.999], 1.0)
+    assert [port.earned({"agent_0": each}).rewards["agent_0"] for each in GIVEN] == [ours for _, ours in GIVEN.values()]
+
+
+def verl_rule(completion: str, reward_model: Any) -> float:
+    """Pay what verl pays: the last number behind `#### ` in the last 300 characters is the gold answer, letter by letter."""
+    found = re.findall(r"#### (-?[\d.,]+)", completion[-300:])
+    return float(bool(found) and found[-1].replace(",", "") == reward_model["ground_truth"])
+
+
+def test_all_weights(tmp_path: Path) -> None:
+    port = ported(tmp_path, "1e-6")
+    check_what_both_share(port)
+    assert port.rates == [1e-6, 1e-6]
+    assert list(port.trained.values()) == ["all weights"]
+
+
+def test_lora(tmp_path: Path) -> None:
+    rank = ("actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.model.lora_alpha=32")
+    rest = ("actor_rollout_ref.rollout.load_format=safetensors", "actor_rollout_ref.rollout.layered_summon=True", "trainer.val_before_train=False")
+    port = ported(tmp_path, "3e-6", *rank, *rest)
+    check_what_both_share(port)
+    assert port.rates == [3e-6, 3e-6]
+    assert port.trained == {"agent_0": "rank 64, alpha 32"}
+    assert port.setting("team.lora.targets") == ["all-linear"]
+
+
+def test_the_rule_of_verl_is_a_reward_function(tmp_path: Path) -> None:
+    save_rows(tmp_path / "gsm8k")
+    rows = {"path": str(tmp_path / "gsm8k"), "config": None, "eval_path": "own"}
+    rule = [{"function": f"{__name__}:verl_rule"}]
+    environment = Rewarded.model_validate({**rows, "rewards": rule})
+    paid = [scripted(environment, Solo(), {"agent_0": each}).rewards["agent_0"] for each in GIVEN]
+    assert paid == [theirs for theirs, _ in GIVEN.values()]
