@@ -501,7 +501,7 @@ def _too_long(
         if size is None:
             continue
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
-        if longer == size:
+        if longer == size > 0:
             raise ConfigError(
                 f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
                 f"prompt is longer. {remedy}"

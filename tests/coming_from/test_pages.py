@@ -1,0 +1,67 @@
+"""The recipes that the pages on other libraries show, on tiny models."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.ports import Port, chatml
+from tests.support.qwen import save_qwen
+from tools.docs_site.links import ROOT
+
+from kapelle.cli import main
+
+pytestmark = pytest.mark.slow
+
+ROWS = [{"question": f"{k}+{k}", "answer": f"#### {2 * k}"} for k in range(4)]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of a language on a page."""
+    text = (ROOT / "docs" / "coming_from" / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def trained(tmp_path: Path, page: str, family: str, *smaller: str) -> Port:
+    """Train two steps by the page's recipe, with a tiny model and these settings in place of its own."""
+    [recipe] = blocks(page, "yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    save_qwen(tmp_path / "model", family)
+    settings = [f"model.path={tmp_path}/model", "team.sampling.max_tokens=6", *smaller]
+    assert main(["train", str(tmp_path / "recipe.yaml"), *settings, "--run-dir", str(tmp_path / "run")]) == 0
+    return Port(tmp_path / "run", tmp_path / "model")
+
+
+def test_pettingllms(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for split in ("train", "test"):
+        lines = [json.dumps({**row, "question": f"{split}: {row['question']}"}) for row in ROWS]
+        (rows / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    local = (f"environment.path={rows}", "environment.config=null", "training.steps=2", "training.tasks_per_step=2")
+    port = trained(tmp_path, "pettingllms", "qwen3", *local, "tasks.max_prompt_tokens=400")
+    # thinking is closed before the answer begins
+    first = next(text for key, text in port.prompts.items() if key.endswith("/tool_generator"))
+    assert first.startswith("<|im_start|>user\nWrite Python that prints the answer.\n")
+    assert first.endswith(chatml(end="<think>\n\n</think>\n\n"))
+    assert port.trained == dict.fromkeys(("reasoning_generator", "tool_generator"), "rank 16, alpha 32")
+    assert port.rates == [5e-6, 5e-6]
+
+
+def test_agent_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
+    [program] = blocks("agent_lightning", "python")
+    (tmp_path / "my_agent.py").write_text(program, encoding="utf-8")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({**row, "answer": row["answer"][5:]}) + "\n" for row in ROWS), encoding="utf-8")
+    monkeypatch.setenv("ROWS", str(rows))
+    monkeypatch.chdir(tmp_path)
+    command = f"environment.command={json.dumps([sys.executable, 'my_agent.py'])}"
+    smaller = ("training.steps=2", "training.tasks_per_step=1", "algorithm.group_size=2", command)
+    port = trained(tmp_path, "agent_lightning", "qwen2", *smaller)
+    assert port.batches == [(1, 2), (1, 2)]
+    assert all(episode.error is None for episode in port.episodes)
+    assert all("+" in text and "### ANSWER: <answer> ###" in text for text in port.prompts.values())
