@@ -11,8 +11,8 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -71,56 +71,71 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
     a module in the folder where kapelle runs, if none that is installed has its name.
     """
     name = called or target
-    module_name, _, attribute = target.rpartition(":")
+    module_name, attribute = split_target(target)
     if not module_name or not attribute:
         raise ConfigError(
             f"The {kind} '{name}' cannot be found by this name. Write `module:name` or `path/file.py:name`."
         )
-    from_file = module_name.endswith(".py")
-    if from_file:
-        module = load_file(module_name, f"The {kind} '{name}'")
-    else:
-        try:
-            module = import_named(module_name)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-            file = Path(f"{module_name.replace('.', '/')}.py")
-            why = f"{reason(error).removesuffix('.')}."
-            if isinstance(error, ImportError) and file.is_file():
-                why = f"{error}. There is a file of that name here: write '{file}:{attribute}'."
-            elif isinstance(error, ImportError):
-                why = f"{error}. Is its package installed?"
-            raise ConfigError(f"The {kind} '{name}' cannot be imported: {why}") from error
+    module = find_module(module_name, f"The {kind} '{name}'", attribute)
     if not hasattr(module, attribute):
         raise ConfigError(
-            f"{'File' if from_file else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
+            f"{'File' if module_name.endswith('.py') else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
             f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
         )
     return getattr(module, attribute)
 
 
-def import_named(module_name: str) -> ModuleType:
-    """Return a module, which may stand in the folder where kapelle runs if none that is installed has its name.
+def split_target(target: str) -> tuple[str, str]:
+    """Return the module, or the file, and the name in it of `module:name`, `path/file.py:name`, `module` or `path/file.py`."""
+    module, colon, name = target.rpartition(":")
+    return (module, name) if colon and not name.endswith(".py") else (target, "")
+
+
+def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
+    """Return the module `package.module` or `path/file.py`; ConfigError, which begins with `what`, where it is missing or fails.
+
+    Every setting that names code of the user's is resolved here. `attribute` is what is wanted from it, for the message.
+    """
+    if name.endswith(".py"):
+        return load_file(name, what)
+    try:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            top = name.partition(".")[0]
+            if error.name != top or not (Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()):
+                raise
+        with importable_here():
+            return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
+        file = Path(f"{name.replace('.', '/')}.py")
+        why = f"{reason(error).removesuffix('.')}."
+        if isinstance(error, ImportError) and file.is_file():
+            why = f"{error}. There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
+        elif isinstance(error, ImportError):
+            why = f"{error}. Is its package installed?"
+        raise ConfigError(f"{what} cannot be imported: {why}") from error
+
+
+@contextmanager
+def importable_here(folder: Path | None = None) -> Iterator[None]:
+    """Let the block import modules from the folder where kapelle runs, and from `folder`, where no installed ones have their names.
 
     A script finds its neighbours there, and `python -m` too; the recipe of its run, which names them, is read by commands as well.
     Python's own option against that (`-P`, PYTHONSAFEPATH) is kept.
     """
+    here = [] if sys.flags.safe_path else list(map(str, dict.fromkeys([folder or Path.cwd(), Path.cwd()])))
+    sys.path.extend(here)
+    importlib.invalidate_caches()
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        top = module_name.partition(".")[0]
-        stands_here = Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file()
-        if error.name != top or not stands_here or sys.flags.safe_path:
-            raise
-    here = str(Path.cwd())
-    sys.path.append(here)
-    try:
-        importlib.invalidate_caches()
-        return importlib.import_module(module_name)
+        yield
     finally:
-        with suppress(ValueError):  # the module may change the path itself
-            sys.path.remove(here)
+        for each in here:
+            with suppress(ValueError):  # the code may change the path itself
+                # The last one is ours: the folder may have been there before.
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(each)]
 
 
 def load_file(path: str, what: str) -> ModuleType:
@@ -150,7 +165,8 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pydantic and dataclasses look up annotations there
     try:
-        spec.loader.exec_module(module)
+        with importable_here(Path(path).parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

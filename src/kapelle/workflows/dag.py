@@ -6,7 +6,6 @@ says who trains and whose critic is shared, is laid over a recipe by `dag_file`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pydantic import Field
 from kapelle.environment import Environment, Recorded, offers
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean, need_known
 from kapelle.runtime.foreign_code import reason
-from kapelle.runtime.plugins import find_object, load_file
+from kapelle.runtime.plugins import find_module, find_object
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Json, Message
@@ -205,15 +204,7 @@ def _takes_ids(function: Callable[..., object]) -> bool:
 @lru_cache(maxsize=64)
 def load_processing(path: str) -> Processing:
     """Return the functions of `folder/file.py` or `package.module`; ConfigError for one that has neither."""
-    if path.endswith(".py"):
-        module = load_file(path, "process_path")
-    else:
-        try:
-            module = importlib.import_module(path)
-        except ImportError as error:
-            raise ConfigError(
-                f"process_path: '{path}' cannot be imported: {error}. Give a module, or a path that ends in .py."
-            ) from error
+    module = find_module(path, f"process_path: '{path}'")
     found = {name: vars(module).get(name) for name in ("pre_process", "post_process")}
     if not any(map(callable, found.values())):
         raise ConfigError(

@@ -36,8 +36,8 @@ def test_a_function_is_called_and_what_it_returns_becomes_text() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (f"{LIBRARY}:forcast", "no function 'forcast'. Did you mean 'forecast'"),
-        (f"{LIBRARY}:NOT_A_FUNCTION", "no function 'NOT_A_FUNCTION'"),
+        (f"{LIBRARY}:forcast", "has no 'forcast', named as tool. Did you mean 'forecast'"),
+        (f"{LIBRARY}:NOT_A_FUNCTION", "is no function"),
         (f"{LIBRARY}:untyped", "does not say the type of `x`"),
         (f"{LIBRARY}:bundled", "takes `numbers` by position or in a bundle"),
         (f"{LIBRARY}:mean", "an argument `weights` of type"),

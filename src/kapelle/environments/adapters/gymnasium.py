@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environments.adapters.plain import SteppingWorld, check_alone
+from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own
 from kapelle.environments.base import Endless
 from kapelle.errors import AbsentPackage, ConfigError
+from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
 
@@ -19,7 +20,7 @@ class Gymnasium(Endless):
 
     name: Literal["gymnasium"] = "gymnasium"
     id: str
-    """As `gymnasium.make` takes it, `module:Id-v0` included."""
+    """As `gymnasium.make` takes it, `module:Id-v0` included, or a class or function of yours: `mine:Env`, `./mine.py:Env`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `gymnasium.make`."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
@@ -58,8 +59,15 @@ class Gymnasium(Endless):
                 "The environment `gymnasium` needs the package gymnasium, which is not installed. "
                 "Install it with `pip install 'kapelle[games]'`."
             ) from error
+        module_name, name = split_target(self.id)
+        what = f"environment.id: {self.id}"
+        if name or self.id.endswith(".py"):
+            module = find_module(module_name, what, name)  # it may register ids
+            if name not in gymnasium.registry and name in vars(module):
+                return make_own(vars(module)[name], self.arguments, what)
         try:
-            return gymnasium.make(self.id, **self.arguments)
+            with importable_here():  # an entry point may be a text, `mine:Env`
+                return gymnasium.make(name or self.id, **self.arguments)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ConfigError(f"environment.id {self.id} cannot be made: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,8 +10,10 @@ from pydantic import Field, FiniteFloat
 
 from kapelle.environment import KnowsMoves, ListsMoves, Outcome
 from kapelle.environments.adapters.gymnasium import actions_text, legal_numbers, observation_text, read_number
+from kapelle.environments.adapters.plain import make_own
 from kapelle.environments.base import GameSettings
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
+from kapelle.runtime.plugins import find_module, split_target
 from kapelle.types import Json, Split, Task
 
 
@@ -21,7 +22,8 @@ class PettingZoo(GameSettings, ListsMoves):
 
     name: Literal["pettingzoo"] = "pettingzoo"
     path: str
-    """Module with `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3`."""
+    """Module with `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3` or `./mine.py`, or a class or function in it:
+    `mine:Env`, `./mine.py:Env`."""
     turns: Literal["aec", "parallel"] = "aec"
     """Which of the two the module is asked for."""
     arguments: Mapping[str, Json] = Field(default={})
@@ -61,24 +63,35 @@ class PettingZoo(GameSettings, ListsMoves):
             made.close()
 
     def _make(self) -> Any:
+        module_name, attribute = split_target(self.path)
         try:
-            module = importlib.import_module(self.path)
-        except ImportError as error:
+            module = find_module(module_name, f"environment.path: {self.path}", attribute)
+        except ConfigError as error:
+            if (
+                not self.path.startswith("pettingzoo.")
+                and getattr(error.__cause__, "name", "") != "pettingzoo"
+            ):
+                raise
             raise AbsentPackage(
-                f"The module {self.path} cannot be imported: {error}. PettingZoo comes with "
-                "`pip install 'kapelle[games]'`, its families with extras of their own (`pettingzoo[classic]`)."
+                f"{error} PettingZoo comes with `pip install 'kapelle[games]'`, its families with extras of their own "
+                "(`pettingzoo[classic]`)."
             ) from error
-        function = {"aec": "env", "parallel": "parallel_env"}[self.turns]
+        function = attribute or {"aec": "env", "parallel": "parallel_env"}[self.turns]
         if function not in vars(module):
             raise ConfigError(
-                f"{self.path} has no `{function}`. Set another `environment.path` or `environment.turns`."
+                f"{module_name} has no `{function}`.{did_you_mean(function, vars(module))} Set another `environment.path` or "
+                f"`environment.turns`; a class is named as `{module_name}:Class`."
             )
-        return vars(module)[function](**self.arguments)
+        return make_own(vars(module)[function], self.arguments, f"environment.path: {self.path}")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooWorld:
         """Make the environment of one episode."""
-        kind = _InTurn if self.turns == "aec" else _AtOnce
-        turns = kind(self._make(), seed % 2**31)
+        from pettingzoo import AECEnv, ParallelEnv
+
+        made = self._make()
+        # A class that `path` names is of the kind that it is, whatever `turns` says.
+        in_turn = isinstance(made, AECEnv) or (self.turns == "aec" and not isinstance(made, ParallelEnv))
+        turns = (_InTurn if in_turn else _AtOnce)(made, seed % 2**31)
         return ZooWorld(turns, agents, self, seed)
 
 

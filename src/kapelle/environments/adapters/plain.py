@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -26,6 +26,7 @@ from pydantic import Field, FiniteFloat
 from kapelle.environment import Outcome
 from kapelle.environments.base import Endless
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Split, Task
 
@@ -35,7 +36,7 @@ class Plain(Endless):
 
     name: Literal["plain"] = "plain"
     path: str
-    """`module:Class`."""
+    """`module:Class` or `path/file.py:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of the class, which is constructed once for each episode."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
@@ -67,7 +68,9 @@ class Plain(Endless):
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the object of one episode."""
-        made = find_class("plain environment", self.path, {})(**self.arguments)
+        made = make_own(
+            find_class("plain environment", self.path, {}), self.arguments, f"environment.path: {self.path}"
+        )
         return _PlainWorld(made, self.path, agents[0], self.max_steps, seed)
 
 
@@ -156,6 +159,16 @@ class _PlainWorld(SteppingWorld):
         """Call the object's own `close` where it has one."""
         if callable(inspect.getattr_static(self._made, "close", None)):
             self._made.close()
+
+
+def make_own(make: Callable[..., Any], arguments: Mapping[str, Json], what: str) -> Any:
+    """Return what a class or function of the user's makes; ConfigError, which begins with `what`, where it raises."""
+    try:
+        return make(**arguments)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be made with `environment.arguments: {dict(arguments)}`: {reason(error)}"
+        ) from error
 
 
 def check_alone(agents: Sequence[str], what: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Outcome
+from kapelle.environments.adapters.plain import make_own
 from kapelle.environments.base import BaseWorld, GameSettings
-from kapelle.errors import Absent, AbsentPackage, ConfigError, EpisodeError
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
 
@@ -23,7 +25,7 @@ class TextArena(GameSettings):
 
     name: Literal["textarena"] = "textarena"
     id: str = "TicTacToe-v0"
-    """Name of the game, as TextArena has it."""
+    """Name of the game, as TextArena has it, or a class of yours: `mine:Game`, `./mine.py:Game`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `textarena.make`."""
     max_moves: int = Field(default=200, ge=1)
@@ -43,7 +45,7 @@ class TextArena(GameSettings):
         """Raise ConfigError for a missing package, an unknown game or an unsupported number of players."""
         try:
             self._make(len(agents), 0)
-        except Absent:
+        except ConfigError:
             raise
         except (AssertionError, ValueError, TypeError) as error:
             raise ConfigError(
@@ -61,7 +63,14 @@ class TextArena(GameSettings):
             ) from error
         before = random.getstate()
         try:
-            game = textarena.make(self.id, **self.arguments)
+            module_name, name = split_target(self.id)
+            what = f"environment.id: {self.id}"
+            module = find_module(module_name, what, name) if name else None  # it may register ids
+            with importable_here():  # an entry point may be a text, `mine:Game`
+                if module is not None and name in vars(module):
+                    game = make_own(vars(module)[name], self.arguments, what)
+                else:
+                    game = textarena.make(name or self.id, **self.arguments)
             game.reset(num_players=players, seed=seed % 2**31)
         finally:
             random.setstate(before)  # its games seed the generator that everybody shares

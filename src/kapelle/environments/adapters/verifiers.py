@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Literal
 
@@ -50,6 +50,7 @@ from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
+from kapelle.runtime.plugins import find_object, importable_here
 from kapelle.types import Json, Message, Split, Task
 
 NEEDED = (
@@ -63,7 +64,7 @@ class Verifiers(WithTeacher, Described, Alive, Reads, Skipping):
 
     name: Literal["verifiers"] = "verifiers"
     id: str = Field(min_length=1)
-    """Name of the installed environment, as `vf.load_environment` takes it."""
+    """Name of an installed environment, as `vf.load_environment` takes it, of a module in the current folder, or `path/file.py`."""
     args: Mapping[str, Json] = Field(default={})
     """Keyword arguments of its `load_environment`."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
@@ -192,12 +193,14 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     except ImportError as error:
         raise AbsentPackage(NEEDED.format(found="which is not installed")) from error
     try:
-        find = vf.load_environment
+        find = partial(vf.load_environment, name)
     except AttributeError as error:
         raise ConfigError(NEEDED.format(found=f"and {vf.__version__} is installed, without it")) from error
     try:
-        with _no_signal_handlers():
-            made = find(name, **json.loads(args))
+        with _no_signal_handlers(), importable_here():  # `vf.load_environment` imports a module of that name
+            if name.endswith(".py"):
+                find = find_object(f"{name}:load_environment", "environment")
+            made = find(**json.loads(args))
             train, test = made.build_dataset(), made.build_eval_dataset()
     except KapelleError:
         raise

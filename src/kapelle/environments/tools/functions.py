@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
 import types
 import typing
@@ -13,18 +11,19 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError
+from kapelle.runtime.plugins import find_object
 from kapelle.types import Json
 
 _NAMES: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 class Functions(ToolSettings):
-    """Functions of modules that can be imported; they run in this process, with its rights."""
+    """Functions of your own; they run in this process, with its rights."""
 
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
-    """Each as `module:function`. They are trusted code: an agent chooses only the arguments."""
+    """Each as `module:function` or `path/file.py:function`. They are trusted code: an agent chooses only the arguments."""
 
     def check(self) -> None:
         """Import them; ConfigError for a missing function or an argument without a known type."""
@@ -35,18 +34,11 @@ class Functions(ToolSettings):
         return Toolbox(*map(_tool, self.functions))
 
 
-@functools.cache
 def _tool(target: str) -> Tool:
-    module_name, _, name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"The function '{target}' cannot be imported: {error}.") from error
-    found = vars(module).get(name)
+    found = find_object(target, "tool")
     if not inspect.isfunction(found):
         raise ConfigError(
-            f"Module '{module_name}' has no function '{name}'.{did_you_mean(name, vars(module))} "
-            "Write `environment.tools` entries as `module:function`."
+            f"The tool '{target}' is no function but {type(found).__name__}. Name a function, as `module:function` or `path/file.py:function`."
         )
     return function_tool(found)
 
