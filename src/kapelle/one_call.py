@@ -27,15 +27,17 @@ from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.judged import Ranking, Rubric
 from kapelle.environments.rewarded import (
-    IN_MEMORY,
     Reward,
     Rewarded,
     RowsInMemory,
     name_of,
     rows_in_memory,
 )
+from kapelle.environments.tools.contract import ToolSettings
+from kapelle.environments.tools.functions import Functions as ToolFunctions
 from kapelle.errors import ConfigError, DataError, did_you_mean
 from kapelle.runs.writer import new_folder
+from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
@@ -53,6 +55,8 @@ Dataset = str | Path | Iterable[Mapping[str, Any]]
 Function = Callable[..., Any] | str | Rubric | Ranking
 """What pays an episode: a function or its place (`module:function`), or a judge."""
 Functions = Function | Sequence[Function]
+Tool = Callable[..., Any] | str | ToolSettings | Mapping[str, Any]
+"""What agents call: a function or its place, or settings of a tool, such as `{"tool": "calculator"}`."""
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
 """Sections that a call adds to, each with one of its settings."""
 CONVERTED = {
@@ -122,6 +126,8 @@ SAID_AS = {
     "environment.max_unusable": "max_unusable",
     "environment.rewards": "reward",
     "environment.success": "success",
+    "environment.tools": "tools",
+    "environment.max_turns": "max_tool_calling_iterations",
     "environment.question_field": "question_field",
     "environment.config": "dataset_config",
     "team.agents": "agents",
@@ -143,6 +149,7 @@ def train(
     eval_dataset: Dataset | float | None = None,
     reward_weights: Sequence[float] | None = None,
     success: float | Callable[..., Any] | str | None = None,
+    tools: Sequence[Tool] = (),
     question_field: str | None = None,
     dataset_config: str | None = None,
     max_unusable: float | None = None,
@@ -161,7 +168,8 @@ def train(
     `reward` is a function, or a list of functions whose weighted sum pays (`reward_weights`), for the team; or a mapping of
     agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `success` says which
     episodes are solved: a function of the same parameters that returns a truth or a share, or the least reward. `agents` are a
-    number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. Without an
+    number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. `tools` are typed functions, or settings
+    of tools, that agents call before they answer (workflow `tool_use`). Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
     `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions, `dataset_config` a
     configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
@@ -190,9 +198,16 @@ def train(
             "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
         )
     _check_run_dir(run_dir, resume, own)
-    environment = _environment(
-        dataset, eval_dataset, reward, reward_weights, success, question_field, dataset_config, max_unusable
-    )
+    rounds = own.pop("max_tool_calling_iterations", None)
+    optional = {
+        "question_field": question_field,
+        "config": dataset_config,
+        "max_unusable": max_unusable,
+        "max_turns": rounds + 1
+        if type(rounds) is int
+        else rounds,  # the answer after the last calls is a turn, too
+    }
+    environment = _environment(dataset, eval_dataset, reward, reward_weights, success, tools, optional)
     names, seats = _seats(agents)
     apart = isinstance(reward, Mapping)
     if isinstance(reward, Mapping):
@@ -261,7 +276,10 @@ def train(
             model=model,
             team=team,
             environment=environment,
-            workflow={"name": workflow or ("solo" if len(names) == 1 else "chain")}
+            workflow={
+                "name": workflow
+                or ("tool_use" if environment.tools else "solo" if len(names) == 1 else "chain")
+            }
             if workflow is None or isinstance(workflow, str)
             else workflow,
             algorithm=section,
@@ -340,13 +358,13 @@ def _environment(
     reward: Functions | Mapping[str, Functions],
     weights: Sequence[float] | None,
     success: float | Callable[..., Any] | str | None,
-    question_field: str | None,
-    config: str | None,
-    max_unusable: float | None,
+    tools: Sequence[Tool],
+    others: Mapping[str, Any],
 ) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
     told: Any = success
+    question_field, config = others["question_field"], others["config"]
     if question_field is not None and not isinstance(question_field, str):
         raise ConfigError(
             f"`question_field` is {question_field!r:.40}. Name the column that asks, as a text."
@@ -380,9 +398,8 @@ def _environment(
         "success": success
         if success is None or isinstance(success, int | float)
         else _target(success, functions),
-        "question_field": question_field,
-        "config": config,
-        "max_unusable": max_unusable,
+        "tools": _tools(tools) or None,
+        **others,
     }
     values = {
         "path": path,
@@ -470,6 +487,22 @@ def _rewards(
             said |= {} if weight is None else {"weight": weight}
             found.append(Reward(function=_target(each, functions), **said))
     return found
+
+
+def _tools(tools: Any) -> list[Any]:
+    """Return the entries of the setting `tools`: functions become one entry, settings of other tools stay as they are."""
+    entries, named = [], []
+    held: dict[str, Callable[..., Any]] = {}
+    for each in _listed(tools):
+        if isinstance(each, ToolSettings | Mapping):
+            entries.append(each)
+        elif callable(each) or isinstance(each, str):
+            named.append(_target(each, held))
+        else:
+            raise ConfigError(
+                f"`tools` has {each!r:.40}. Give functions, `module:function`, or settings such as {{'tool': 'calculator'}}."
+            )
+    return [*entries, ToolFunctions(functions=tuple(named)).holding(held)] if named else entries
 
 
 def _listed(given: Any) -> list[Any]:

@@ -15,8 +15,9 @@ from kapelle.algorithm import Algorithm
 from kapelle.algorithms import DPO, GRPO, MAPPO, SFT, Verifier
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments import Rewarded
-from kapelle.environments.rewarded import IN_MEMORY, Reward, RowsInMemory, rows_in_memory
+from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import TrainingHalted
+from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.training.loop import Step
 from kapelle.training.step_report import LONG, IdleSteps, why_idle
 

@@ -116,6 +116,68 @@ class Quiet:
         return lambda *_: None
 
 
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers.
+
+    Args:
+        a: The first number.
+        b: The second one.
+    """
+    return a * b
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", [multiply, "tests.training.test_one_call:multiply", lambda a, b: a * b])
+def test_tools_and_a_reward_function_of_trl_in_one_call(tool: Any, tmp_path: Path) -> None:
+    judged: list[Any] = []
+    if callable(tool) and tool is not multiply:
+        tool.__annotations__ = {"a": int, "b": int}
+        tool.__name__ = "multiply"
+
+    def last_answer(
+        prompts: list[Any], completions: list[Any], answer: list[str], **kwargs: Any
+    ) -> list[float]:
+        judged.append((prompts, completions, answer))
+        return [float(len(completion[-1]["content"])) for completion in completions]
+
+    rows = [{"prompt": [{"role": "user", "content": f"{k}*2"}], "answer": str(2 * k)} for k in range(8)]
+    options = {**SMALL, "team": {"sampling": {"max_tokens": 2}, "lora": {"rank": 2}}}
+    with kapelle.train(
+        tiny_model(context=2048),
+        rows,
+        reward_funcs=[last_answer],
+        tools=[tool, {"tool": "calculator"}],
+        max_tool_calling_iterations=2,
+        run_dir=tmp_path / "run",
+        **options,
+    ) as run:
+        assert run.summary.steps == 1
+        [episode, *_] = read_episodes(tmp_path / "run", 1, "train")
+        assert "Multiply" in episode.turns[0].heard[0].content or tool is not multiply
+        assert episode.turns[0].heard[0].content.endswith(episode.task.question)
+    config = parse_yaml(read_config(tmp_path / "run"))
+    assert config["workflow"]["name"] == "tool_use"
+    assert config["environment"]["max_turns"] == 3
+    assert [each["tool"] for each in config["environment"]["tools"]] == ["calculator", "functions"]
+    prompts, completions, answer = judged[0]
+    assert prompts[0] == [{"role": "user", "content": f"{int(answer[0]) // 2}*2"}]
+    assert completions[0][-1]["role"] == "assistant"
+
+
+def test_an_episode_to_which_no_function_applies_leaves_its_group() -> None:
+    calls = iter(range(100))
+    with train(
+        ROWS,
+        lambda completion: None if next(calls) % 2 else 1.0,
+        algorithm=GRPO(group_size=4),
+        tasks_per_step=1,
+        training={},
+    ) as run:
+        [step] = run.trainer.steps(1)
+        assert step.metrics["unscored"] == 2.0
+        assert step.idle, "all that is left of the group earned the same"
+
+
 def test_a_function_that_raises_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(TrainingHalted, match=r"The reward function `broken` raised KeyError: 'gone'"):
         train(ROWS, broken, run_dir=tmp_path / "run")

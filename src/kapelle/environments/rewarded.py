@@ -44,27 +44,22 @@ from kapelle.environments.data.source import AskingData, DataSource, Splits, Wor
 from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
-from kapelle.errors import (
-    AbsentCode,
-    AbsentData,
-    ConfigError,
-    DataError,
-    EpisodeError,
-    did_you_mean,
-    need_known,
-)
+from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsWorld
+from kapelle.environments.tools.functions import Functions
+from kapelle.errors import AbsentData, ConfigError, DataError, EpisodeError, did_you_mean, need_known
 from kapelle.grading.asking import Asking, ModelJudge
 from kapelle.grading.judge import Ask, judge_attempts, judge_rubric
+from kapelle.grading.text.tool_call import NotCalls, beside_calls, parse_calls
 from kapelle.metrics.definitions import FAILED, PAID_BY
 from kapelle.metrics.statistics import finite
 from kapelle.models.adapters import base_and_adapter, read_lora
 from kapelle.models.paths import check_model_path
 from kapelle.runtime.files import replace_file
 from kapelle.runtime.foreign_code import reason
-from kapelle.runtime.plugins import find_object
+from kapelle.runtime.plugins import IN_MEMORY, find_object
 from kapelle.runtime.row_files import DataRow, read_rows
 from kapelle.settings.base import Settings
-from kapelle.types import Episode, Json, Split, Task
+from kapelle.types import Episode, Json, Split, Task, Turn
 
 # -------- Plain functions that pay: which arguments they take, and what they return
 #
@@ -77,8 +72,14 @@ from kapelle.types import Episode, Json, Split, Task
 #     agent          name of the one that is paid; only where a function pays one agent
 #     and any column of the row, by its name
 #
-# It returns a number, or None where it has nothing to say. It may be a coroutine.
+# It returns a number, or None where it does not apply. It may be a coroutine.
+#
+# A function that takes `**` and `completions`, or `prompts` or `completion_ids`, is written for batches, as TRL's are. It is called
+# with a batch of one, lists of length 1, and returns such a list. `completions` are then messages where the row's prompt is a
+# conversation or agents have tools, else texts.
 
+BATCHES = ("prompts", "completions", "completion_ids")
+"""What a function for batches may take besides lists of the row's columns."""
 GIVEN = ("completion", "completions", "question", "episode", "agent")
 """What a function may take besides the columns of its row."""
 
@@ -98,15 +99,26 @@ class RewardFunction:
     kind: str = "reward"
     """What it says, in messages: the reward, or the success."""
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it is written for batches, as TRL's functions are."""
+        theirs = set(BATCHES) & set(self.may_take)
+        return bool(theirs - {"completions"}) or bool(
+            theirs and self.takes_all and "completion" not in self.may_take
+        )
+
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
         """Raise ConfigError, naming the parameter, for one without a value."""
+        given = BATCHES if self.takes_batches else GIVEN
         for name in self.may_take:
-            if name in GIVEN and name in columns:
+            if name in given and name in columns:
                 raise ConfigError(
                     f"The {self.kind} function `{self.name}` takes `{name}`, which is a column of the data and also what kapelle gives "
                     "it. Rename the column."
                 )
         known = [*GIVEN[:-1], *([] if for_team else ["agent"]), *columns]
+        if self.takes_batches:
+            known = [*BATCHES, "question", *columns]
         for name in self.needs:
             if name == "agent" and for_team:
                 raise ConfigError(
@@ -115,7 +127,7 @@ class RewardFunction:
                 )
             if name not in known:
                 raise ConfigError(
-                    f"The {self.kind} function `{self.name}` takes `{name}`, which is neither one of {', '.join(GIVEN)} nor a column "
+                    f"The {self.kind} function `{self.name}` takes `{name}`, which is neither one of {', '.join(given)} nor a column "
                     f"of every row ({', '.join(sorted(columns)) or 'there are none'}).{did_you_mean(name, known)}"
                 )
 
@@ -136,11 +148,20 @@ class RewardFunction:
         if found is None:
             return None
         where = f" ({self.place})" if self.place else ""
+        if self.takes_batches and hasattr(found, "__len__") and not isinstance(found, str):
+            if len(found) != 1:
+                raise EpisodeError(
+                    f"The {self.kind} function `{self.name}`{where} returned {len(found)} numbers for one completion. Return a list with one "
+                    "number for each of `completions`."
+                )
+            found = next(iter(found))
+            if found is None:
+                return None
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
             raise EpisodeError(
                 f"The {self.kind} function `{self.name}`{where} returned {type(found).__name__}. It is called once for each episode and returns "
-                f"one number. One that was written for batches is called by another: `def one(completion, answer): return "
-                f"{self.name}([completion], answer=[answer])[0]`."
+                "one number. If it is written for batches, as TRL's functions are, add `**kwargs` to its parameters: it then takes and "
+                "returns lists."
             )
         value = finite(found)
         if value is None:
@@ -210,9 +231,6 @@ def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunct
 
 # -------- Rows and functions that a program passes instead of naming them: they live in its memory
 
-IN_MEMORY = "in-memory"
-"""Path of rows, and module of functions, that a program passed instead of naming them."""
-
 
 @dataclass(frozen=True, slots=True)
 class RowsInMemory:
@@ -281,7 +299,9 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts):
+class Rewarded(
+    AskingData, OffersTools, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts
+):
     """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
@@ -294,6 +314,8 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
     """When an episode is solved. A number: the least reward, in the mean over the agents that are paid. `module:function`, which takes
     what a reward function takes, returns it, as truth or a share in [0, 1]. null: there is no `success`, and returns tell how good
     a team is."""
+    tools: tuple[AnyTool, ...] = ()
+    """What agents can call before they answer; each entry says which `tool` it is, as in the environment `tools`."""
     eval_path: str = "own"
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
@@ -375,10 +397,14 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
             if name.startswith(f"{IN_MEMORY}:")
         ]
         judge = [] if self._ask is None else ["the judge"]
-        return [*rows, *functions, *judge]
+        tools = [
+            f"the tool `{name}`" for each in self.tools if isinstance(each, Functions) for name in each.held
+        ]
+        return [*rows, *functions, *judge, *tools]
 
     def check(self, agents: Sequence[str]) -> None:
         """Read the rows and find the functions; ConfigError for an unknown agent or parameter."""
+        self.check_tools()
         columns = self.columns - {"question"}  # a function that takes it receives the column
         if self._solved is not None:
             self._solved.check(columns, for_team=True)
@@ -419,18 +445,8 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
         return self._found(self.success, "success") if isinstance(self.success, str) else None
 
     def _found(self, target: str, kind: str) -> RewardFunction:
-        module, _, name = target.rpartition(":")
-        if module != IN_MEMORY:
-            found = find_object(target, f"{kind} function")
-        elif name in self._held.functions:
-            found = self._held.functions[name]
-        else:
-            setting = "rewards: [{function: " if kind == "reward" else "success: "
-            raise AbsentCode(
-                f"The {kind} function `{name}` was in the memory of the program that made this run. Go on from there, or put "
-                f'it into a module and name it: `environment.{setting}"my_rewards:NAME"{"}]" if kind == "reward" else ""}`.'
-            )
-        return read_function(name, found, kind)
+        found = find_object(target, f"{kind} function", held=self._held.functions)
+        return read_function(target.rpartition(":")[2], found, kind)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -579,9 +595,10 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
             f"{split}-{index}", rendered=self.rendered_prompts
         )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld:
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedWorld | ToolsWorld:
         """Open the world of one question."""
-        return RewardedWorld(task, agents)
+        world = RewardedWorld(task, agents)
+        return self.around(world, agents) if self.tools else world
 
     def extract(self, text: str) -> str | None:
         """Return the whole text, so that votes and debates compare texts; None for an empty one."""
@@ -613,7 +630,7 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
             if function is not None:
                 own = {} if each.agent is None else {"agent": each.agent, "completion": text}
                 try:
-                    found = await function({**given, **own})
+                    found = await function(self._given(function, {**given, **own}, row))
                 except EpisodeError as error:
                     raise EpisodeError(str(error), {label: FAILED}) from error
             elif isinstance(each, Rubric):
@@ -644,13 +661,53 @@ class Rewarded(AskingData, Answerable, AsksModels, InMemory, PaysEpisodes, PaysG
                 for k, own in enumerate(self.rewards)
                 if own == Reward(function=str(self.success), weight=own.weight)
             ]
-            said_so = info.get(self.labels[paid[0]]) if paid else await self._solved(given)
+            said_so = (
+                info.get(self.labels[paid[0]])
+                if paid
+                else await self._solved(self._given(self._solved, given, row))
+            )
             if said_so is not None and not 0.0 <= said_so <= 1.0:
                 raise EpisodeError(
                     f"The success function `{self._solved.name}` returned {said_so:g}. Success is a truth, or a share from 0 to 1."
                 )
             success = said_so
         return replace(outcome, rewards=earned, success=success, info=info)
+
+    def _given(self, function: RewardFunction, given: Mapping[str, Any], row: DataRow) -> Mapping[str, Any]:
+        """Return what a function takes: an episode's values by name, or the same as a batch of one."""
+        if not function.takes_batches:
+            return given
+        episode, text = given["episode"], given["completion"]
+        turns = episode.by(given.get("agent", episode.turns[-1].agent))
+        prompt = row.fields.get(self._question, given["question"])
+        completion = text
+        if self.tools:
+            completion = self._messages(turns)
+        elif not isinstance(prompt, str):
+            completion = [{"role": "assistant", "content": text}]
+        batch = {
+            **row.fields,
+            "question": given["question"],
+            "prompts": prompt,
+            "completions": completion,
+            "completion_ids": [token for turn in turns for token in turn.completion_ids],
+        }
+        return {name: [value] for name, value in batch.items()}
+
+    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Return an agent's turns, with the results of its calls between them, as messages of a chat."""
+        found: list[dict[str, Any]] = []
+        for turn in turns:
+            if found:
+                found += [{"role": each.role, "content": each.content} for each in turn.heard]
+            said: dict[str, Any] = {"role": "assistant", "content": turn.text}
+            with suppress(NotCalls):
+                if calls := parse_calls(turn.text, (self.form,)):
+                    named = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+                    said["content"] = beside_calls(turn.text, self.form)
+                    said["tool_calls"] = [{"type": "function", "function": call} for call in named]
+            found.append(said)
+        return found
 
     def _reached(self, earned: Mapping[str, float]) -> float | None:
         """Return 1.0 where agents earned what `success` asks for, else 0.0; None where nobody was paid, or it is no number."""

@@ -47,6 +47,7 @@ from kapelle.errors import ConfigError, EpisodeError, did_you_mean
 from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.clock import suspend_aware_timeout
+from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task
 
 AnyTool = Annotated[
@@ -54,12 +55,9 @@ AnyTool = Annotated[
 ]
 
 
-class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
-    """Questions with tools: calculator, Python, files, search, a calendar, functions of one's own, MCP servers."""
+class OffersTools(Settings, Alive, Holding):
+    """Settings of an environment whose agents call tools before they answer."""
 
-    name: Literal["tools"] = "tools"
-    questions: InnerQuestions
-    """Settings of the environment that asks and grades: `{name: math, …}`."""
     tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
     """What agents can call; each entry says which `tool` it is."""
     form: Form = "hermes"
@@ -74,42 +72,20 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
     """Most of one result that an agent reads."""
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """The questions' own, with 0 for no answer."""
-        low, high = self.questions.reward_range
-        return (min(low, 0.0), max(high, 0.0))
-
-    @property
     def alive(self) -> Sequence[str]:
-        """Tools that are servers of somebody, and what the questions' own environment names."""
-        own = self.questions.alive if offers(self.questions, Alive) else ()
-        servers = [
+        """Tools that are servers of somebody."""
+        return [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
             if isinstance(tool, Mcp) or (isinstance(tool, Search) and tool.url is not None)
         ]
-        return (*servers, *own)
-
-    def skipped(self) -> Mapping[Split, str]:
-        """Return what the environment that asks leaves out."""
-        return self.questions.skipped() if offers(self.questions, Skipping) else {}
-
-    def doubts(self) -> Sequence[str]:
-        """Return what the environment that asks doubts."""
-        return self.questions.doubts() if offers(self.questions, Doubting) else []
 
     def descriptors(self, agents: int) -> int:
         """Return the most descriptors that the tools of one episode hold open."""
         return agents * sum(tool.descriptors for tool in self.tools if isinstance(tool, Python | Mcp))
 
-    def check(self, agents: Sequence[str]) -> None:
-        """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
-        if not asks_questions(self.questions):
-            raise ConfigError(
-                f"`tools` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
-                "`environment.questions` to math, arithmetic or another environment of questions."
-            )
-        self.questions.check(agents)
+    def check_tools(self) -> None:
+        """Check every tool; ConfigError for two of one name."""
         for tool in self.tools:
             tool.check()
         offered = [(schema.name, tool.tool) for tool in self.tools for schema in tool.schemas()]
@@ -121,16 +97,53 @@ class Tools(HandsOnQuestions, Alive, Skipping, Doubting, Holding):
                     f"Two tools are called '{name}', in the entries {entries}. Leave out one, or rename the function."
                 )
 
-    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
-        """Open the world of one question, with tools of its own for each agent."""
-        return self.around(self.questions.start(task, agents, seed), agents)
-
     def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
         """Return a question's world with tools of its own for each agent."""
         schemas = [schema for tool in self.tools for schema in tool.schemas()]
         boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
         rules = CallRules(self.form, self.listing, self.max_turns, self.call_s, self.max_characters)
         return ToolsWorld(question, boxes, schemas, rules)
+
+
+class Tools(OffersTools, HandsOnQuestions, Skipping, Doubting):
+    """Questions with tools: calculator, Python, files, search, a calendar, functions of one's own, MCP servers."""
+
+    name: Literal["tools"] = "tools"
+    questions: InnerQuestions
+    """Settings of the environment that asks and grades: `{name: math, …}`."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The questions' own, with 0 for no answer."""
+        low, high = self.questions.reward_range
+        return (min(low, 0.0), max(high, 0.0))
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """Tools that are servers of somebody, and what the questions' own environment names."""
+        return (*super().alive, *(self.questions.alive if offers(self.questions, Alive) else ()))
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return what the environment that asks leaves out."""
+        return self.questions.skipped() if offers(self.questions, Skipping) else {}
+
+    def doubts(self) -> Sequence[str]:
+        """Return what the environment that asks doubts."""
+        return self.questions.doubts() if offers(self.questions, Doubting) else []
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
+        if not asks_questions(self.questions):
+            raise ConfigError(
+                f"`tools` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
+                "`environment.questions` to math, arithmetic or another environment of questions."
+            )
+        self.questions.check(agents)
+        self.check_tools()
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
+        """Open the world of one question, with tools of its own for each agent."""
+        return self.around(self.questions.start(task, agents, seed), agents)
 
 
 # -------- The world: texts with calls are answered with results, a text without calls is the answer

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import chain
@@ -677,6 +677,14 @@ UNSCORED = "unscored"
 def is_unscored(episode: Episode) -> bool:
     """Return whether an episode says that nothing scored it, and nothing did."""
     return UNSCORED in episode.info and episode.success is None and not episode.rewards
+
+
+def without_unscored(group: Group) -> Group:
+    """Return a group whose unscored episodes count as failed: they have no return that others could be compared with."""
+    if not any(map(is_unscored, group.episodes)):
+        return group
+    marked = [replace(e, error=str(e.info[UNSCORED])) if is_unscored(e) else e for e in group.episodes]
+    return replace(group, episodes=tuple(marked))
 
 
 def none_scored(row: Mapping[str, float]) -> bool:

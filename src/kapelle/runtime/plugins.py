@@ -64,10 +64,17 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     return found if fits and not target.rpartition(":")[0].endswith(".py") else _named(found, name)
 
 
-def find_object(target: str, kind: str, called: str | None = None) -> Any:
+IN_MEMORY = "in-memory"
+"""Path of rows, and module of functions, that a program passed instead of naming them."""
+
+
+def find_object(
+    target: str, kind: str, called: str | None = None, held: Mapping[str, Any] | None = None
+) -> Any:
     """Return what `module:name` or `path/file.py:name` names; ConfigError, which calls it a `kind`, for what is not there.
 
-    `called` is what stands in the settings, where that is another name. A file is the user's own code and is run as such, and so is
+    `called` is what stands in the settings, where that is another name; `held` are the objects of this program that `in-memory:name`
+    names, and AbsentCode is raised where another program had it. A file is the user's own code and is run as such, and so is
     a module in the folder where kapelle runs, if none that is installed has its name.
     """
     name = called or target
@@ -75,6 +82,13 @@ def find_object(target: str, kind: str, called: str | None = None) -> Any:
     if not module_name or not attribute:
         raise ConfigError(
             f"The {kind} '{name}' cannot be found by this name. Write `module:name` or `path/file.py:name`."
+        )
+    if module_name == IN_MEMORY:
+        if held and attribute in held:
+            return held[attribute]
+        raise AbsentCode(
+            f"The {kind} `{attribute}` was in the memory of the program that made this run. Continue from there, or put it into a module "
+            f"and name it in the settings in place of '{target}': `my_module:{attribute}`."
         )
     module = find_module(module_name, f"The {kind} '{name}'", attribute)
     if not hasattr(module, attribute):

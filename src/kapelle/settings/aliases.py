@@ -243,6 +243,11 @@ def _unless(path: str, *nothing: Any, becomes: Any = NOTHING) -> Convert:
     return convert
 
 
+def _rounds_of_calls(value: Any, names: Names) -> Mapping[str, Any]:
+    """Rounds of calls become turns: the answer after the last round is a turn, too."""
+    return _is("environment.max_turns")(value + 1 if type(value) is int else value, names)
+
+
 def _left_out(value: Any, names: Names) -> Mapping[str, Any]:
     return {}
 
@@ -622,10 +627,10 @@ def _trl() -> Iterator[Alias]:
         ("save_total_limit", "checkpoint.keep"),
         ("save_steps", "checkpoint.every"),
         ("eval_steps", "evaluation.every"),
-        ("max_tool_calling_iterations", "environment.max_turns"),
         ("run_name", "name"),
     )
     yield Alias("max_prompt_length", ("tasks.max_prompt_tokens",), "TRL", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out; none is cut")  # fmt: skip
+    yield Alias("max_tool_calling_iterations", ("environment.max_turns",), "TRL", _rounds_of_calls, "one more here: it counts the answer after the last calls too")  # fmt: skip
     yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip
     yield Alias("beta", ("algorithm.loss.kl_coefficient", "algorithm.beta"), "TRL", _is("algorithm.beta", "algorithm.loss.kl_coefficient", nothing=(0,)), "the penalty's coefficient; with `dpo` its β")  # fmt: skip
     yield Alias("epsilon", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "TRL", _clip("epsilon_high"), "both, unless `epsilon_high` is given")  # fmt: skip

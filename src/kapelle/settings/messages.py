@@ -114,7 +114,7 @@ UNREAD = {
         "the section `optimizer` says which, with `lr` and `schedule`",
     ),
     "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
-    "tools": "tools are those of the environment `tools`: `environment.tools`",
+    "tools": "tools are `environment.tools` of the environments `rewarded` and `tools`, and `kapelle.train(…, tools=[…])`",
     "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
     "reward_weights": "a function's weight stands beside it: `environment.rewards=[{function: …, weight: …}]`",
     "batch_size": "a step takes `training.tasks_per_step` tasks, each tried `algorithm.group_size` times",

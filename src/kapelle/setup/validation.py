@@ -299,7 +299,7 @@ def check_paying(settings: object) -> None:
         if at and (offers(part, PaysEpisodes) or offers(part, PaysGroups)):
             raise ConfigError(
                 f"`{getattr(part, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
-                f"(`environment.{at}`). Let it be the environment itself."
+                f"(`environment.{at}`). Let it be the environment itself; `rewarded` has a setting `tools`."
             )
 
 

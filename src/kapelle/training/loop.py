@@ -32,7 +32,7 @@ from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.league.seating import Seating
-from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics
+from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
 from kapelle.metrics.distributions import Histogram
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
@@ -302,6 +302,9 @@ class Loop:
         doing(f"step {number}, scores")
         clock.enter("score")
         learning = [*groups, *(group for _, group in again)]
+        judged = config.reward_model is not None or algorithm.data.scores
+        if algorithm.returns is not None and not judged:
+            learning = [without_unscored(group) for group in learning]
         sampled = Sampled(number, learning, play.team, lambda: self._greedily(play, learning, number))
         signals = gather_signals(algorithm, sampled, self._learners)
         clock.leave()
@@ -359,7 +362,6 @@ class Loop:
         told = (turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied)
         tokens = sum(len(turn.completion_ids) for turn in told)
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
-        judged = config.reward_model is not None or algorithm.data.scores
         idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}

@@ -77,7 +77,7 @@ class IdleSteps:
                 self._named.add(name)
                 self._say(
                     f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}; for the others it "
-                    "returned None, which pays nothing"
+                    "returned None: it does not apply to them"
                 )
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0

@@ -95,7 +95,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _start(settings: dict[str, Any], agents: list[str]) -> Any:
-    environment = environment_class(settings["name"]).model_validate(settings)
+    kind: Any = environment_class(settings["name"])
+    environment = kind.model_validate(settings)
     environment.check(agents)
     return environment.start(environment.task("train", 0), agents, 0)
 

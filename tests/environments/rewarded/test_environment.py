@@ -21,7 +21,7 @@ from kapelle.setup.validation import check_paying
 from kapelle.team import Agent
 from kapelle.types import Episode
 from kapelle.workflow import instructions
-from kapelle.workflows import Chain, Parallel, Vote
+from kapelle.workflows import Chain, Parallel, Solo, ToolUse, Vote
 
 ROWS = [{"question": f"{k}+{k}", "answer": str(2 * k)} for k in range(20)]
 
@@ -66,6 +66,79 @@ async def test_a_function_for_the_team_pays_everybody_who_spoke_by_the_teams_ans
     assert episode.rewards == {"planner": 1.5, "coder": 1.5}
     assert episode.info == {"answer": "6", "reward/exact": 1.0, "reward/turns": 2.0}
     assert episode.success is None
+
+
+async def test_an_agent_with_tools_calls_them_and_is_judged_by_all_its_messages() -> None:
+    seen: list[Any] = []
+
+    def judge(completions: list[Any], **columns: Any) -> list[float]:
+        seen.append((completions, columns["answer"]))
+        return [float(completions[0][-1]["content"] == columns["answer"][0])]
+
+    def double(n: int) -> int:
+        return 2 * n
+
+    environment = paying(
+        {"function": "judge"}, tools=[{"tool": "functions", "functions": ["in-memory:double"]}]
+    )
+    environment.tools[0].holding({"double": double})  # type: ignore[union-attr]
+    environment.holding(RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"judge": judge}))
+    environment.check(["a"])
+    call = '<tool_call>\n{"name": "double", "arguments": {"n": 3}}\n</tool_call>'
+    said = {"a": lines(f"I call.\n{call}", "6")}
+    [episode] = await play(environment, ToolUse(), ["a"], said, environment.task("train", 3))
+    assert episode.rewards == {"a": 1.0}
+    assert episode.info["calls_done"] == {"a": 1}
+    assert seen == [
+        (
+            [
+                [
+                    {
+                        "role": "assistant",
+                        "content": "I call.",
+                        "tool_calls": [
+                            {"type": "function", "function": {"name": "double", "arguments": {"n": 3}}}
+                        ],
+                    },
+                    {"role": "tool", "content": "6"},
+                    {"role": "assistant", "content": "6"},
+                ]
+            ],
+            ["6"],
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "completion"),
+    [
+        (ROWS, "6"),
+        (
+            [{"prompt": [{"role": "user", "content": each["question"]}], **each} for each in ROWS],
+            [{"role": "assistant", "content": "6"}],
+        ),
+    ],
+)
+async def test_a_function_for_batches_is_called_with_a_batch_of_one(rows: Any, completion: Any) -> None:
+    def theirs(
+        prompts: list[Any], completions: list[Any], answer: list[str], **kwargs: Any
+    ) -> list[float | None]:
+        assert completions == [completion]
+        assert answer == ["6"]
+        assert len(kwargs["completion_ids"]) == 1
+        return [0.5]
+
+    field = None if rows is ROWS else "prompt"
+    environment = paying({"function": "theirs"}, rows=rows, question_field=field)
+    environment.holding(RowsInMemory(rows_in_memory(rows, "dataset"), (), {"theirs": theirs}))
+    assert (await earned(environment, Solo(), {"a": "6"})).rewards == {"a": 0.5}
+
+
+async def test_none_leaves_the_others_to_pay_and_alone_leaves_the_episode_unscored() -> None:
+    both = await earned(paying({"function": "exact"}, {"function": "nothing"}), Solo(), {"a": "6"})
+    assert both.rewards == {"a": 1.0}
+    alone = await earned(paying({"function": "nothing"}), Solo(), {"a": "6"})
+    assert alone.rewards == {}
 
 
 async def test_the_answer_of_a_vote_is_the_majoritys() -> None:

@@ -54,6 +54,21 @@ async def test_it_is_given_what_it_names(function: Callable[..., Any], paid: flo
 
 
 @pytest.mark.parametrize(
+    ("function", "paid"),
+    [
+        (lambda completions, **kwargs: [1.5], 1.5),
+        (lambda completions, **kwargs: [None], None),
+        (lambda prompts, completions, answer, completion_ids: [2], 2.0),
+    ],
+)
+async def test_one_for_batches_returns_a_list_of_one(function: Any, paid: float | None) -> None:
+    read = read_function("f", function)
+    read.check(COLUMNS, for_team=True)
+    batch = {"prompts": ["q"], "completions": ["42"], "completion_ids": [[1]], "answer": ["42"]}
+    assert await read(batch) == paid
+
+
+@pytest.mark.parametrize(
     ("function", "said"),
     [
         (lambda anwser: 0.0, "takes `anwser`, which is neither"),

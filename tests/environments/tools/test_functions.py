@@ -33,6 +33,29 @@ def test_a_function_is_called_and_what_it_returns_becomes_text() -> None:
     assert function_tool(tool_library.forecast).call({"city": "Bern"}) == "Bern: 21 C"
 
 
+def test_a_coroutine_is_run_and_its_docstring_says_what_arguments_mean() -> None:
+    tool = function_tool(tool_library.later)
+    assert tool.schema.description == "Answer later."
+    assert tool.schema.parameters["properties"] == {
+        "x": {"type": "integer", "description": "What is answered, after a while."}
+    }
+    assert tool.call({"x": 3}) == "3"
+
+
+def test_plain_containers_and_none_have_schemas() -> None:
+    tool = function_tool(tool_library.loose)
+    assert tool.schema.parameters["properties"] == {
+        "rows": {"type": "array"},
+        "filters": {
+            "type": ["object", "null"],
+            "additionalProperties": {"type": "integer"},
+            "default": None,
+        },
+        "unit": {"enum": ["C", "F", None], "default": None},
+    }
+    assert fit_arguments({"rows": [1], "unit": None}, tool.schema.parameters) == {"rows": [1], "unit": None}
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -41,7 +64,6 @@ def test_a_function_is_called_and_what_it_returns_becomes_text() -> None:
         (f"{LIBRARY}:untyped", "does not say the type of `x`"),
         (f"{LIBRARY}:bundled", "takes `numbers` by position or in a bundle"),
         (f"{LIBRARY}:mean", "an argument `weights` of type"),
-        (f"{LIBRARY}:later", "is a coroutine"),
         ("no.such.module:f", "cannot be imported"),
     ],
 )

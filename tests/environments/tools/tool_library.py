@@ -16,7 +16,7 @@ def forecast(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> str:
     return f"{city}: {20 + days} {unit}"
 
 
-def mean(numbers: list[float], weights: dict[str, float] | None = None) -> float:
+def mean(numbers: list[float], weights: set[float] | None = None) -> float:
     """Return the mean."""
     return sum(numbers) / len(numbers)
 
@@ -50,8 +50,21 @@ def bundled(*numbers: int) -> str:
 
 
 async def later(x: int) -> str:
-    """Answer later."""
+    """Answer later.
+
+    Args:
+        x: What is answered,
+            after a while.
+
+    Returns:
+        The same as text.
+    """
     return str(x)
+
+
+def loose(rows: list, filters: dict[str, int] | None = None, unit: Literal["C", "F"] | None = None) -> list:  # type: ignore[type-arg]
+    """Return rows."""
+    return rows
 
 
 NOT_A_FUNCTION = 5

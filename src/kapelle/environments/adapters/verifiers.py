@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,7 +45,7 @@ from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.grading.text.extraction import defused
-from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
+from kapelle.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
@@ -387,9 +386,6 @@ def _client(ask: Ask, form: Form) -> Any:
     return TeamClient(None)
 
 
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
-
-
 def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str, list[dict[str, str]]]:
     """Return what a text says beside its calls, and the calls, `name` and `arguments` as JSON; one that is broken is only text."""
     try:
@@ -398,8 +394,7 @@ def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str
         return text, []
     if not calls:
         return text, []
-    spoken = _CALL.sub("", text).strip() if form in ("hermes", "glm", "qwen_coder") else ""
-    return spoken, [
+    return beside_calls(text, form), [
         {"name": c.name, "arguments": json.dumps(dict(c.arguments), default=float)} for c in calls
     ]
 

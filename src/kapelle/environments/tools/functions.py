@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings
 from kapelle.errors import ConfigError
-from kapelle.runtime.plugins import find_object
+from kapelle.runtime.plugins import IN_MEMORY, find_object
 from kapelle.types import Json
 
-_NAMES: Mapping[object, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_NAMES: Mapping[object, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
 
 
 class Functions(ToolSettings):
@@ -24,6 +34,12 @@ class Functions(ToolSettings):
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
     """Each as `module:function` or `path/file.py:function`. They are trusted code: an agent chooses only the arguments."""
+    _held: Mapping[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def held(self) -> Sequence[str]:
+        """Names of the functions that exist only in this process."""
+        return [name.partition(":")[2] for name in self.functions if name.startswith(f"{IN_MEMORY}:")]
 
     def check(self) -> None:
         """Import them; ConfigError for a missing function or an argument without a known type."""
@@ -31,25 +47,27 @@ class Functions(ToolSettings):
 
     def open(self) -> Toolbox:
         """Return the functions; what they remember they share between episodes."""
-        return Toolbox(*map(_tool, self.functions))
-
-
-def _tool(target: str) -> Tool:
-    found = find_object(target, "tool")
-    if not inspect.isfunction(found):
-        raise ConfigError(
-            f"The tool '{target}' is no function but {type(found).__name__}. Name a function, as `module:function` or `path/file.py:function`."
+        return Toolbox(
+            *(function_tool(find_object(name, "tool", held=self._held)) for name in self.functions)
         )
-    return function_tool(found)
+
+    def holding(self, held: Mapping[str, Callable[..., Any]]) -> Functions:
+        """Take the functions that `in-memory:name` names, and return these settings."""
+        self._held = held
+        return self
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool; ConfigError if its signature is insufficient for a schema."""
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(
-            f"The tool '{function.__name__}' is a coroutine. Write a plain function: calls run in threads."
-        )
+    """Return a function as a tool; ConfigError if its signature is insufficient for a schema.
+
+    The schema is the signature. The first paragraph of the docstring describes the function, and its section `Args:` the arguments.
+    A coroutine is run to its end.
+    """
+    if not inspect.isroutine(function):
+        raise ConfigError(f"The tool {function!r:.60} is no function but {type(function).__name__}.")
     hints = typing.get_type_hints(function)
+    doc = inspect.getdoc(function) or ""
+    meanings = _meanings(doc)
     properties: dict[str, Json] = {}
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -62,21 +80,33 @@ def function_tool(function: Callable[..., Any]) -> Tool:
                 f"The tool '{function.__name__}' does not say the type of `{name}`. Annotate it."
             )
         properties[name] = _schema(hints[name], function.__name__, name)
+        if name in meanings:
+            properties[name]["description"] = meanings[name]
         if parameter.default is parameter.empty:
             required.append(name)
         elif isinstance(parameter.default, str | int | float | bool | None):
             properties[name] = {**properties[name], "default": parameter.default}
-    description = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+    description = doc.partition("\n\n")[0].replace("\n", " ")
     parameters = {"type": "object", "properties": properties, "required": required}
     return Tool(
         ToolSchema(function.__name__, description, parameters), lambda given: _called(function, given)
     )
 
 
+def _meanings(doc: str) -> dict[str, str]:
+    """Return what the section `Args:` of a docstring in Google's form says of each argument."""
+    section = re.search(r"^Arg(?:ument)?s:\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
+    body = inspect.cleandoc(f"\n{section[1]}") if section else ""
+    found = re.findall(r"^(\w+)[^:\n]*:((?:.*)(?:\n[ \t]+.*)*)", body, re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in found}
+
+
 def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in _NAMES:
         return {"type": _NAMES[hint]}
+    if hint is Any:
+        return {}
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin is list and arguments:
@@ -84,18 +114,23 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
     if origin is dict and arguments and arguments[0] is str:
         return {"type": "object", "additionalProperties": _schema(arguments[1], function, name)}
     if origin in {typing.Union, types.UnionType}:
-        others = [argument for argument in arguments if argument is not type(None)]
-        if len(others) == 1 and len(arguments) == 2 and others[0] in _NAMES:
-            return {"type": [_NAMES[others[0]], "null"]}
+        kinds = [_schema(argument, function, name) for argument in arguments]
+        more = {key: value for kind in kinds for key, value in kind.items() if key != "type"}
+        if "enum" in more and len(kinds) == 2 and type(None) in arguments:
+            return {"enum": [*more["enum"], None]}
+        if not more or (len(kinds) == 2 and type(None) in arguments):
+            return {**more, "type": [kind["type"] for kind in kinds]}
     raise ConfigError(
-        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema. Use str, int, "
-        "float, bool, Literal, list, dict with text keys, or one of the first four with None."
+        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema here. Use str, int, float, bool, Literal, "
+        "list, dict with text keys, or one of them or None."
     )
 
 
 def _called(function: Callable[..., Any], given: Mapping[str, Json]) -> str:
     try:
         result = function(**given)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)  # calls run in threads
     except ToolFault:
         raise
     # The boundary to a tool's own code: whatever it raises is an answer to the agent, never a crash.

@@ -92,6 +92,14 @@ def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) 
     return ()
 
 
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def beside_calls(text: str, form: Form) -> str:
+    """Return what a text with calls says beside them; empty in the forms whose texts are calls alone."""
+    return _CALL.sub("", text).strip() if form in ("hermes", "glm", "qwen_coder") else ""
+
+
 _TAG = re.compile(r"</?tool_call>")
 
 

@@ -12,7 +12,7 @@ from typing import cast
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, stream_or_generate
 from kapelle.environment import Answerable, Environment, PlayedFromOutside, World, asks_questions, offers
 from kapelle.environments.questions import QuestionWorld
-from kapelle.environments.tool_questions import Tools
+from kapelle.environments.tool_questions import OffersTools
 from kapelle.grading.verdict import right
 from kapelle.rollout.play import play_episode
 from kapelle.runtime.randomness import derive_seed
@@ -40,7 +40,8 @@ class AskedEnvironment(Answerable):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of the question."""
         world = _AskedWorld(task, agents, self.answers)
-        return self.environment.around(world, agents) if isinstance(self.environment, Tools) else world
+        own = self.environment
+        return own.around(world, agents) if isinstance(own, OffersTools) and own.tools else world
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the run's environment reads it."""
