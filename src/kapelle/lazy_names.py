@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,8 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     def attribute(name: str) -> Any:
         if name in homes:
             return getattr(import_module(homes[name]), name)
+        if name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")  # `kapelle.algorithms.GRPO` after `import kapelle` alone
         raise AttributeError(_missing(package, name, homes))
 
     def names() -> list[str]:

@@ -48,6 +48,17 @@ def seen_by_editors(package: str) -> dict[str, str]:
     return {name.name: module for module, name in found}
 
 
+@pytest.mark.slow
+def test_submodules_are_attributes_after_importing_the_package_alone() -> None:
+    program = (
+        "import kapelle\n"
+        "kapelle.algorithms.GRPO, kapelle.environment.Scorable, kapelle.environments.tools, kapelle.workflows.Chain\n"
+        "assert not hasattr(kapelle, 'algoritms') and not hasattr(kapelle.algorithms, 'grop')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("package", OFFERING)
 def test_editors_see_what_a_package_offers(package: str) -> None:
     assert seen_by_editors(package) == dict(import_module(package).HOMES)
