@@ -12,8 +12,9 @@
     young        too few steps, or too much noise, to say any of this
 
 **The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); of supervised steps the pairs
-ranked rightly, or minus the nats a token. In games in which one wins what others lose, returns say nothing: there the
-signal is minus NashConv where a league measures it, else the rating of its newest member, else nothing.
+ranked rightly, or minus the nats a token; of distillation minus the divergence from the teacher; of a verifier its AUC, or the share
+of answers judged rightly. Only runs that learn from the rewards of their own episodes can be *collapsing* or *starved*. In games in
+which one wins what others lose, returns say nothing: there the signal is minus NashConv where a league measures it, else the rating of its newest member, else nothing.
 
 **Noise** σ of a step is what neighbouring steps differ by (von Neumann 1941, successive differences, which a trend hardly
 moves; of a success without the two largest moves, which a collapse would be), and for a success at least that of so many
@@ -200,9 +201,12 @@ WORDS = {
     "preference_accuracy": "the share of pairs ranked rightly",
     "return": "the mean return",
     "reward": "the mean reward",
+    "teacher_kl": "the divergence from the teacher",
+    "verifier_accuracy": "the share of answers judged rightly",
+    "verifier_auc": "the verifier's AUC",
 }
 """What sentences call a signal that is not called by its own name."""
-FALLING = ("nll", "league/nash_conv")
+FALLING = ("nll", "league/nash_conv", "teacher_kl")
 """Signals of which less is better."""
 YOUNG = 8
 """Fewest steps that a verdict is given on."""
@@ -342,6 +346,13 @@ class _Found:
     ) -> None:
         self.steps, self.columns, self.opposed = steps, columns, opposed
         self.measured = [row for row in map(_measured, evaluations) if row is not None]
+        # What a run learns from, if not from the rewards of its own episodes: rules about these do not apply to it.
+        taught = bool(self._family("teacher_kl"))
+        verifying = any(name.startswith("verifier_") for name in columns) and not self._family("advantage")
+        self.by_rewards = not (taught or verifying or any(name.startswith("demonstrated_") for name in columns))
+        if taught or verifying:
+            columns = {name: column for name, column in columns.items() if name != "success"}
+            self.columns, opposed = columns, True
         self.success = self._course("success", columns.get("scored") or columns.get("samples") or ())
         paid = [] if opposed else self._family("return") or self._family("reward")
         self.paid = course(steps, _mean(paid)) if paid else None
@@ -370,10 +381,14 @@ class _Found:
             return "league/nash_conv", course(self.steps, _negative(self.columns["league/nash_conv"]))
         if "league/rating" in self.columns:
             return "league/rating", self._course("league/rating")
-        if ranked := self._family("preference_accuracy"):
-            return "preference_accuracy", course(self.steps, _mean(ranked))
-        if nats := self._family("nll"):
-            return "nll", course(self.steps, _negative(_mean(nats)))
+        if "verifier_auc" in self.columns:
+            return "verifier_auc", self._course("verifier_auc")
+        for name in ("preference_accuracy", "verifier_accuracy"):
+            if ranked := self._family(name):
+                return name, course(self.steps, _mean(ranked))
+        for name in ("teacher_kl", "nll"):
+            if nats := self._family(name):
+                return name, course(self.steps, _negative(_mean(nats)))
         return "", None
 
     def _fallen(self) -> list[Evidence]:
@@ -477,6 +492,8 @@ class _Found:
 
     def collapsing(self) -> list[Evidence]:
         found, signal = [], self.signal
+        if not self.by_rewards:
+            return []  # hardly anything but what the data or the teacher say is what it is for
         if signal is not None:
             half = len(signal.values) // 2
             rising = signal.z(slice(half, half + half // 2), slice(half + half // 2, len(signal.values))) >= 2
@@ -559,7 +576,7 @@ class _Found:
 
     def starved(self) -> list[Evidence]:
         dead = self._course("dead_groups")
-        if dead is None or self.by_critic or any(name.startswith("demonstrated_") for name in self.columns):
+        if dead is None or self.by_critic or not self.by_rewards:
             return []
         share = dead.mean(dead.thirds()[1])
         if share < 0.9 or (self.success is not None and self.success.mean(self.success.last) >= 0.95):
