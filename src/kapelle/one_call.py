@@ -144,7 +144,7 @@ def train(
     model: str | LanguageModel,
     dataset: Dataset = (),
     reward: Functions | Mapping[str, Functions] = (),
-    agents: int | Sequence[str | Mapping[str, Any] | AgentConfig] | Mapping[str, str] = 1,
+    agents: int | Sequence[str | Mapping[str, Any] | AgentConfig] | Mapping[str, str] | None = None,
     *,
     eval_dataset: Dataset | float | None = None,
     reward_weights: Sequence[float] | None = None,
@@ -168,8 +168,8 @@ def train(
     `reward` is a function, or a list of functions whose weighted sum pays (`reward_weights`), for the team; or a mapping of
     agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `success` says which
     episodes are solved: a function of the same parameters that returns a truth or a share, or the least reward. `agents` are a
-    number, names, or prompts by name; several agents speak as a chain unless a `workflow` is given. `tools` are typed functions, or settings
-    of tools, that agents call before they answer (workflow `tool_use`). Without an
+    number, names, or prompts by name, by default those of `team` or one; several agents speak as a chain unless a `workflow` is given. `tools`
+    are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
     `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions, `dataset_config` a
     configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
@@ -182,7 +182,9 @@ def train(
     as_written({**own, "algorithm": algorithm, "workflow": workflow})
     theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
     observer = observer or Watch(Lines(sys.stdout))
-    dataset, reward, run_dir = _renamed(own, observer, dataset=dataset, reward=reward, run_dir=run_dir)
+    dataset, reward, agents, run_dir = _renamed(
+        own, observer, dataset=dataset, reward=reward, agents=agents, run_dir=run_dir
+    )
     amounts = {"steps": steps, "tasks_per_step": tasks_per_step}
     for word, amount in amounts.items():
         if isinstance(amount, bool):
@@ -208,6 +210,11 @@ def train(
         else rounds,  # the answer after the last calls is a turn, too
     }
     environment = _environment(dataset, eval_dataset, reward, reward_weights, success, tools, optional)
+    team = _plain("team", own)
+    if agents is None:
+        agents = team.pop("agents", 1)
+    elif team.pop("agents", agents) != agents:
+        raise ConfigError("`agents` and `team={'agents': …}` both say who plays. Leave one out.")
     names, seats = _seats(agents)
     apart = isinstance(reward, Mapping)
     if isinstance(reward, Mapping):
@@ -232,7 +239,7 @@ def train(
         section = {"name": algorithm, "team_reward": "individual"} if apart and shares else section
     else:
         section = algorithm
-    team = {**_plain("team", own), "agents": seats}
+    team["agents"] = seats
     training = _plain("training", own)
     for word, amount in amounts.items():
         if amount is not None and training.get(word, amount) != amount:

@@ -818,6 +818,7 @@ ARGUMENTS = {
     "reward_funcs": "reward",
     "reward_fn": "reward",
     "output_dir": "run_dir",
+    "num_agents": "agents",
 }
 """Arguments of TRL's trainers → those of `kapelle.train`, which are no settings."""
 ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.model_fields.keys()

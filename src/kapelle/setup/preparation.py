@@ -498,7 +498,7 @@ def _too_long(
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         size = environment.size(split)
-        if size is None:
+        if not size:  # without end, or nothing to evaluate on
             continue
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
         if longer == size > 0:
