@@ -21,7 +21,7 @@
     ├── TrainingHalted                a run that stopped by one of its own limits
     └── OutputError                   an output file or stream of a command that cannot be written
 
-Messages say what is wrong, where, and what to do. The command line prints them as one line and
+Messages say what is wrong, where, and what to do. The command line prints each as one line and
 exits with code 2; anything else that escapes is a defect of kapelle and shows its traceback.
 """
 
@@ -137,6 +137,19 @@ class TrainingHalted(KapelleError):
 
 class OutputError(KapelleError):
     """An output file or stream of a command that cannot be written."""
+
+
+EACH = "\n- "
+"""What separates the faults of one error."""
+
+
+def raise_all(faults: Collection[ConfigError]) -> None:
+    """Raise the fault that was found, or one error that lists all of them; nothing where there is none."""
+    said = list(dict.fromkeys(map(str, faults)))
+    if len(said) > 1:
+        raise ConfigError(EACH.join([f"{len(said)} settings cannot be used:", *said]))
+    for fault in faults:
+        raise fault
 
 
 def need_known(setting: str, kind: str, name: str | None, known: Collection[str]) -> None:

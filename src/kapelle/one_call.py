@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from pydantic import ValidationError
-
 from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.judged import Ranking, Rubric
@@ -35,14 +33,16 @@ from kapelle.environments.rewarded import (
 )
 from kapelle.environments.tools.contract import ToolSettings
 from kapelle.environments.tools.functions import Functions as ToolFunctions
-from kapelle.errors import ConfigError, DataError, did_you_mean
+from kapelle.errors import ConfigError, DataError, did_you_mean, raise_all
 from kapelle.runs.writer import new_folder
 from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
-from kapelle.settings.messages import as_written, check_keywords, explain, in_python
+from kapelle.settings.messages import as_written, in_python, made, unknown_keywords
 from kapelle.settings.schema import AgentConfig
+from kapelle.setup.model_loading import name_model
+from kapelle.setup.recipe import derived, from_keywords
 from kapelle.training.trainer import Metrics, SharedSections, Trainer
 
 if TYPE_CHECKING:
@@ -191,7 +191,10 @@ def train(
             raise ConfigError(
                 f"`{word}` is {amount}. Give a number of {'tasks' if 'tasks' in word else 'steps'}."
             )
-    check_keywords(train, "kapelle.train", own)
+    unknown = unknown_keywords(train, "kapelle.train", own)
+    own = {word: value for word, value in own.items() if word not in unknown}
+    if any(isinstance(each, tuple) and not each for each in (dataset, reward)):  # a word may stand for it
+        raise_all([*unknown.values()])
     passes = next((name for name in BY_EPOCHS if name in own), None)
     if steps is not None and passes is not None:
         raise ConfigError(f"`steps` and `{passes}` both say how long to train. Leave one out.")
@@ -273,6 +276,14 @@ def train(
         origin |= {"environment.eval_path": "no eval_dataset"}
     if unmeasured:
         origin |= {"evaluation.before_and_after": "no eval_dataset"}
+    own |= {"model": model, "team": team, "environment": environment, "algorithm": section}
+    own |= {"training": training, "evaluation": evaluation}
+    usual = "tool_use" if environment.tools else "solo" if len(names) == 1 else "chain"
+    own["workflow"] = workflow or usual
+    if isinstance(own["workflow"], str):
+        own["workflow"] = {"name": own["workflow"]}
+    if unknown:
+        from_keywords(name_model(own, {}), lambda _: unknown, derived(origin))
     with ExitStack() as failing:
         if isinstance(run_dir, RunDir):
             run_dir = failing.enter_context(new_folder(_named(own.get("name", own.get("run_name")), dataset)))
@@ -280,24 +291,7 @@ def train(
         else:
             kept = ""
         trainer = Trainer(
-            model=model,
-            team=team,
-            environment=environment,
-            workflow={
-                "name": workflow
-                or ("tool_use" if environment.tools else "solo" if len(names) == 1 else "chain")
-            }
-            if workflow is None or isinstance(workflow, str)
-            else workflow,
-            algorithm=section,
-            training=training,
-            evaluation=evaluation,
-            run_dir=run_dir,
-            resume=resume,
-            observer=observer,
-            metrics=metrics,
-            origin=origin,
-            **own,
+            run_dir=run_dir, resume=resume, observer=observer, metrics=metrics, origin=origin, **own
         )
         failing.push(trainer)
         if kept:
@@ -415,11 +409,7 @@ def _environment(
         **{key: value for key, value in optional.items() if value is not None},
         **share,
     }
-    try:
-        made = Rewarded.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(Rewarded, values, error, {}, "environment")) from None
-    return made.holding(RowsInMemory(train, test, functions, ("`dataset`", "`eval_dataset`")))
+    return made(Rewarded, values, "environment").holding(RowsInMemory(train, test, functions, ("`dataset`", "`eval_dataset`")))
 
 
 def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:

@@ -210,7 +210,11 @@ def broken(completion: str) -> float:
         ((ROWS, []), {}, "`reward` has no function"),
         ((ROWS, {}), {}, "`reward` has no function"),
         ((ROWS, vowel, [1, 2]), {}, r"`agents` is \[1, 2\]. Give a number of agents"),
-        ((ROWS, vowel, None), {}, "`agents` is None. Give a number of agents"),
+        (
+            (ROWS, vowel, ["a"]),
+            {"team": {"agents": [{"name": "b"}]}},
+            "`agents` and `team=.'agents': ….` both say who plays",
+        ),
         ((ROWS, vowel), {"eval_dataset": 1}, "`eval_dataset` is 1. Give a share"),
         ((ROWS, vowel), {"eval_dataset": float("nan")}, "`eval_dataset` is nan. Give a share"),
         ((ROWS[0], vowel), {}, "`dataset` is dict. Give a list of rows"),

@@ -12,25 +12,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
-from kapelle.errors import ConfigError, OutputError
+from kapelle.errors import EACH, ConfigError, OutputError
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.interrupts import gone_terminal
 
 
 def complain(reason: str) -> None:
-    """Print on standard error, as one line, why a command ends; secrets in addresses are removed.
+    """Print on standard error why a command ends, as one line, or one for each of several faults; secrets in addresses are removed.
 
     If several ranks end, one of them prints.
     """
     from kapelle.runtime.credentials import without_secrets
 
-    line = printable(f"kapelle: {' '.join(without_secrets(reason).split())}")
+    parts = without_secrets(f"kapelle: {reason}").split(EACH)
+    lines = [printable(" ".join(part.split())) for part in parts]
     if not is_rank():
-        print(line, file=sys.stderr)
+        print(EACH.join(lines), file=sys.stderr)
         return
     from kapelle.runtime.rank_group import say_for_all
 
-    say_for_all(line)
+    say_for_all(" ".join(lines))
 
 
 def complain_of_stop() -> None:

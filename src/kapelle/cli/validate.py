@@ -159,19 +159,12 @@ def draw(words: list[str]) -> str:
 
 
 def _drawn_file(values: Mapping[str, Any], name: str) -> str:
-    import pydantic
-
-    from kapelle.settings.messages import explain
+    from kapelle.settings.messages import made
     from kapelle.workflows.dag import Dag
     from kapelle.workflows.dag_file import read_workflow
 
     read = read_workflow(values, name)
     names = [agent["name"] for agent in read.sections["team"]["agents"]]
     notes = [f"%% set aside: {key} ({why})" for key, why in read.set_aside.items()]
-    try:
-        workflow = Dag(**read.sections["workflow"])
-    except pydantic.ValidationError as error:
-        raise ConfigError(
-            f"{name}: {explain(Dag, read.sections['workflow'], error, {}, 'workflow')}"
-        ) from None
+    workflow = made(Dag, read.sections["workflow"], "workflow")
     return "\n".join([workflow.mermaid(names), *notes])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import EACH, ConfigError, did_you_mean
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings, models_in
 from kapelle.settings.overlays import COMMAND_LINE, PLUGGED, leaves, merge, replace_origin
@@ -151,7 +151,10 @@ class Names:
             if isinstance(given, Settings):
                 kinds = [type(given)]
             elif isinstance(name, str):
-                found = self._kinds[section](name)
+                try:
+                    found = self._kinds[section](name)
+                except ConfigError:
+                    return []  # said when the section is made
                 kinds = [found] if issubclass(found, Settings) else []
             else:
                 return []
@@ -836,6 +839,8 @@ class Reading:
     """One line that says so; none where there were none."""
     by: Mapping[str, str]
     """Our name → theirs."""
+    faults: tuple[ConfigError, ...] = ()
+    """What cannot be read, and why."""
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -843,11 +848,14 @@ class Reading:
         try:
             yield
         except ConfigError as error:
-            said = str(error)
-            given = [f"`{name}` is read as `{path}`" for path, name in self.by.items() if re.search(rf"[`']{re.escape(path)}\b", said)]  # fmt: skip
-            if not given:
+            said = EACH.join(map(self._with_names, str(error).split(EACH)))
+            if said == str(error):
                 raise
-            raise ConfigError(f"{said} ({'; '.join(given)}.)") from None
+            raise ConfigError(said) from None
+
+    def _with_names(self, said: str) -> str:
+        given = [f"`{name}` is read as `{path}`" for path, name in self.by.items() if re.search(rf"[`']{re.escape(path)}\b", said) and name not in said]  # fmt: skip
+        return f"{said} ({'; '.join(given)}.)" if given else said
 
 
 NOTHING_READ = Reading((), {})
@@ -863,24 +871,30 @@ def read_aliases(
     """Replace names of other libraries in merged values by ours, in place, and return how they were read.
 
     `origin` has the source of each value, `order` the sources from the first to the last, `kinds` how the class of a section is
-    found by its `name`. Of a name and ours the later source counts; ConfigError where one source gives both and they disagree, for
-    a value without a counterpart, and for a name below one of theirs that is not known.
+    found by its `name`. Of a name and ours the later source counts. Faults are one source that gives both where they disagree, a value
+    without a counterpart, and a name below one of theirs that is not known; they are returned, and their values taken out.
     """
     names, by = Names(values, origin, order, kinds), dict[str, str]()
-    said = []
+    said, faults = list[str](), list[ConfigError]()
     # What names a section's class comes first: by it the others are known to be ours or theirs.
     naming = [alias for alias in TABLE if any(path.endswith(".name") for path in alias.ours)]
     for rows in (naming, [alias for alias in TABLE if alias not in naming]):
         for alias in rows:
             _collect(alias, names)
-        said += [_read(alias, names, by) for alias in rows if alias.name in names.theirs]
+        for alias in rows:
+            if alias.name in names.theirs:
+                try:
+                    said.append(_read(alias, names, by))
+                except ConfigError as error:
+                    faults.append(error)
     known = [alias.name for alias in TABLE]
     for root in ROOTS.intersection(values):
         for key in leaves(values[root], root):
             hint = did_you_mean(key, [each for each in known if each.startswith(f"{root}.")])
             hint = hint if "mean" in hint else " docs/coming_from/names.md has all that are read."
-            raise ConfigError(f"No setting is called '{key}'{_set_in(names.source_of(key))}, and it is no name of another library that is read.{hint}")  # fmt: skip
-    return Reading((", ".join(said),) if said else (), by)
+            faults.append(ConfigError(f"No setting is called '{key}'{_set_in(names.source_of(key))}, and it is no name of another library that is read.{hint}"))  # fmt: skip
+        del values[root]
+    return Reading((", ".join(said),) if said else (), by, tuple(faults))
 
 
 def _collect(alias: Alias, names: Names) -> None:

@@ -8,12 +8,12 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import pydantic
 
 from kapelle.algorithm import algorithm_class
-from kapelle.errors import WRITTEN, ConfigError, KapelleError, did_you_mean
+from kapelle.errors import WRITTEN, ConfigError, KapelleError, did_you_mean, raise_all
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.aliases import ARGUMENTS, ROOTS, TABLE
 from kapelle.settings.base import Settings, fields_at, known_keys, models_in
@@ -133,14 +133,79 @@ UNREAD = {
 """Keys of other libraries that no value of ours stands for, or a name of ours is only near in letters → what to do here."""
 
 
-def explain(
+MISSING = " is missing. Add it to the recipe."
+"""How what is said of a missing key ends."""
+S = TypeVar("S", bound=Settings)
+
+
+def checked(
+    model: type[S],
+    values: Mapping[str, Any],
+    origin: Mapping[str, str],
+    faults: list[ConfigError],
+    at: str = "",
+) -> S | None:
+    """Return the settings that values make; None where something is wrong, of which every fault is added to `faults`.
+
+    A value that is wrong is taken out, and the rest checked again.
+    """
+    left: Any = dict(values)
+    taken: list[str] = []
+    while True:
+        try:
+            made = model.model_validate(left)
+        except pydantic.ValidationError as error:
+            keys, said = _likeliest(model, left, error, origin, at)
+            missing = said.endswith(MISSING)
+            # What was taken out, or stands beside a misspelt key, is not missing.
+            if not missing or not any(_beside(key, ".".join(keys)) for key in taken):
+                faults.append(ConfigError(said))
+            # An entry of a list goes with the list, in which others would move up.
+            last = next((k for k, key in enumerate(keys) if key.isdigit()), len(keys))
+            key = ".".join(keys if keys and not keys[-1].isdigit() else keys[:last])
+            shorter = without(left, [key])
+            if missing or shorter == left:
+                return None
+            left = shorter
+            taken.append(key)
+        else:
+            return None if taken else made
+
+
+def _beside(one: str, other: str) -> bool:
+    """Return whether the second of two dotted keys is in the section that holds the first, or below the first."""
+    return other.startswith(f"{one}.") or one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def without(values: Any, keys: Collection[str], at: str = "") -> Any:
+    """Return nested values without those at dotted keys."""
+    if not keys:
+        return values
+    if isinstance(values, Mapping):
+        kept = {key: value for key, value in values.items() if f"{at}{key}" not in keys}
+        return {key: without(value, keys, f"{at}{key}.") for key, value in kept.items()}
+    if isinstance(values, list):
+        return [without(value, keys, f"{at}{k}.") for k, value in enumerate(values)]
+    return values
+
+
+def made(model: type[S], values: Mapping[str, Any], at: str) -> S:
+    """Return the settings that values make; ConfigError with all that is wrong."""
+    faults: list[ConfigError] = []
+    settings = checked(model, values, {}, faults, at)
+    raise_all(faults)
+    assert settings is not None, "without faults there are settings"
+    return settings
+
+
+def _likeliest(
     model: type[Settings],
     values: Mapping[str, Any],
     error: pydantic.ValidationError,
     origin: Mapping[str, str],
-    at: str = "",
-) -> str:
-    """Return one sentence on the most likely fault; a setting of several possible kinds has faults as each of them.
+    at: str,
+) -> tuple[list[str], str]:
+    """Return the keys of the most likely fault and a sentence; a setting of several possible kinds has faults as each of them.
 
     The kind that fits best is the one whose faults lie deepest in `values`, then the one with the fewest faults.
     Among its faults, an unknown key comes first.
@@ -164,14 +229,14 @@ def explain(
     first = str(problem["loc"][0]) if problem["loc"] else ""
     if not keys and first in model.model_fields:
         value = without_secrets(repr(problem["input"]))
-        return f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
+        return [first], f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = _set_by(source)
     if problem["type"] == "extra_forbidden":
-        return unknown_key(path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1]))
+        return keys, unknown_key(path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1]))
     if problem["type"] == "missing":
-        return f"'{path}' is missing. Add it to the recipe."
+        return keys, f"'{path}'{MISSING}"
     value = without_secrets(repr(problem["input"]))
     kinds = {str(p["type"]) for reached, _, p in ranked if reached == keys}
     words = [
@@ -179,9 +244,9 @@ def explain(
     ]
     if words and isinstance(problem["input"], str):
         close = did_you_mean(problem["input"], re.findall(r"'([^']*)'", words[0]))
-        return f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
+        return keys, f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
     advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
-    return f"'{path}' cannot be {value}{where}: {advice.rstrip('.')}."
+    return keys, f"'{path}' cannot be {value}{where}: {advice.rstrip('.')}."
 
 
 def _set_by(source: str) -> str:
@@ -331,12 +396,17 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) in (tuple, list) or any(map(_is_list, get_args(annotation)))
 
 
-def check_sections(values: Mapping[str, Any], known: Sequence[str], origin: Mapping[str, str]) -> None:
-    """Raise ConfigError for the first of a run's values that is no section, before one that it misspells counts as missing."""
+def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, ConfigError]:
+    """Return what is wrong with each of a run's values that is no section, by key."""
+    known = list(RunConfig.model_fields)
+    found = {}
     for key in values:
         if key not in known:
             source = next((name for at, name in origin.items() if at.partition(".")[0] == key), "")
-            raise ConfigError(unknown_key(str(key), _set_by(source), known, settings_named(str(key))))
+            found[key] = ConfigError(
+                unknown_key(str(key), _set_by(source), known, settings_named(str(key)))
+            )
+    return found
 
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
@@ -347,13 +417,16 @@ ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *
 """What is said to `kapelle.train`, and not to a `Trainer`."""
 
 
-def check_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> None:
-    """Raise ConfigError for the first of the words that is no section of a run, no keyword of the call, and no library's name for a setting."""
+def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
+    """Return what is wrong with each word that is no section of a run, no keyword of the call, and no library's name for a setting."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
-    for word in words:
-        if word not in RunConfig.model_fields and word.partition(".")[0] not in ROOTS:
-            raise ConfigError(f"`{name}` has no keyword '{word}'.{_meant(word, own)}")
+    known = {*RunConfig.model_fields, *ROOTS, *(alias.name for alias in TABLE)}
+    return {
+        word: ConfigError(f"`{name}` has no keyword '{word}'.{_meant(word, own)}")
+        for word in words
+        if word not in known and word.partition(".")[0] not in ROOTS
+    }
 
 
 def names_settings(word: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -23,14 +23,14 @@ from kapelle.algorithm import Taught, algorithm_class
 from kapelle.engines.rollout.protocol import EngineSettings, engine_class
 from kapelle.engines.train.protocol import TrainEngineSettings, train_engine_class
 from kapelle.environment import Environment, InMemory, environment_class, offers
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean, raise_all
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
 from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_aliases
 from kapelle.settings.base import AlgorithmSettings, Settings, models_in, parts_of
-from kapelle.settings.messages import check_sections, explain, in_python, settings_named
+from kapelle.settings.messages import checked, in_python, settings_named, unknown_sections, without
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
 from kapelle.setup.team_builder import build_algorithm, build_team
@@ -440,7 +440,7 @@ def _resolved(
         note = f"model: these learning rates and lengths are for the embedded model, not for {path}"
         notes += (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
     with reading.explained():
-        config = resolve(merged, origin)
+        config = resolve(merged, origin, reading.faults)
     for key in _taken_back(RunConfig, merged):
         origin.pop(key, None)
     for key in leaves(config.model_dump(mode="json")):
@@ -449,17 +449,31 @@ def _resolved(
     return Recipe(config, origin, notes, reading)
 
 
-def from_keywords(sections: dict[str, Any], check: Callable[[Iterable[str]], None]) -> Recipe:
+def from_keywords(
+    sections: dict[str, Any],
+    unknown: Callable[[Iterable[str]], Mapping[str, ConfigError]],
+    less: Collection[str] = (),
+) -> Recipe:
     """Resolve the sections that were given in Python as keywords; every value that was set has the origin `argument NAME`.
 
-    `check` refuses keywords that do not exist, once those of other libraries are read, which changes `sections`.
+    `unknown` says which keywords do not exist, once those of other libraries are read, which changes `sections`. Names of other
+    libraries count more than the settings in `less`.
     """
-    reading = read_aliases(sections, {}, (), SECTIONS)
-    check(sections)
+    reading = read_aliases(sections, dict.fromkeys(less, DERIVED[0]), (DERIVED[0], ""), SECTIONS)
+    faults = unknown(sections)
     with reading.explained():
-        config = resolve(sections)
+        config = resolve(without(sections, faults), None, [*faults.values(), *reading.faults])
     theirs = {key: f"argument {name}" for key, name in reading.by.items()}
     return Recipe(config, laid_origin(given_origin(config, sections), theirs), reading.notes, reading)
+
+
+DERIVED = ("default", "number of agents", "no eval_dataset")
+"""Origins of settings that a call makes, and that its caller has not given."""
+
+
+def derived(origin: Mapping[str, str]) -> list[str]:
+    """Return the settings with such an origin."""
+    return [setting for setting, source in origin.items() if source in DERIVED]
 
 
 def given_origin(
@@ -503,19 +517,62 @@ def _is_set(given: Any, parts: Sequence[str]) -> bool:
     return True
 
 
-def resolve(values: Mapping[str, Any], origin: Mapping[str, str] | None = None) -> RunConfig:
-    """Validate nested values as a run; ConfigError explains the first thing that is wrong.
+def resolve(
+    values: Mapping[str, Any], origin: Mapping[str, str] | None = None, known: Collection[ConfigError] = ()
+) -> RunConfig:
+    """Validate nested values as a run; ConfigError explains all that is wrong, beside the faults that are `known`.
 
     Null in place of a mapping that cannot be null resets it: its defaults hold.
     """
-    check_sections(values, list(RunConfig.model_fields), origin or {})
-    values = _without(values, _taken_back(RunConfig, values))
+    origin = origin or {}
+    unknown = unknown_sections(values, origin)
+    faults = [*known, *unknown.values()]
+    values = without(values, [*unknown, *_taken_back(RunConfig, values)])
     for section, name in DEFAULTS.items():
         given = values.get(section, {})
         if isinstance(given, Mapping):
             values = {**values, section: {"name": name, **given}}
-    built = {section: _section(section, values, origin or {}) for section in SECTIONS}
-    return _with_folders(_validated(RunConfig, {**values, **built}, origin or {}))
+    built: dict[str, Settings | None] = dict.fromkeys(SECTIONS)
+    before = len(faults)
+    missing = [section for section in SECTIONS if _is_missing(values.get(section))]
+    for section in SECTIONS:
+        try:
+            built[section] = None if section in missing else _section(section, values, origin, faults)
+        except ConfigError as error:
+            faults.append(error)
+    meant = any(f"'{section}'" in str(each) for section in missing for each in faults[:before])
+    if missing and not meant and len(faults) == before:
+        faults.append(_without_sections(missing, origin))
+    whole = None not in built.values()
+    found: list[ConfigError] = []
+    config = _validated(RunConfig, {**values, **built}, origin, found)
+    # A section that could not be made is not missing, and its kind is not wrong.
+    faults += [each for each in found if whole or not _of_sections(str(each))]
+    raise_all(faults)
+    assert config is not None, "without faults there are settings"
+    return _with_folders(config)
+
+
+def _is_missing(given: object) -> bool:
+    """Return whether nothing says which class a section of a plug-in has."""
+    return given is None or (isinstance(given, Mapping) and given.get("name") is None)
+
+
+def _without_sections(
+    missing: Sequence[str], origin: Mapping[str, str]
+) -> ConfigError:
+    recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
+    more = "".join(f" Add `{section}: {{name: …}}` too." for section in missing[1:])
+    if origin and len(missing) > 2:
+        more += " Or lay the file over a recipe that has them: `kapelle train gsm8k FILE.yaml`."
+    return ConfigError(
+        f"{recipe} has no `{missing[0]}.name`. Add `{missing[0]}: {{name: …}}`.{more}"
+    )
+
+
+def _of_sections(said: str) -> bool:
+    """Return whether a sentence is about a whole section of a plug-in."""
+    return any(said.startswith((f"'{section}' is missing", f"'{section}' cannot be")) for section in SECTIONS)
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
@@ -556,7 +613,10 @@ def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") 
             if value is None and key in DEFAULTS:
                 found.append(path)
             elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
-                kind = SECTIONS[key](value["name"])
+                try:
+                    kind = SECTIONS[key](value["name"])
+                except ConfigError:
+                    continue  # said when the section is made
                 found += _taken_back(kind, value, f"{path}.") if issubclass(kind, Settings) else []
         elif key in model.model_fields:
             field = model.model_fields[key]
@@ -581,18 +641,9 @@ def _only_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping | Settings)
 
 
-def _without(values: Any, keys: Sequence[str], at: str = "") -> Any:
-    if not keys:
-        return values
-    if isinstance(values, Mapping):
-        kept = {key: value for key, value in values.items() if f"{at}{key}" not in keys}
-        return {key: _without(value, keys, f"{at}{key}.") for key, value in kept.items()}
-    if isinstance(values, list):
-        return [_without(value, keys, f"{at}{k}.") for k, value in enumerate(values)]
-    return values
-
-
-def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str]) -> Settings:
+def _section(
+    section: str, values: Mapping[str, Any], origin: Mapping[str, str], faults: list[ConfigError]
+) -> Settings | None:
     given = values.get(section)
     if isinstance(given, Settings):
         check_class(section, type(given).__name__, type(given))
@@ -612,22 +663,24 @@ def _section(section: str, values: Mapping[str, Any], origin: Mapping[str, str])
         raise ConfigError(
             f"`{section}` is the class {given.__name__}. Make one of it: {section}={given.__name__}(…)."
         )
-    if given is not None and not isinstance(given, Mapping):
+    if not isinstance(given, Mapping):
         raise ConfigError(f"`{section}` is {given!r}. It is a section: write `{section}: {{name: …}}`.")
-    if given is None or given.get("name") is None:
-        recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
-        raise ConfigError(f"{recipe} has no `{section}.name`. Add `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
     check_class(section, str(given["name"]), found)
     kind = timed(found, section) if section in ("environment", "engine") else found
-    return _validated(kind, given, origin, section)
+    return _validated(kind, given, origin, faults, section)
 
 
-def _validated(model: type[M], values: Mapping[str, Any], origin: Mapping[str, str], at: str = "") -> M:
+def _validated(
+    model: type[M],
+    values: Mapping[str, Any],
+    origin: Mapping[str, str],
+    faults: list[ConfigError],
+    at: str = "",
+) -> M | None:
+    """Return the settings that values make; None where something is wrong, which is added to `faults`."""
     try:
-        return model.model_validate(dict(values))
-    except pydantic.ValidationError as error:
-        raise ConfigError(explain(model, values, error, origin, at)) from None
+        return checked(model, values, origin, faults, at)
     except Exception as error:
         if model.__module__.startswith("kapelle."):
             raise

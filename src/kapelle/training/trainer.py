@@ -60,7 +60,7 @@ from kapelle.settings.dictionaries import (
     TrainingDict,
     WarmupDict,
 )
-from kapelle.settings.messages import as_written, check_keywords, in_python, names_settings
+from kapelle.settings.messages import as_written, in_python, names_settings, unknown_keywords
 from kapelle.settings.schema import (
     CheckpointConfig,
     EpisodeConfig,
@@ -82,7 +82,7 @@ from kapelle.settings.schema import (
 )
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import prepare, rows_left_out
-from kapelle.setup.recipe import Recipe, from_keywords, given_origin, laid_origin, load_recipe
+from kapelle.setup.recipe import Recipe, derived, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
 from kapelle.training.loop import Step
@@ -272,7 +272,8 @@ def _recipe(
     if config is not None:
         # A recipe knows where all of its values came from.
         return Recipe(config, given_origin(config, config, "config") if origin is None else dict(origin))
-    found = from_keywords(name_model(said, given), partial(check_keywords, Trainer.__init__, "Trainer"))
+    unknown = partial(unknown_keywords, Trainer.__init__, "Trainer")
+    found = from_keywords(name_model(said, given), unknown, derived(origin or {}))
     return replace(found, origin=laid_origin(found.origin, origin or {}))
 
 
