@@ -35,7 +35,14 @@ what has no counterpart is refused with the reason. Where one source gives a nam
 verl's names nest as there, or stand as one dotted key. In Python, the arguments {arguments} are read too.
 The pages [TRL](trl.md), [verl](verl.md) and [CoMLRL](comlrl.md) say what else is called what.
 """
-TITLES = {"kapelle": "Short for ours", "TRL": "TRL, transformers, PEFT", "verl": "verl", "CoMLRL": "CoMLRL"}
+TITLES = {
+    "kapelle": "Short for ours",
+    "TRL": "TRL, transformers, PEFT",
+    "verl": "verl",
+    "siiRL": "siiRL, beside verl's",
+    "CoMLRL": "CoMLRL",
+    "OpenRLHF": "OpenRLHF",
+}
 
 
 def rows(aliases: list[Alias]) -> Iterator[str]:

@@ -384,6 +384,10 @@ class Algorithm:
 
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
+    if name.lower() in ("sac", "td3"):
+        raise ConfigError(
+            f"There is no algorithm '{name}', for the reason in docs/explanations/no_sac.md. Take `a2c`, or `ppo` with a KL penalty."
+        )
     return find_class("algorithm", name, catalogue("kapelle.algorithms"))
 
 

@@ -409,7 +409,9 @@ def _environment(
         **{key: value for key, value in optional.items() if value is not None},
         **share,
     }
-    return made(Rewarded, values, "environment").holding(RowsInMemory(train, test, functions, ("`dataset`", "`eval_dataset`")))
+    return made(Rewarded, values, "environment").holding(
+        RowsInMemory(train, test, functions, ("`dataset`", "`eval_dataset`"))
+    )
 
 
 def _where(dataset: Dataset, what: str) -> tuple[str, tuple[Any, ...]]:

@@ -159,6 +159,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words that name files or recipes, and those that are `key.path=value` settings."""
+    """Return the words that name files or recipes, and those that are `key.path=value` settings, as Hydra's `+key.path=value` is."""
+    words = [re.sub(r"^\+{1,2}(?=[A-Za-z_][\w.]*=)", "", word) for word in words]
     settings = tuple(word for word in words if _SETTING.match(word))
     return tuple(word for word in words if word not in settings), settings

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from kapelle.errors import EACH, ConfigError, did_you_mean
@@ -284,15 +286,36 @@ def _whole(count: float, of: str, by: str) -> int:
 def _completions(value: Any, names: Names) -> Mapping[str, Any]:
     """Return the tasks of a step, from completions per device, devices and accumulated batches."""
     started = launched_rank()
-    ranks = 1 if started is None else started.size
-    accumulated = names.number("gradient_accumulation_steps")
+    ranks = int(names.number("num_processes")) if started is None else started.size
+    accumulated, each = (
+        names.number("gradient_accumulation_steps"),
+        number(value, "per_device_train_batch_size") * ranks,
+    )
     batches = names.number("steps_per_generation", accumulated)
     if accumulated < 1:
         raise ValueError(
             f"`gradient_accumulation_steps` cannot be {accumulated:g}: it is a number of batches from 1"
         )
-    count = number(value, "per_device_train_batch_size") * ranks * batches
-    group = _group(names)
+    generated = names.theirs.get("generation_batch_size")
+    if generated is not None:
+        if names.theirs.get("steps_per_generation") is not None:
+            raise ValueError("`generation_batch_size` and `steps_per_generation` say the same; leave one out")
+        said = f"{generated} completions generated at once, {each:g} in each batch ({value} per device × {ranks} processes),"
+        batches = _whole(number(generated, "generation_batch_size") / each, said, "batches")
+    if batches < accumulated:
+        # One update learns from several generations, between which no weights change: they are one.
+        _whole(
+            accumulated / batches,
+            f"{accumulated:g} accumulated batches, {batches:g} of each generation,",
+            "generations",
+        )
+        if _updates(names) != 1:
+            raise ValueError(
+                "an update that learns from several generations, and from each of them several times, has no counterpart here. Raise "
+                "`steps_per_generation` to `gradient_accumulation_steps`"
+            )
+        batches = accumulated
+    count, group = each * batches, _group(names)
     said = f"{count:g} completions of a step ({value} per device × {batches:g} batches × {ranks} processes), {group:g} of each task,"
     tasks = _whole(count / group, said, "tasks")
     return {"training.tasks_per_step": tasks, **_parts(batches / accumulated)}
@@ -307,8 +330,7 @@ def _parts(parts: float) -> Mapping[str, Any]:
 
 
 def _accumulated(value: Any, names: Names) -> Mapping[str, Any]:
-    number(value, "gradient_accumulation_steps")
-    if "per_device_train_batch_size" in names.theirs:
+    if value is None or "per_device_train_batch_size" in names.theirs:
         return {}  # multiplied there
     raise ValueError(
         "alone it says nothing here, as results do not depend on how a batch is split. Set `training.tasks_per_step`, or "
@@ -317,8 +339,8 @@ def _accumulated(value: Any, names: Names) -> Mapping[str, Any]:
 
 
 def _generated(value: Any, names: Names) -> Mapping[str, Any]:
-    if "per_device_train_batch_size" in names.theirs:
-        raise ValueError("`per_device_train_batch_size` says the same; leave one out")
+    if value is None or "per_device_train_batch_size" in names.theirs:
+        return {}  # divided there
     group = _group(names)
     return {"training.tasks_per_step": _whole(number(value, "generation_batch_size") / group, f"{value} completions, {group:g} of each task,", "tasks")}  # fmt: skip
 
@@ -392,14 +414,17 @@ def _betas(value: Any, names: Names) -> Mapping[str, Any]:
     }
 
 
-def _clip(upper: str) -> Convert:
-    """One bound for both sides, unless the upper one has its own."""
+def _clip(upper: str, lower: str = "") -> Convert:
+    """One bound for both sides, unless a side has its own."""
 
     def convert(value: Any, names: Names) -> Mapping[str, Any]:
-        low, high = names.first("algorithm.loss.clip_low"), names.first("algorithm.loss.clip_high")
-        return {low: value} if names.theirs.get(upper) is not None else {low: value, high: value}
+        sides = {lower: "algorithm.loss.clip_low", upper: "algorithm.loss.clip_high"}
+        return {names.first(path): value for own, path in sides.items() if names.theirs.get(own) is None}
 
     return convert
+
+
+PROJECTS = ("trainer.project_name", "wandb_project", "project")
 
 
 def _trackers(silent: Sequence[str]) -> Convert:
@@ -410,7 +435,7 @@ def _trackers(silent: Sequence[str]) -> Convert:
         for each in kept:
             if each not in known:
                 raise ValueError(f"{each!r} is no tracker of kapelle.{did_you_mean(str(each), known)}")
-        project = names.theirs.get("trainer.project_name")
+        project = next((names.theirs[each] for each in PROJECTS if each in names.theirs), None)
         more = {} if project is None else {"project": project}
         return {"trackers": [{"name": each, **more} for each in kept]}
 
@@ -495,12 +520,22 @@ def _offload(value: Any, names: Names) -> Mapping[str, Any]:
     return {"train_engine.cpu_offload": True} if value else {}
 
 
+def _one_file(value: Any) -> Any:
+    """Return the file in a list of one, and what is no list as it is."""
+    if isinstance(value, list) and len(value) != 1:
+        raise ValueError(
+            "several files are several environments: name `environment: {name: mixture}`, or one file that holds all rows"
+        )
+    return value[0] if isinstance(value, list) else value
+
+
 def _train_files(value: Any, names: Names) -> Mapping[str, Any]:
     found = _one_folder(names)
-    return {names.first("environment.path"): value} if found is None else found
+    return {names.first("environment.path"): _one_file(value)} if found is None else found
 
 
 def _val_files(value: Any, names: Names) -> Mapping[str, Any]:
+    value = _one_file(value)
     if not names.lacks("environment.eval_path"):
         return {"environment.eval_path": value}
     found = _one_folder(names)
@@ -514,7 +549,7 @@ def _val_files(value: Any, names: Names) -> Mapping[str, Any]:
 
 def _one_folder(names: Names) -> Mapping[str, Any] | None:
     """Return the folder of verl's two files and what each is for, where the run's environment reads a folder; else None."""
-    files = [names.theirs.get(each) for each in ("data.train_files", "data.val_files")]
+    files = [_one_file(names.theirs.get(each)) for each in ("data.train_files", "data.val_files")]
     if names.lacks("environment.test") or not names.lacks("environment.eval_path"):
         return None
     places = [each.rpartition("/") for each in files if isinstance(each, str)]
@@ -539,8 +574,20 @@ def _machines(name: str) -> Convert:
     return convert
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def _bounded(*paths: str) -> Convert:
+    """A bound that is left out where nothing here could reach it."""
+
+    def convert(value: Any, names: Names) -> Mapping[str, Any]:
+        return {} if names.lacks(*paths) else _is(*paths)(value, names)
+
+    return convert
+
+
 def _vllm_size(value: Any, names: Names) -> Mapping[str, Any]:
-    if number(value, "tensor_parallel_size") == 1:
+    if number(value, "tensor_parallel_size") == 1 or names.theirs.get(f"{ROLLOUT}.name") == "sglang":
         return {}
     if names.value("engine.name") != "vllm":
         raise ValueError("it is for vLLM: set `engine.name: vllm` too")
@@ -554,6 +601,15 @@ def _buffer(value: Any, names: Names) -> Mapping[str, Any]:
         number(value, "rollout_buffer_size") / turns, f"{value} samples of {turns:g} turns", "tasks"
     )
     return {"training.tasks_per_step": tasks}
+
+
+def _discount(value: Any, names: Names) -> Mapping[str, Any]:
+    try:
+        return _is("algorithm.gae.gamma_turn", nothing=(1,))(value, names)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: rewards of later turns count in full there. Leave it out, or take `algorithm.name: mappo`"
+        ) from None
 
 
 def _batches_of_warmup(value: Any, names: Names) -> Mapping[str, Any]:
@@ -570,10 +626,28 @@ def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
 # -------- The table. Rows are read in this order: a conversion sees what the rows above it have set.
 
 
-def _same(library: str, *rows: tuple[Any, ...]) -> Iterator[Alias]:
-    """Yield names of settings that mean the same and count in the same unit: theirs, ours, values that ask for nothing."""
-    for name, path, *nothing in rows:
-        yield Alias(name, (path,), library, _is(path, nothing=nothing))
+def _listed(library: str) -> tuple[list[Alias], list[Alias]]:
+    """Return what `aliases.toml` has of a library: settings that mean the same, and names that are left out or refused."""
+    kinds = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))[library]
+    same, others = [], []
+    for name, ours in _flat(kinds["same"]):
+        path, *nothing = [ours] if isinstance(ours, str) else ours
+        same.append(Alias(name, (path,), library, _is(path, nothing=nothing)))
+    for why, names in kinds.get("left_out", {}).items():
+        others += [Alias(name, (), library, _left_out, why) for name in names]
+    for why, values in kinds.get("refused", {}).items():
+        for name, nothing in values.items():
+            asked = ", ".join(f"`{str(each).lower()}`" for each in nothing) or "unset"
+            others.append(Alias(name, (), library, _only(None, *nothing, why=why), f"{asked} alone: {why}"))
+    return same, others
+
+
+def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{at}{key}.")
+        else:
+            yield f"{at}{key}", value
 
 
 def _overlong(value: Any, names: Names) -> Mapping[str, Any]:
@@ -585,10 +659,18 @@ def _overlong(value: Any, names: Names) -> Mapping[str, Any]:
     return {path: "context"} if value and not given else {}
 
 
-def _ignored(library: str, why: str, *names: str) -> Iterator[Alias]:
-    """Yield names that change nothing here."""
-    for name in names:
-        yield Alias(name, (), library, _left_out, why)
+def _unless_no(value: Any, names: Names) -> Mapping[str, Any]:
+    """Return a number of steps, which counts only where a strategy does not say `no`; YAML reads that as false."""
+    return {} if names.theirs.get("eval_strategy") in ("no", False) else {"evaluation.every": value}
+
+
+def _system(value: Any, names: Names) -> Mapping[str, Any]:
+    agents = names.set("team.agents")
+    if value is None:
+        return {}
+    if agents is not NOTHING and agents != 1:
+        raise ValueError("this team names its agents: set `system` of each in `team.agents`")
+    return {"team.agents": [{"name": "agent_0", "system": value}]}
 
 
 def _every() -> Iterator[Alias]:
@@ -601,37 +683,8 @@ def _every() -> Iterator[Alias]:
 def _trl() -> Iterator[Alias]:
     """Names of TRL, and of the transformers and PEFT arguments that come with it."""
     yield Alias("use_vllm", ("engine.name",), "TRL", _truth("engine.name", "vllm"), "true is `vllm`")
-    yield from _same(
-        "TRL",
-        ("model_name_or_path", "model.path"),
-        ("dataset_name", "environment.path"),
-        ("learning_rate", "optimizer.lr"),
-        ("num_generations", "algorithm.group_size"),
-        ("max_completion_length", "team.sampling.max_tokens"),
-        ("temperature", "team.sampling.temperature"),
-        ("top_p", "team.sampling.top_p"),
-        ("num_iterations", "algorithm.epochs", 1),
-        ("delta", "algorithm.loss.dual_clip"),
-        ("importance_sampling_level", "algorithm.loss.level", "token"),
-        ("entropy_coef", "algorithm.loss.entropy_coefficient", 0),
-        ("off_policy_mask_threshold", "algorithm.loss.sequence_mask"),
-        ("sapo_temperature_pos", "algorithm.loss.tau_positive"),
-        ("sapo_temperature_neg", "algorithm.loss.tau_negative"),
-        ("label_smoothing", "algorithm.label_smoothing", 0),
-        ("weight_decay", "optimizer.weight_decay"),
-        ("adam_epsilon", "optimizer.eps"),
-        ("warmup_steps", "optimizer.warmup_steps"),
-        ("gradient_checkpointing", "training.gradient_checkpointing"),
-        ("tf32", "model.tf32"),
-        ("lora_r", "team.lora.rank"),
-        ("lora_alpha", "team.lora.alpha"),
-        ("lora_dropout", "team.lora.dropout"),
-        ("lora_target_modules", "team.lora.targets"),
-        ("save_total_limit", "checkpoint.keep"),
-        ("save_steps", "checkpoint.every"),
-        ("eval_steps", "evaluation.every"),
-        ("run_name", "name"),
-    )
+    same, others = _listed("TRL")
+    yield from same
     yield Alias("max_prompt_length", ("tasks.max_prompt_tokens",), "TRL", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out; none is cut")  # fmt: skip
     yield Alias("max_tool_calling_iterations", ("environment.max_turns",), "TRL", _rounds_of_calls, "one more here: it counts the answer after the last calls too")  # fmt: skip
     yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip
@@ -645,9 +698,10 @@ def _trl() -> Iterator[Alias]:
     yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep", nothing=(False,)), "true is `mask`")  # fmt: skip
     # Completions → tasks: the group's size is known by now.
     yield Alias("per_device_train_batch_size", ("training.tasks_per_step", "algorithm.minibatches"), "TRL", _completions, "it counts completions: times `gradient_accumulation_steps` and processes, divided by `num_generations`")  # fmt: skip
+    yield Alias("num_processes", (), "TRL", _machines("num_processes"), "multiplied into `per_device_train_batch_size`; processes are started by `--launch torchrun --processes N`")  # fmt: skip
     yield Alias("gradient_accumulation_steps", ("training.tasks_per_step",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size`")  # fmt: skip
-    yield Alias("steps_per_generation", ("algorithm.minibatches",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size` in place of `gradient_accumulation_steps`; their quotient is `algorithm.minibatches`")  # fmt: skip
-    yield Alias("generation_batch_size", ("training.tasks_per_step",), "TRL", _generated, "it counts completions: divided by `num_generations`")  # fmt: skip
+    yield Alias("steps_per_generation", ("algorithm.minibatches",), "TRL", _accumulated, "multiplied into `per_device_train_batch_size` in place of a smaller `gradient_accumulation_steps`; their quotient is `algorithm.minibatches`")  # fmt: skip
+    yield Alias("generation_batch_size", ("training.tasks_per_step",), "TRL", _generated, "it counts completions: divided by `num_generations`; beside `per_device_train_batch_size` it sets `steps_per_generation`")  # fmt: skip
     yield Alias("num_train_epochs", ("training.epochs",), "TRL", _epochs("num_train_epochs"), "passes over the tasks; `max_steps` comes first")  # fmt: skip
     yield Alias("max_steps", ("training.steps",), "TRL", _steps("max_steps"), "optimiser steps: divided by those in one step of ours; -1 goes by epochs")  # fmt: skip
     yield Alias("warmup_ratio", ("optimizer.warmup_steps", "optimizer.warmup_share"), "TRL", _warmup("warmup_ratio", "warmup_steps"), "a share of all optimiser steps; with epochs it is `optimizer.warmup_share`")  # fmt: skip
@@ -662,7 +716,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias("bf16", ("model.dtype",), "TRL", _truth("model.dtype", "bfloat16"), "true is `bfloat16`")
     yield Alias("fp16", ("model.dtype",), "TRL", _truth("model.dtype", "float16"), "true is `float16`")
     for name in ("dtype", "torch_dtype"):
-        yield Alias(name, ("model.dtype",), "TRL", _one_of("model.dtype", {each: each for each in ("float32", "bfloat16", "float16")}))  # fmt: skip
+        yield Alias(name, ("model.dtype",), "TRL", _one_of("model.dtype", {"auto": {}, **{each: each for each in ("float32", "bfloat16", "float16")}}), "`auto` is left out")  # fmt: skip
     yield Alias("load_in_4bit", ("model.quantization",), "TRL", _truth("model.quantization", "nf4"), "true is `nf4`")  # fmt: skip
     yield Alias("load_in_8bit", (), "TRL", _truth("model.quantization", _refused("frozen weights are held in 4 bits here (`model.quantization: nf4`) or whole")), "true is refused: `model.quantization: nf4` has 4 bits")  # fmt: skip
     yield Alias("use_peft", ("team.sharing",), "TRL", _truth("team.sharing", "lora", "shared"), "true is `lora`, false `shared`: all weights")  # fmt: skip
@@ -670,43 +724,33 @@ def _trl() -> Iterator[Alias]:
     yield Alias("vllm_tensor_parallel_size", ("engine.options",), "TRL", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
     yield Alias("report_to", ("trackers",), "TRL", _trackers(("none", "")), "a name or a list; `none` is no tracker; kept on this machine unless `trackers.0.offline: false`")  # fmt: skip
     yield Alias("sync_ref_model", ("algorithm.reference_every",), "TRL", _truth("algorithm.reference_every", _refused("theirs mixes the policy into the reference. Here `algorithm.reference_every: N` copies it every N steps")), "true is refused: `algorithm.reference_every` copies, theirs mixes")  # fmt: skip
-    yield Alias("eval_strategy", ("evaluation.every",), "TRL", _one_of("evaluation.every", {"steps": {}, "no": 0}, ". Set `evaluation.every`, in steps"), "`no` is 0")  # fmt: skip
-    yield Alias("save_strategy", (), "TRL", _one_of("checkpoint.every", {"steps": {}}, ". Set `checkpoint.every`, in steps"), "checkpoints are always kept")  # fmt: skip
-    yield Alias("min_p", (), "TRL", _only(None, 0, why="`team.sampling.top_p` and `team.sampling.top_k` cut what is sampled from"), "unset alone: there are `top_p` and `top_k`")  # fmt: skip
-    yield Alias("repetition_penalty", (), "TRL", _only(None, 1, why="nothing is sampled with a penalty here, so that what trains has the probabilities that were sampled"), "1 alone")  # fmt: skip
+    yield Alias("eval_strategy", ("evaluation.every",), "TRL", _one_of("evaluation.every", {"steps": {}, "no": 0, False: 0}, ". Set `evaluation.every`, in steps"), "`no` is 0")  # fmt: skip
+    yield Alias("eval_steps", ("evaluation.every",), "TRL", _unless_no, "unless `eval_strategy` is `no`")
+    yield Alias("eval_on_start", ("evaluation.before_and_after",), "TRL", _truth("evaluation.before_and_after", True), "true alone; after training too")  # fmt: skip
+    yield Alias("save_strategy", (), "TRL", _one_of("checkpoint.every", {each: {} for each in ("steps", "epoch", "no", False)}, ". Set `checkpoint.best`"), "checkpoints are always kept, every `checkpoint.every` steps")  # fmt: skip
+    for name in ("use_cpu", "no_cuda"):
+        yield Alias(name, ("model.device",), "TRL", _truth("model.device", "cpu"), "true is `cpu`")
+    yield Alias("system_prompt", ("team.agents",), "TRL", _system, "the `system` of a single agent")
+    for name in ("wandb_project", "project"):
+        yield Alias(name, ("trackers",), "TRL", _left_out, "the project of the trackers in `report_to`")
     yield Alias("push_to_hub", (), "TRL", _truth("", _refused("`kapelle export RUN --push OWNER/NAME` sends a run's weights with a model card")), "false alone: `kapelle export RUN --push OWNER/NAME` sends")  # fmt: skip
     yield Alias("use_liger_kernel", (), "TRL", _truth("", _refused("`model.kernels: auto` takes what is installed")), "false alone: `model.kernels`")  # fmt: skip
-    yield Alias("deepspeed", (), "TRL", _only(None, "", why="several processes are `train_engine.name: fsdp` or `ddp`, started by `--launch torchrun --processes N`"), "unset alone: `train_engine.name: fsdp`")  # fmt: skip
-    yield from _ignored("TRL", "every step is recorded", "logging_steps", "logging_strategy", "logging_first_step", "log_completions", "log_on_each_node", "num_completions_to_print")  # fmt: skip
-    yield from _ignored("TRL", "evaluations take as much at once as fits", "per_device_eval_batch_size")
-    yield from _ignored("TRL", "nothing here depends on it", "remove_unused_columns", "disable_tqdm", "dataloader_num_workers", "dataloader_pin_memory", "gradient_checkpointing_kwargs", "ddp_find_unused_parameters", "ds3_gather_for_generation")  # fmt: skip
-    yield from _ignored("TRL", "`engine.kv_gib` bounds vLLM's cache, in GiB", "vllm_gpu_memory_utilization")
+    yield from others
 
 
 def _comlrl() -> Iterator[Alias]:
     """Names of CoMLRL that TRL has not."""
-    yield from _same(
-        "CoMLRL",
-        ("num_agents", "team.agents"),
-        ("agent_learning_rate", "optimizer.lr"),
-        ("critic_learning_rate", "optimizer.critic_lr"),
-        ("joint_mode", "algorithm.joint"),
-        ("num_turns", "workflow.rounds"),
-        ("discount", "algorithm.gae.gamma_turn", 1),
-        ("max_new_tokens", "team.sampling.max_tokens"),
-        ("value_clip_range", "algorithm.value_loss.clip"),
-        ("value_loss_coef", "algorithm.value_loss.coefficient"),
-        ("dpo_beta", "algorithm.beta"),
-        ("preference_num_candidates", "algorithm.group_size"),
-        ("eval_interval", "evaluation.every"),
-        ("eval_num_samples", "evaluation.problems_while_training"),
-    )
+    same, others = _listed("CoMLRL")
+    yield from same
+    yield from _listed("OpenRLHF")[0]
+    yield Alias("discount", ("algorithm.gae.gamma_turn",), "CoMLRL", _discount, "of algorithms with a critic; others sum what follows without one")  # fmt: skip
     yield Alias("advantage_normalization", ("algorithm.scale",), "CoMLRL", _truth("algorithm.scale", "std", "none"), "true is `std`")  # fmt: skip
     yield Alias("advantage_mode", (), "CoMLRL", _one_of("algorithm.name", {"mean": {}}, ". For others set `algorithm.name`: `rloo`, `remax`"), "`mean` is the default")  # fmt: skip
     yield Alias("reference_kl_enabled", ("algorithm.loss.kl_coefficient",), "CoMLRL", _kl("reference_kl_coef", "reference_kl_enabled", 0.1), "false is 0")  # fmt: skip
     yield Alias("reference_kl_coef", ("algorithm.loss.kl_coefficient",), "CoMLRL", _kl("reference_kl_coef", "reference_kl_enabled", 0.1), "0 unless `reference_kl_enabled`")  # fmt: skip
     yield Alias("rollout_buffer_size", ("training.tasks_per_step",), "CoMLRL", _buffer, "it counts turns: divided by `num_turns`")  # fmt: skip
     yield Alias("parallel_training", (), "CoMLRL", _one_of("team", {"none": {}, None: {}}, ". Set `team.agents[].weights.device`"), "`none`; otherwise `team.agents[].weights.device`")  # fmt: skip
+    yield from others
 
 
 def _verl() -> Iterator[Alias]:
@@ -720,43 +764,19 @@ def _verl() -> Iterator[Alias]:
         "algorithm.name": "reinforce_plus_plus",
         "algorithm.baseline": "group",
     }  # compares attempts: `rollout.n` says how many
-    estimators: dict[str, Any] = {"gae": "ppo", "reinforce_plus_plus_baseline": group}
+    estimators: dict[str, Any] = {"gae": "ppo", "gae_marft": "marft", "reinforce_plus_plus_baseline": group}
     estimators |= {each: each for each in ("grpo", "rloo", "remax", "opo", "reinforce_plus_plus")}
-    yield Alias("algorithm.adv_estimator", ("algorithm.name",), "verl", _one_of("algorithm.name", estimators), "`gae` is `ppo`; others by the same name")  # fmt: skip
-    yield Alias(f"{rollout}.name", ("engine.name",), "verl", _one_of("engine.name", {"vllm": "vllm", "hf": "local"}), "`hf` is `local`")  # fmt: skip
+    yield Alias("algorithm.adv_estimator", ("algorithm.name",), "verl", _one_of("algorithm.name", estimators), "`gae` is `ppo`, siiRL's `gae_marft` is `marft`; others by the same name")  # fmt: skip
+    yield Alias(f"{rollout}.name", ("engine.name",), "verl", _one_of("engine.name", {"vllm": "vllm", "hf": "local", "sglang": {}}, ". Set `engine.name`: `local` or `vllm`"), "`hf` is `local`; `sglang` is left out: set `engine.name`")  # fmt: skip
     yield Alias(f"{actor}.strategy", ("train_engine.name",), "verl", _one_of("train_engine.name", {"fsdp": "fsdp", "fsdp2": "fsdp"}))  # fmt: skip
-    yield from _same(
-        "verl",
-        (f"{model}.path", "model.path"),
-        ("data.train_batch_size", "training.tasks_per_step"),
-        ("data.max_response_length", "team.sampling.max_tokens"),
-        (f"{rollout}.n", "algorithm.group_size"),
-        (f"{rollout}.temperature", "team.sampling.temperature"),
-        (f"{rollout}.top_p", "team.sampling.top_p"),
-        (f"{actor}.ppo_epochs", "algorithm.epochs", 1),
-        (f"{actor}.ppo_max_token_len_per_gpu", "training.microbatch_tokens"),
-        (f"{actor}.clip_ratio_c", "algorithm.loss.dual_clip"),
-        (f"{actor}.entropy_coeff", "algorithm.loss.entropy_coefficient", 0),
-        (f"{actor}.optim.lr", "optimizer.lr"),
-        (f"{actor}.optim.weight_decay", "optimizer.weight_decay"),
-        (f"{actor}.grad_clip", "optimizer.max_grad_norm"),
-        (f"{model}.lora_alpha", "team.lora.alpha"),
-        (f"{model}.target_modules", "team.lora.targets"),
-        (f"{model}.enable_gradient_checkpointing", "training.gradient_checkpointing"),
-        (f"{rollout}.val_kwargs.n", "evaluation.samples"),
-        (f"{rollout}.multi_turn.max_assistant_turns", "environment.max_turns"),
-        (f"{rollout}.multi_turn.format", "environment.form"),
-        ("algorithm.lam", "algorithm.gae.lam", 1),
-        ("critic.optim.lr", "optimizer.critic_lr"),
-        ("critic.model.path", "team.critic_model"),
-        ("critic.cliprange_value", "algorithm.value_loss.clip"),
-        ("trainer.experiment_name", "name"),
-        ("trainer.val_before_train", "evaluation.before_and_after"),
-        ("trainer.max_actor_ckpt_to_keep", "checkpoint.keep"),
-    )
+    same, others = _listed("verl")
+    yield from same
+    turns = ("environment.max_turns", "workflow.max_assistant_turns")
+    yield Alias(f"{rollout}.multi_turn.max_assistant_turns", turns, "verl", _bounded(*turns), "of `tools` or `dag`; left out where agents take the turns of the workflow")  # fmt: skip
+    yield Alias(f"{rollout}.multi_turn.use_all_traj", ("workflow.use_all_traj",), "siiRL", _bounded("workflow.use_all_traj"), "of `dag`")  # fmt: skip
+    yield Alias(f"{rollout}.agent.rewards_with_env", ("environment.rewards_with_env",), "siiRL", _bounded("environment.rewards_with_env"), "of `siirl_env`; other environments give the reward")  # fmt: skip
     yield Alias("data.train_files", ("environment.path", "environment.train"), "verl", _train_files, "beside `data.val_files` of the same folder: that folder, and the file in it")  # fmt: skip
     yield Alias("data.val_files", ("environment.eval_path", "environment.test"), "verl", _val_files, "of `rewarded`; of others the file of that name in the folder of both")  # fmt: skip
-    yield from _same("verl", ("data.prompt_key", "environment.question_field", "prompt"))
     yield Alias("algorithm.gamma", ("algorithm.gae.gamma_token",), "verl", _is("algorithm.gae.gamma_token", nothing=(1,)), "of tokens; between turns it is `algorithm.gae.gamma_turn`")  # fmt: skip
     yield Alias("algorithm.norm_adv_by_std_in_grpo", ("algorithm.scale",), "verl", _truth("algorithm.scale", "std", "none", nothing=(True, False)), "true is `std`; of algorithms that compare attempts")  # fmt: skip
     for name in ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"):
@@ -764,8 +784,7 @@ def _verl() -> Iterator[Alias]:
     for name in (f"{actor}.use_kl_loss", f"{actor}.kl_loss_coef"):
         yield Alias(name, ("algorithm.loss.kl_coefficient",), "verl", _kl(f"{actor}.kl_loss_coef", f"{actor}.use_kl_loss", 0.001), "the coefficient where `use_kl_loss` is true, else 0")  # fmt: skip
     yield Alias(f"{actor}.kl_loss_type", ("algorithm.loss.kl_estimator",), "verl", _one_of("algorithm.loss.kl_estimator", {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}), "`low_var_kl` is `k3`, `mse` is `k2`")  # fmt: skip
-    yield Alias(f"{actor}.clip_ratio", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "verl", _clip(f"{actor}.clip_ratio_high"), "both, unless `clip_ratio_high` is given")  # fmt: skip
-    yield from _same("verl", (f"{actor}.clip_ratio_low", "algorithm.loss.clip_low"), (f"{actor}.clip_ratio_high", "algorithm.loss.clip_high"))  # fmt: skip
+    yield Alias(f"{actor}.clip_ratio", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "verl", _clip(f"{actor}.clip_ratio_high", f"{actor}.clip_ratio_low"), "both sides, of which neither has its own")  # fmt: skip
     loss = "algorithm.loss"
     means: dict[str, Any] = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
     means["seq-mean-token-sum"] = {f"{loss}.aggregation": "sequence_sum", f"{loss}.constant": 1}
@@ -791,27 +810,8 @@ def _verl() -> Iterator[Alias]:
     offloaded = [f"{part}.fsdp_config.{what}_offload" for part in (actor, "critic.model") for what in ("param", "grad", "optimizer")]  # fmt: skip
     for name in (f"{actor}.fsdp_config.offload_policy", *offloaded):
         yield Alias(name, ("train_engine.cpu_offload",), "verl", _offload, "one setting for weights, gradients and moments; false asks for nothing")  # fmt: skip
-    yield from _same("verl", (f"{actor}.fsdp_config.reshard_after_forward", "train_engine.reshard_after_forward", True))  # fmt: skip
-    yield from _ignored("verl", "a reference lies where its policy does: `train_engine.cpu_offload`", "actor_rollout_ref.ref.fsdp_config.param_offload")  # fmt: skip
-    for name in (f"{actor}.ulysses_sequence_parallel_size", "actor_rollout_ref.ref.ulysses_sequence_parallel_size"):  # fmt: skip
-        yield Alias(name, (), "verl", _only(1, why="each text is computed in one process; `train_engine.tensor_parallel` splits products"), "1 alone: each text is computed in one process")  # fmt: skip
-    yield Alias("trainer.resume_mode", (), "verl", _only("auto", "disable", why="`--resume RUN` goes on with a run"), "`--resume RUN` goes on with a run")  # fmt: skip
-    yield Alias("trainer.default_local_dir", (), "verl", _only(None, why="`--run-dir DIR` says where a run is kept"), "refused: `--run-dir DIR` says where a run is kept")  # fmt: skip
-    yield Alias("reward_model.enable", (), "verl", _truth("reward_model", _refused("name its checkpoint, `reward_model.path`")), "false alone: one is named, `reward_model.path`")  # fmt: skip
-    functions = "functions that pay are `environment.rewards`, of the environment `rewarded`"
-    yield Alias("reward_model.reward_manager", (), "verl", _only("naive", why=f"the environment grades; {functions}"), f"`naive` alone; {functions}")  # fmt: skip
-    for name in ("custom_reward_function.path", "custom_reward_function.name"):
-        yield Alias(name, (), "verl", _only(None, why=f"{functions}: `FILE.py:FUNCTION`"), f"refused: {functions}")  # fmt: skip
-    split = "results do not depend on how a batch is split; `training.microbatch_tokens` bounds memory"
-    yield from _ignored("verl", split, f"{actor}.ppo_micro_batch_size_per_gpu", f"{actor}.use_dynamic_bsz", f"{rollout}.log_prob_micro_batch_size_per_gpu", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu", f"{actor}.ppo_micro_batch_size", f"{rollout}.log_prob_micro_batch_size", "actor_rollout_ref.ref.log_prob_micro_batch_size", "critic.ppo_micro_batch_size", f"{rollout}.log_prob_use_dynamic_bsz", "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", f"{rollout}.log_prob_max_token_len_per_gpu", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", "data.val_batch_size", "trainer.balance_batch")  # fmt: skip
-    yield from _ignored("verl", "`engine.options` holds vLLM's own arguments", *(f"{rollout}.{each}" for each in ("enforce_eager", "free_cache_engine", "enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs", "load_format", "layered_summon", "mode", "dtype")))  # fmt: skip
-    yield from _ignored("verl", "nothing here depends on it", f"{actor}.use_torch_compile", "data.return_raw_chat")  # fmt: skip
-    yield from _ignored("verl", "texts are never padded here", f"{model}.use_remove_padding")
-    yield from _ignored(
-        "verl", "`engine.kv_gib` bounds vLLM's cache, in GiB", f"{rollout}.gpu_memory_utilization"
-    )
     yield Alias("data.filter_overlong_prompts", ("tasks.max_prompt_tokens",), "verl", _overlong, "true is `context`, what the model reads less `max_tokens`; beside a number, such as `data.max_prompt_length`, that number holds")  # fmt: skip
-    yield from _ignored("verl", "`tasks.max_prompt_tokens` leaves long prompts out; none is cut", "data.truncation")  # fmt: skip
+    yield from others
 
 
 TABLE: tuple[Alias, ...] = (*_verl(), *_trl(), *_comlrl(), *_every())

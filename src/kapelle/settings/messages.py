@@ -229,12 +229,16 @@ def _likeliest(
     first = str(problem["loc"][0]) if problem["loc"] else ""
     if not keys and first in model.model_fields:
         value = without_secrets(repr(problem["input"]))
-        return [first], f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
+        return [
+            first
+        ], f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = _set_by(source)
     if problem["type"] == "extra_forbidden":
-        return keys, unknown_key(path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1]))
+        return keys, unknown_key(
+            path, where, known_keys(model, keys[:-1]), [] if at else settings_named(keys[-1])
+        )
     if problem["type"] == "missing":
         return keys, f"'{path}'{MISSING}"
     value = without_secrets(repr(problem["input"]))
@@ -244,7 +248,10 @@ def _likeliest(
     ]
     if words and isinstance(problem["input"], str):
         close = did_you_mean(problem["input"], re.findall(r"'([^']*)'", words[0]))
-        return keys, f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}"
+        return (
+            keys,
+            f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}",
+        )
     advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
     return keys, f"'{path}' cannot be {value}{where}: {advice.rstrip('.')}."
 
@@ -403,9 +410,7 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
     for key in values:
         if key not in known:
             source = next((name for at, name in origin.items() if at.partition(".")[0] == key), "")
-            found[key] = ConfigError(
-                unknown_key(str(key), _set_by(source), known, settings_named(str(key)))
-            )
+            found[key] = ConfigError(unknown_key(str(key), _set_by(source), known, settings_named(str(key))))
     return found
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-import pydantic
 import yaml
 
 from kapelle.algorithm import Taught, algorithm_class
@@ -247,12 +246,20 @@ def load_recipe(
             raise ConfigError(
                 f"`{keyword}` is the text {given!r}. Give a list of texts: {keyword}=[{given!r}]."
             )
+    overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
     recipe = lay_over(layers, settings, unused_real=unused)
     for _, part in parts_of(recipe.config.environment):
         if offers(part, InMemory):
             part.recall(Path(name).parent)
     return recipe
+
+
+def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return overlays and settings, of which siiRL's `dag.workflow_path=FILE` is an overlay."""
+    theirs = "dag.workflow_path="
+    files = [setting.removeprefix(theirs) for setting in settings if setting.startswith(theirs)]
+    return [*overlays, *files], [setting for setting in settings if not setting.startswith(theirs)]
 
 
 def _files(
@@ -335,6 +342,7 @@ def load_stages(
     Settings apply to every stage; `stages.0.key=value` or `stages.NAME.key=value` applies to one. Otherwise like
     `load_recipe`.
     """
+    overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
     merged, origin = _layered(layers, settings)
     own = _own(layers[0], merged)
@@ -558,16 +566,12 @@ def _is_missing(given: object) -> bool:
     return given is None or (isinstance(given, Mapping) and given.get("name") is None)
 
 
-def _without_sections(
-    missing: Sequence[str], origin: Mapping[str, str]
-) -> ConfigError:
+def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> ConfigError:
     recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
     more = "".join(f" Add `{section}: {{name: …}}` too." for section in missing[1:])
     if origin and len(missing) > 2:
         more += " Or lay the file over a recipe that has them: `kapelle train gsm8k FILE.yaml`."
-    return ConfigError(
-        f"{recipe} has no `{missing[0]}.name`. Add `{missing[0]}: {{name: …}}`.{more}"
-    )
+    return ConfigError(f"{recipe} has no `{missing[0]}.name`. Add `{missing[0]}: {{name: …}}`.{more}")
 
 
 def _of_sections(said: str) -> bool:
