@@ -33,7 +33,9 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         if name in homes:
             return getattr(import_module(homes[name]), name)
         if name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None:
-            return import_module(f"{package}.{name}")  # `kapelle.algorithms.GRPO` after `import kapelle` alone
+            return import_module(
+                f"{package}.{name}"
+            )  # `kapelle.algorithms.GRPO` after `import kapelle` alone
         raise AttributeError(_missing(package, name, homes))
 
     def names() -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from kapelle.errors import ConfigError, did_you_mean
-from kapelle.types import Sampling
+from kapelle.types import Json, Sampling
 
 VERIFIER = "judge:verifier"
 """Name of the critic that judges answers; reserved, so that agents and policies cannot have it."""
@@ -42,6 +42,8 @@ class Agent:
     """Template of its user message, with `{question}` and the names of other agents in braces;
     None uses the workflow's own."""
     sampling: Sampling = Sampling()
+    chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict, hash=False)
+    """Arguments of its model's chat template, such as `enable_thinking`."""
 
 
 ALL_LINEAR = "all-linear"

@@ -17,8 +17,13 @@ SYSTEM = (
     "You are a helpful assistant that reasons before it answers. Respond in the following format: "
     "<think>\n...\n</think>\n<answer>\n...\n</answer>"
 )
-SOLVED = [("What is 3 + 4?", "7"), ("What is 2 * 1200?", "2400"), ("What is 5 * 6?", "30"), ("Halve 48.", "24")]
-THEIRS = f"""
+SOLVED = [
+    ("What is 3 + 4?", "7"),
+    ("What is 2 * 1200?", "2400"),
+    ("What is 5 * 6?", "30"),
+    ("Halve 48.", "24"),
+]
+THEIRS = """
 torch_dtype: bfloat16
 bf16: true
 gradient_accumulation_steps: 4
@@ -85,7 +90,11 @@ def form(completion: str) -> float:
 
 
 def tag_count(completion: str) -> float:
-    return sum(0.25 for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>") if completion.count(tag) == 1)
+    return sum(
+        0.25
+        for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+        if completion.count(tag) == 1
+    )
 
 
 GIVEN = {
@@ -131,19 +140,26 @@ def test_it_does_what_the_file_says(tmp_path: Path) -> None:
     port = Port(tmp_path / "run", tmp_path / "model")
     # 2 × 4 completions a step on one device, 4 of each problem
     assert port.batches == [(2, 4), (2, 4)]
-    assert set(port.prompts.values()) == {chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED}
+    assert set(port.prompts.values()) == {
+        chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
+    }
     assert list(port.trained.values()) == ["all weights"]
     assert port.setting("seed") == 42
     optimizer, loss = port.setting("optimizer"), port.setting("algorithm.loss")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (2e-5, "cosine", 0.1)
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
-    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == ("bfloat16", True)
+    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == (
+        "bfloat16",
+        True,
+    )
     assert port.setting("checkpoint.keep") == 1
     for completion, paid in GIVEN.items():
         assert port.earned({"solver": completion}).rewards["solver"] == pytest.approx(paid), completion
 
 
-def test_every_key_without_a_counterpart_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_key_without_a_counterpart_is_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", str(save_recipe(tmp_path, NO_COUNTERPART)), "--dry-run"]) == 2
     said = capsys.readouterr().err
     refused = [key for key in yaml.safe_load(NO_COUNTERPART) if key in said]

@@ -41,7 +41,12 @@ def test_pettingllms(tmp_path: Path) -> None:
     for split in ("train", "test"):
         lines = [json.dumps({**row, "question": f"{split}: {row['question']}"}) for row in ROWS]
         (rows / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    local = (f"environment.path={rows}", "environment.config=null", "training.steps=2", "training.tasks_per_step=2")
+    local = (
+        f"environment.path={rows}",
+        "environment.config=null",
+        "training.steps=2",
+        "training.tasks_per_step=2",
+    )
     port = trained(tmp_path, "pettingllms", "qwen3", *local, "tasks.max_prompt_tokens=400")
     # thinking is closed before the answer begins
     first = next(text for key, text in port.prompts.items() if key.endswith("/tool_generator"))
@@ -56,7 +61,9 @@ def test_agent_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [program] = blocks("agent_lightning", "python")
     (tmp_path / "my_agent.py").write_text(program, encoding="utf-8")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({**row, "answer": row["answer"][5:]}) + "\n" for row in ROWS), encoding="utf-8")
+    rows.write_text(
+        "".join(json.dumps({**row, "answer": row["answer"][5:]}) + "\n" for row in ROWS), encoding="utf-8"
+    )
     monkeypatch.setenv("ROWS", str(rows))
     monkeypatch.chdir(tmp_path)
     command = f"environment.command={json.dumps([sys.executable, 'my_agent.py'])}"

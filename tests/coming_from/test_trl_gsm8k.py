@@ -16,8 +16,14 @@ pytestmark = pytest.mark.slow
 
 SYSTEM = "\nRespond in the following format:\n\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
 SOLVED = [
-    ("Ann has 3 apples and buys 4 more. How many are hers now?", "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7"),
-    ("A shop sold 1,200 pens on each of 2 days. How many in all?", "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400"),
+    (
+        "Ann has 3 apples and buys 4 more. How many are hers now?",
+        "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7",
+    ),
+    (
+        "A shop sold 1,200 pens on each of 2 days. How many in all?",
+        "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400",
+    ),
     ("Bo runs 5 miles a day. How far in 6 days?", "5 x 6 = <<5*6=30>>30 miles.\n#### 30"),
     ("Half of 48 clips are sold. How many are left?", "48 / 2 = <<48/2=24>>24.\n#### 24"),
 ]

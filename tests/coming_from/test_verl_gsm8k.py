@@ -19,8 +19,14 @@ from kapelle.workflows import Solo
 pytestmark = pytest.mark.slow
 
 SOLVED = [
-    ("Ann has 3 apples and buys 4 more. How many are hers now?", "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7"),
-    ("A shop sold 1,200 pens on each of 2 days. How many in all?", "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400"),
+    (
+        "Ann has 3 apples and buys 4 more. How many are hers now?",
+        "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7",
+    ),
+    (
+        "A shop sold 1,200 pens on each of 2 days. How many in all?",
+        "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400",
+    ),
     ("Bo runs 5 miles a day. How far in 6 days?", "5 x 6 = <<5*6=30>>30 miles.\n#### 30"),
     ("Half of 48 clips are sold. How many are left?", "48 / 2 = <<48/2=24>>24.\n#### 24"),
 ]
@@ -42,7 +48,10 @@ def save_rows(folder: Path) -> None:
                 "data_source": "openai/gsm8k",
                 "prompt": [{"role": "user", "content": f"{question} {WANTED}"}],
                 "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": solution.split("#### ")[1].replace(",", "")},
+                "reward_model": {
+                    "style": "rule",
+                    "ground_truth": solution.split("#### ")[1].replace(",", ""),
+                },
                 "extra_info": {"split": split, "index": k, "answer": solution, "question": question},
             }
             for k, (question, solution) in enumerate(rows)
@@ -128,8 +137,14 @@ def check_what_both_share(port: Port) -> None:
     assert (loss["kl_coefficient"], loss["kl_estimator"]) == (0.001, "k3")
     assert (loss["clip_low"], loss["clip_high"], loss["entropy_coefficient"]) == (0.2, 0.2, 0.0)
     assert (algorithm["minibatches"], algorithm["epochs"], algorithm["scale"]) == (2, 1, "std")
-    assert (optimizer["schedule"], optimizer["betas"], optimizer["max_grad_norm"]) == ("constant", [0.9, 0.999], 1.0)
-    assert [port.earned({"agent_0": each}).rewards["agent_0"] for each in GIVEN] == [ours for _, ours in GIVEN.values()]
+    assert (optimizer["schedule"], optimizer["betas"], optimizer["max_grad_norm"]) == (
+        "constant",
+        [0.9, 0.999],
+        1.0,
+    )
+    assert [port.earned({"agent_0": each}).rewards["agent_0"] for each in GIVEN] == [
+        ours for _, ours in GIVEN.values()
+    ]
 
 
 def verl_rule(completion: str, reward_model: Any) -> float:
@@ -147,7 +162,11 @@ def test_all_weights(tmp_path: Path) -> None:
 
 def test_lora(tmp_path: Path) -> None:
     rank = ("actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.model.lora_alpha=32")
-    rest = ("actor_rollout_ref.rollout.load_format=safetensors", "actor_rollout_ref.rollout.layered_summon=True", "trainer.val_before_train=False")
+    rest = (
+        "actor_rollout_ref.rollout.load_format=safetensors",
+        "actor_rollout_ref.rollout.layered_summon=True",
+        "trainer.val_before_train=False",
+    )
     port = ported(tmp_path, "3e-6", *rank, *rest)
     check_what_both_share(port)
     assert port.rates == [3e-6, 3e-6]

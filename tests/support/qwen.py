@@ -22,7 +22,9 @@ _SHORT = "<|im_start|>assistant\n{{ message.content if loop.index0 > ns.last els
 TEMPLATES = {
     "qwen2": QWEN.template.replace(
         "{% elif messages[0].role == 'system' %}",
-        "{% elif messages[0].role != 'system' %}<|im_start|>system\n" + DEFAULT_SYSTEM + "<|im_end|>\n{% else %}",
+        "{% elif messages[0].role != 'system' %}<|im_start|>system\n"
+        + DEFAULT_SYSTEM
+        + "<|im_end|>\n{% else %}",
         1,
     ),
     "qwen3": _LAST

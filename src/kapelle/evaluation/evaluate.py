@@ -484,7 +484,8 @@ def soloists(play: Play) -> list[tuple[str, ...]]:
         policy = play.team.policy(agent.name)
         if policy.endpoint is None:
             sampling = play.sampling_of(agent)
-            alike.setdefault((policy.name, agent.system, sampling), []).append(agent.name)
+            alone = policy.name, agent.system, sampling, repr(agent.chat_template_kwargs)
+            alike.setdefault(alone, []).append(agent.name)
     return [tuple(names) for names in alike.values()]
 
 

@@ -349,7 +349,9 @@ class _Found:
         # What a run learns from, if not from the rewards of its own episodes: rules about these do not apply to it.
         taught = bool(self._family("teacher_kl"))
         verifying = any(name.startswith("verifier_") for name in columns) and not self._family("advantage")
-        self.by_rewards = not (taught or verifying or any(name.startswith("demonstrated_") for name in columns))
+        self.by_rewards = not (
+            taught or verifying or any(name.startswith("demonstrated_") for name in columns)
+        )
         if taught or verifying:
             columns = {name: column for name, column in columns.items() if name != "success"}
             self.columns, opposed = columns, True

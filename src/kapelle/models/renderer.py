@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import re
 import sys
 import threading
 import time
@@ -29,9 +30,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kapelle.errors import ContextError, KapelleError, ModelError
+from kapelle.errors import ConfigError, ContextError, KapelleError, ModelError, did_you_mean
 from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
@@ -82,8 +84,9 @@ class ChatTokenizer(Protocol):
         *,
         tokenize: bool = ...,
         add_generation_prompt: bool = ...,
+        **arguments: Json,
     ) -> Any:
-        """Return a conversation as text, perhaps with tools in OpenAI's shape."""
+        """Return a conversation as text, perhaps with tools in OpenAI's shape and `arguments` of the template."""
         ...
 
     def __call__(self, text: str, *, add_special_tokens: bool = ...) -> Mapping[str, Any]:
@@ -104,12 +107,15 @@ class ChatRenderer:
         context: int,
         embeddings: int | None = None,
         vision: Vision | None = None,
+        arguments: Mapping[str, Json] = MappingProxyType({}),
     ) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit.
 
-        A model with `vision` reads pictures too.
+        A model with `vision` reads pictures too. The chat template gets `arguments` beside the conversation.
         """
         self._vision = vision
+        self._arguments = arguments
+        self._others: dict[str, ChatRenderer] = {}
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)
         check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
@@ -147,6 +153,26 @@ class ChatRenderer:
         row = {} if message.structured is None else json.loads(message.structured)
         calls = [call["function"] for call in row.get("tool_calls", ())]
         return (self._tools.called(*calls, content=row["content"]) if calls else "") or message.content
+
+    def with_arguments(self, arguments: Mapping[str, Json]) -> ChatRenderer:
+        """Return a renderer that gives the chat template these arguments, such as `enable_thinking`.
+
+        ConfigError for an argument that the template does not read.
+        """
+        if not arguments:
+            return self
+        key = repr(sorted(arguments.items()))
+        if key not in self._others:
+            read = template_variables(self.template)
+            for name in arguments:
+                if read is not None and name not in read:
+                    raise ConfigError(
+                        f"`chat_template_kwargs` sets `{name}`, which the chat template of '{self._tokenizer.name_or_path}' does not "
+                        f"read.{did_you_mean(name, read) or ' It reads none. Remove the setting.'}"
+                    )
+            size = None if self._embeddings == sys.maxsize else self._embeddings
+            self._others[key] = ChatRenderer(self._tokenizer, self.context, size, self._vision, arguments)
+        return self._others[key]
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -264,7 +290,7 @@ class ChatRenderer:
     def _render_with(self, turns: list[dict[str, Json]], speak: bool, tools: Json) -> str:
         with rendering(str(self._tokenizer.name_or_path)):
             text = self._tokenizer.apply_chat_template(
-                turns, tools, tokenize=False, add_generation_prompt=speak
+                turns, tools, tokenize=False, add_generation_prompt=speak, **self._arguments
             )
         assert isinstance(text, str)
         return text
@@ -365,6 +391,23 @@ def check_template(name: str, found: str | dict[str, str] | None) -> None:
 
 
 _POWER = ("operator", "**")
+
+
+def template_variables(template: str) -> frozenset[str] | None:
+    """Return the arguments that a chat template reads beside the conversation and its tools; None where it cannot be parsed."""
+    from jinja2 import Environment, TemplateError, meta
+
+    parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
+    try:  # transformers reads a tag of its own, which marks answers
+        read = meta.find_undeclared_variables(parser.parse(_GENERATION.sub("", template)))
+    except TemplateError:
+        return None
+    return frozenset(name for name in read - parser.globals.keys() - _GIVEN if not name.endswith("_token"))
+
+
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+_GIVEN = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What every chat template may read, from whoever renders it."""
 
 
 class _TooLong(Exception):
@@ -753,10 +796,11 @@ class LightTokenizer:
         *,
         tokenize: bool = False,
         add_generation_prompt: bool = False,
+        **arguments: Json,
     ) -> str:
         """Return a conversation as text."""
         assert not tokenize, "the renderer tokenises by itself"
-        given = {"tools": tools, "documents": None, **self._named}
+        given = {"tools": tools, "documents": None, **self._named, **arguments}
         rendered = self._template.render(
             messages=conversation, add_generation_prompt=add_generation_prompt, **given
         )

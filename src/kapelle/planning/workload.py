@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Completion, Request, agent_renderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Environment, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, KapelleError
@@ -171,7 +171,7 @@ def _openings(
         policy = team.policy(agent.name)
         if policy.name not in renderers:
             continue
-        sampling, renderer = agent.sampling, renderers[policy.name]
+        sampling, renderer = agent.sampling, agent_renderer(agent, renderers[policy.name])
         tasks = training_tasks(config.environment, config, 1)[:PLAYED]
         unknown = not any(task.question for task in tasks)  # an outside program asks what it likes
         lengths = [max(1, renderer.context - sampling.max_tokens) if unknown else 1]

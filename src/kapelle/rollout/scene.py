@@ -12,7 +12,14 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from kapelle.engines.rollout.protocol import Completion, Interrupted, ReadsPrompts, Renderer, Request
+from kapelle.engines.rollout.protocol import (
+    Completion,
+    Interrupted,
+    ReadsPrompts,
+    Renderer,
+    Request,
+    agent_renderer,
+)
 from kapelle.environment import (
     Answerable,
     Outcome,
@@ -145,7 +152,7 @@ class LiveSeat:
     @property
     def renderer(self) -> Renderer:
         """How its conversation becomes tokens in its next turn."""
-        return self._scene.play.engine.renderer(self._policy.name)
+        return agent_renderer(self.agent, self._scene.play.engine.renderer(self._policy.name))
 
     @property
     def _policy(self) -> Policy:
@@ -193,7 +200,7 @@ class LiveSeat:
                 )
             messages.append(message)
         policy = self._policy
-        renderer = play.engine.renderer(policy.name)
+        renderer = agent_renderer(self.agent, play.engine.renderer(policy.name))
         begins = self.last is None or fresh
         task = self._scene.task
         if task.messages:
@@ -236,7 +243,7 @@ class LiveSeat:
         if self._is_absent:
             return self._nothing(), list(asked.messages)
         policy = self._policy
-        renderer = play.engine.renderer(policy.name)
+        renderer = agent_renderer(self.agent, play.engine.renderer(policy.name))
         messages = list(asked.messages)
         if before is None:
             conversation = messages

@@ -685,6 +685,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias("use_vllm", ("engine.name",), "TRL", _truth("engine.name", "vllm"), "true is `vllm`")
     same, others = _listed("TRL")
     yield from same
+    yield Alias("enable_thinking", ("model.chat_template_kwargs",), "TRL", lambda value, _: {"model.chat_template_kwargs": {"enable_thinking": value}}, "an argument of the chat template")  # fmt: skip
     yield Alias("max_prompt_length", ("tasks.max_prompt_tokens",), "TRL", _is("tasks.max_prompt_tokens"), "a task with a longer prompt is left out; none is cut")  # fmt: skip
     yield Alias("max_tool_calling_iterations", ("environment.max_turns",), "TRL", _rounds_of_calls, "one more here: it counts the answer after the last calls too")  # fmt: skip
     yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip

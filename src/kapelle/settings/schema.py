@@ -29,7 +29,7 @@ from kapelle.settings.base import (
     named_settings,
 )
 from kapelle.team import ALL_LINEAR
-from kapelle.types import Constraint, Sampling
+from kapelle.types import Constraint, Json, Sampling
 
 # -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
@@ -230,6 +230,8 @@ class ModelConfig(Settings):
     """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
     """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
+    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
+    """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
 
 class LoraConfig(Settings):
@@ -379,6 +381,8 @@ class AgentConfig(Settings):
     prompt: str | None = None
     sampling: SamplingConfig | None = None
     """None uses `team.sampling`."""
+    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
+    """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None = None
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
     optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None

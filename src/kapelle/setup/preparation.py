@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from kapelle.algorithm import Algorithm
-from kapelle.engines.rollout.protocol import RecordsRouting, Renderer
+from kapelle.engines.rollout.protocol import RecordsRouting, Renderer, agent_renderer
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     AskedServer,
@@ -119,7 +119,7 @@ def short_enough(
     if most is None:
         return None
     readers = [(agent, team.policy(agent.name)) for agent in team.agents]
-    here = [(agent, renderer_of_policy(p.name)) for agent, p in readers if p.endpoint is None]
+    here = [(a, agent_renderer(a, renderer_of_policy(p.name))) for a, p in readers if p.endpoint is None]
     limits = [
         (agent, reader, reader.context - agent.sampling.max_tokens if most == "context" else most)
         for agent, reader in here
@@ -181,7 +181,7 @@ def check_prompts(
     _check_readers(config, team, renderers)
     longest: dict[str, int] = {}
     readers = [(agent, team.policy(agent.name)) for agent in team.agents]
-    here = [(agent, renderers[team.bases[p.base]]) for agent, p in readers if p.endpoint is None]
+    here = [(a, agent_renderer(a, renderers[team.bases[p.base]])) for a, p in readers if p.endpoint is None]
     fits = short_enough(config, team, lambda policy: renderers[team.bases[team.policies[policy].base]])
     for split in ("train", "test"):
         size = environment.size(split)

@@ -165,7 +165,10 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
     agents = []
     for seat in seats:
         sampling = (seat.sampling or config.team.sampling).build()
-        agents.append(Agent(seat.name, seat.system, seat.prompt, sampling))
+        # Those of the section `model` are of its template alone.
+        shared = bases.paths.get(policies[policy_of[seat.name]].base) == config.model.path
+        arguments = {**(config.model.chat_template_kwargs if shared else {}), **seat.chat_template_kwargs}
+        agents.append(Agent(seat.name, seat.system, seat.prompt, sampling, arguments))
     team = Team(
         tuple(agents), policies, policy_of, bases.paths, critics, critic_of, turns_of, places=bases.places
     )

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime.plugins import catalogue, find_class
-from kapelle.types import Constraint, FinishReason, Message, Routing, Sampling, Task
+from kapelle.types import Constraint, FinishReason, Json, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
-    from kapelle.team import Policy
+    from kapelle.team import Agent, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,26 @@ class ReadsPrompts(Protocol):
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return a prompt's token ids; ContextError where it is too long or has ids that the model does not know."""
         ...
+
+
+@runtime_checkable
+class TakesArguments(Protocol):
+    """A renderer whose chat template takes arguments."""
+
+    def with_arguments(self, arguments: Mapping[str, Json]) -> Any:
+        """Return a renderer that gives the chat template these arguments."""
+        ...
+
+
+def agent_renderer(agent: Agent, renderer: AnyRenderer) -> AnyRenderer:
+    """Return how an agent's conversations become tokens: by its policy's renderer, with its own arguments of the template."""
+    found: Any = renderer
+    if agent.chat_template_kwargs and isinstance(found, TakesArguments):
+        found = found.with_arguments(agent.chat_template_kwargs)
+    return cast("AnyRenderer", found)
+
+
+AnyRenderer = TypeVar("AnyRenderer", bound=Renderer)
 
 
 class WritingRenderer(Renderer, Protocol):

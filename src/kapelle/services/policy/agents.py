@@ -16,6 +16,7 @@ from kapelle.engines.rollout.protocol import (
     KnowsAlternatives,
     Likeliest,
     Request,
+    agent_renderer,
     stream_or_generate,
 )
 from kapelle.errors import ContextError, EngineError
@@ -393,7 +394,7 @@ class Chat:
         Refusal (400) if they are too many for the agent's model.
         """
         play, agent = self.agents.play, self.prompt.agent
-        renderer = play.engine.renderer(play.team.policy(agent).name)
+        renderer = agent_renderer(play.team[agent], play.engine.renderer(play.team.policy(agent).name))
         try:  # long conversations take a while
             known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
         except ContextError as error:

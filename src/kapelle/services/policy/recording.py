@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import Field
 from starlette.routing import Route
 
+from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.grading.text.tool_call import ReadCall
 from kapelle.rollout.outcomes import in_range, plain
@@ -500,7 +501,8 @@ class Recorder:
         known = None
         if place.after is not None:
             turn, play = place.after.turn, self._agents.play
-            renderer = play.engine.renderer(play.team.policy(place.agent).name)
+            policy = play.team.policy(place.agent).name
+            renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy))
             known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, place.heard)
         chat = await chat.prompted(known)
         return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
