@@ -16,6 +16,7 @@ from pydantic import Field
 
 from kapelle.environment import Answerable, Outcome, Recorded, Scorable
 from kapelle.environments.data.conversations import (
+    QUESTIONS,
     Question,
     field_of,
     message_in,
@@ -210,7 +211,8 @@ class Preferences(RecordedData, Recorded):
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """The field with the question. null, and rows without `prompt`: both answers hold the conversation before them."""
+    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, and rows with none
+    of these: both answers hold the conversation before them."""
     chosen_field: str = "chosen"
     """The field with the better answer."""
     rejected_field: str = "rejected"
@@ -240,7 +242,7 @@ class Preferences(RecordedData, Recorded):
         first = self.source.first_row()
         if self.question_field != "prompt" or first is None or was_collected(first, "chosen"):
             return self.question_field
-        return "prompt" if "prompt" in first.fields else None
+        return next((name for name in QUESTIONS if name in first.fields), None)
 
     def _key(self) -> tuple[str, str, Words]:
         if self._asked is None:

@@ -39,7 +39,7 @@ from kapelle.environment import (
     QuestionCounts,
 )
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.data.conversations import question_in
+from kapelle.environments.data.conversations import QUESTIONS, question_in
 from kapelle.environments.data.source import AskingData, DataSource, Splits, Words, usable
 from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
 from kapelle.environments.questions import need_seats
@@ -284,8 +284,6 @@ MOST_KEPT = 64_000_000
 GREATEST = 1e6
 """Largest return of an agent; a larger one counts as a mistake."""
 _HELD_OUT = ("own", "share")
-QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
-"""Columns in which the question is looked for by default, in this order."""
 
 
 class Reward(Settings):

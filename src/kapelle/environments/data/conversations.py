@@ -17,6 +17,9 @@ from kapelle.grading.text.tool_call import ReadCall, UnreadCall, write_calls
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Task, as_text
 
+QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
+"""Columns in which the question is looked for by default, in this order."""
+
 MAX_QUESTION = 50_000
 """Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
 
