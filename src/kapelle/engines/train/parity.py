@@ -12,9 +12,10 @@ elsewhere, and both differ from float64 by as much. A fault (other weights, anot
 trainer close to float64 and the sampler far from it, or changes more than a few tokens.
 
 What is looked into is a bounded number of sequences (`MOST_ROWS`, `MOST_TOKENS`), the worst and some that are drawn: they are
-scored once more and computed in float64. The step passes only if few tokens are above the bound (`SHARE`), none by more than
-`CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the compute type on that token, and
-neither side is off by more than `TIMES` the other and rounding.
+computed in float64. The trainer's side is what the step's own pass computed: in a second pass the tokens are packed differently, so
+that other kernels sum in another order, and a gap that rounding made may be gone. The step passes only if few tokens are above the
+bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times the effect of rounding errors of the
+compute type on that token, and neither side is off by more than `TIMES` the other and rounding.
 
 Shapes: K targets of several samples, T targets of one sample, L its tokens, D hidden size, H query heads, J key heads, E head size, O
 and I features, R draws, S samples.
@@ -23,7 +24,7 @@ and I features, R draws, S samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,18 +160,18 @@ def check_parity(
     compute: torch.dtype,
     bound: float,
     totals: dict[str, list[float]],
-    score: Callable[[Sequence[Sample]], list[Tensor]],
     models: LearnerModels,
 ) -> None:
     """Record the largest and the mean gap of models of one compute type; without gaps nothing happens.
 
-    Where they are more than rounding makes, some of the samples are scored once more (`score`, the trainer's forward pass) and
-    compared with float64: ParityError if rounding does not explain them. Else the number of tokens above the bound is
-    recorded too, if there are any. `samples` are those of the step, which `gaps` refer to.
+    Where they are more than rounding makes, some of the samples are compared with float64: ParityError if rounding does not
+    explain them. Else the number of tokens above the bound is recorded too, if there are any. `samples` are those of the step,
+    which `gaps` refer to.
     """
-    gap_K = torch.cat([each.gap_K.to(gaps[0].gap_K.device) for each in gaps]) if gaps else torch.zeros(0)
-    if not len(gap_K):
+    off_K = torch.cat([each.off_K.to(gaps[0].off_K.device) for each in gaps]) if gaps else torch.zeros(0)
+    if not len(off_K):
         return
+    gap_K = off_K.abs()
     worst, total = torch.stack([gap_K.double().max(), gap_K.double().sum()]).tolist()  # one wait for a GPU
     mean, rough = total / len(gap_K), compute in ROUGH
     above = 0
@@ -191,15 +192,13 @@ def check_parity(
                 0, sample_K, gap_K.nan_to_num(torch.inf), "amax"
             )
             chosen = _chosen(largest_S, [samples[k] for k in members], 0.0 if rough else bound)
-            seen_K = gap_K[torch.isin(sample_K, torch.tensor(chosen))]
+            off_S = off_K.cpu().split(counts.tolist())
             found = judge_in_float64(
-                [samples[members[k]] for k in chosen],
-                score,
+                [(samples[members[k]], off_S[k]) for k in chosen],
                 models,
                 bound,
-                float(seen_K.clamp_max(bound).mean()) if rough else worst,
+                ParityFinding(above, len(gap_K)),
                 rough=rough,
-                counted=(above, len(gap_K)),
                 probability=probability,
             )
             if found.refused is not None:
@@ -246,54 +245,28 @@ def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[
 
 
 def judge_in_float64(
-    samples: Sequence[Sample],
-    score: Callable[[Sequence[Sample]], list[Tensor]],
+    judged: Sequence[tuple[Sample, Tensor]],
     models: LearnerModels,
     bound: float,
-    seen: float,
+    finding: ParityFinding,
     *,
     rough: bool = False,
-    counted: tuple[int, int] | None = None,
     probability: float = 0.0,
 ) -> ParityFinding:
-    """Judge some samples of a step; `score` is the trainer's forward pass.
+    """Judge some samples of a step, each with how far the trainer's log-probs are from the sampler's at its counted targets.
 
-    `seen` is their largest gap, of a `rough` compute type the mean of their gaps, each cut at the bound. `counted` says how many tokens of
-    the step are above the bound, and of how many; None takes those of the samples. `probability` is that of the step.
+    `finding` counts the tokens of the whole step, and `probability` is the step's.
     """
-    policy = [sample for sample in samples if Column.BEHAVIOUR in sample.columns]
-    suspects: list[tuple[float, Sample, Tensor, Tensor]] = []
-    """Samples to compare: their largest gap, the sample, the trainer's log-probs, where they are above the bound."""
-    above, total, cut = 0, 0, 0.0
-    for sample, trainer_T in zip(policy, score(policy), strict=True):
-        counts_T = torch.ones_like(trainer_T) if sample.mask is None else sample.mask
-        gap_T = (trainer_T - sample.columns[Column.BEHAVIOUR]).abs()
-        above_T = ~(gap_T <= bound) & counts_T.bool()  # NaN is above every bound
-        above += int(above_T.sum())
-        total += int(counts_T.sum()) if rough else len(above_T)
-        cut += float((gap_T.nan_to_num(torch.inf).clamp_max(bound) * counts_T).sum())
-        if rough or bool(above_T.any()):
-            suspects.append((float((gap_T * counts_T).max()), sample, trainer_T, above_T))
-    suspects.sort(key=lambda suspect: -suspect[0])
-    finding = ParityFinding(*(counted or (above, total)))
-    # Packed otherwise, a rough type rounds otherwise: its mean is compared, with room.
-    same = (
-        seen <= 4 * cut / max(total, 1) + bound / 10
-        if rough
-        else bool(suspects) and seen <= 2 * suspects[0][0]
-    )
-    if not same:
-        return replace(finding, refused="scored once more, the trainer returns other log-probs")
-    model = models[suspects[0][1].learner][0]
-    if model.flat is None or model.sharded_pass is not None:
+    pairs = [models[sample.learner] for sample, _ in judged]
+    if any(model.flat is None or model.sharded_pass is not None for model, _ in pairs):
         if rough and probability >= CERTAIN:
             return finding
         why = "for this architecture or engine there is no pass in float64 to compare with"
         return replace(finding, refused=f"rounding does not make that, and {why}" if rough else why)
     try:
         compared = [
-            (sample.learner, *_against_float64(sample, trainer_T, models), above_T)
-            for _, sample, trainer_T, above_T in suspects[:MOST_ROWS]
+            (sample.learner, *_against_float64(sample, off_T, models), ~(off_T.abs() <= bound))
+            for sample, off_T in judged
         ]
     except (torch.OutOfMemoryError, MemoryError):
         if rough and probability >= CERTAIN:
@@ -322,7 +295,8 @@ def judge_in_float64(
         else:
             why = "the trainer does not compute what its weights define; please report it"
         return replace(found, refused=why)
-    if found.tokens > max(1, SHARE * found.total) or (not rough and not seen <= CEILING * bound):
+    worst = max(float(off_T.abs().max()) for _, off_T in judged)
+    if found.tokens > max(1, SHARE * found.total) or (not rough and worst > CEILING * bound):
         why = (
             "the weights have grown too large for the compute type; go back to an earlier checkpoint with a "
             "lower `optimizer.lr`"
@@ -336,16 +310,17 @@ def _found(finding: ParityFinding, learner: str, off_2: Tensor, rounding: Tensor
     return replace(finding, learner=learner, sampler=sampler, trainer=trainer, rounding=float(rounding))
 
 
-def _against_float64(sample: Sample, trainer_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
-    """Return how far sampler and trainer are from float64 `_2T` (nats), and what rounding makes `_T`."""
+def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
+    """Return how far sampler and trainer are from float64 `_2T` (nats), and what rounding makes `_T`, at the counted targets."""
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     allowed = allowed_targets([sample], model.masks)
     exact_T = exact_logprobs(*arguments, allowed=allowed)
-    logprobs_2T = torch.stack([sample.columns[Column.BEHAVIOUR], trainer_T])
-    return (logprobs_2T.double() - exact_T).abs().nan_to_num(torch.inf), rounding_of(
-        *arguments, exact_T, allowed=allowed
-    )
+    rounding_T = rounding_of(*arguments, exact_T, allowed=allowed)
+    counts_T = torch.ones(len(exact_T)).bool() if sample.mask is None else sample.mask.bool().cpu()
+    sampler_T = (sample.columns[Column.BEHAVIOUR].cpu().double() - exact_T)[counts_T]
+    off_2T = torch.stack([sampler_T, sampler_T + off_T])
+    return off_2T.abs().nan_to_num(torch.inf), rounding_T[counts_T]
 
 
 # The log-probs of one sequence in float64: the reference when trainer and sampler disagree.

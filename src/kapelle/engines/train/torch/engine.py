@@ -374,8 +374,8 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         scored = self._sharing.rows([samples[k] for k in policy], self._forward.score)
         gaps = []
         for k, scored_T in zip(policy, scored, strict=True):
-            gap_T, mask_T = (scored_T - samples[k].columns[Column.BEHAVIOUR]).abs(), samples[k].mask
-            gaps.append(Gaps(samples[k].learner, gap_T if mask_T is None else gap_T[mask_T.bool()], (k,)))
+            off_T, mask_T = scored_T - samples[k].columns[Column.BEHAVIOUR], samples[k].mask
+            gaps.append(Gaps(samples[k].learner, off_T if mask_T is None else off_T[mask_T.bool()], (k,)))
         return gaps
 
     def _compare(
@@ -384,11 +384,10 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Judge each kind of rounding by its own bound: one model in half precision excuses no other."""
         models = {name: (placement.model, placement.adapter) for name, placement in self._placements.items()}
         kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
-        score = partial(self._sharing.rows, work=self._forward.score)
         for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
             own = [gap for gap in gaps if kinds[gap.learner] == kind]
             bound = self._limits.parity_tolerance or PARITY[kind]
-            check_parity(own, samples, kind, bound, totals, score, models)
+            check_parity(own, samples, kind, bound, totals, models)
 
     def publish(self) -> Mapping[str, Published]:
         """Return the weights of the policies that changed since the last call, with their version."""

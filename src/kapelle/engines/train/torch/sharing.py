@@ -52,8 +52,8 @@ class Gaps:
     """How far trainer and sampler are apart at the counted targets of some samples of one learner."""
 
     learner: str
-    gap_K: Tensor
-    """|trainer − sampler| log-prob (nats), one sample after another."""
+    off_K: Tensor
+    """Log-prob of the trainer less that of the sampler (nats), one sample after another."""
     samples: tuple[int, ...]
     """Which samples of the step they are, by index."""
 
@@ -85,7 +85,7 @@ class UpdateSums:
     def read(self) -> None:
         """Read what was added, with one wait for each device; learners with a loss that is not finite are `bad` from then on."""
         scalars = [each for entry in self.unread for each in entry[2:]]
-        columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.gap_K, mask_K)]
+        columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.off_K, mask_K)]
         tokens = [each for pairs in self.unread_tokens.values() for pair in pairs for each in pair]
         read = iter(read_together([*scalars, *columns, *tokens]))
         for learner, metric, *_ in self.unread:
@@ -97,8 +97,8 @@ class UpdateSums:
             if not math.isfinite(total):
                 self.bad.add(learner)
         for gaps, _ in self.unread_gaps:
-            gap_K, mask_K = next(read), next(read)
-            self.gaps.append(replace(gaps, gap_K=gap_K[mask_K.bool()].to(gaps.gap_K.dtype)))
+            off_K, mask_K = next(read), next(read)
+            self.gaps.append(replace(gaps, off_K=off_K[mask_K.bool()].to(gaps.off_K.dtype)))
         for name, pairs in self.unread_tokens.items():
             counted = [next(read)[next(read).bool()] for _ in pairs]
             if (made := histogram(torch.cat(counted).numpy())) is not None:
@@ -122,8 +122,8 @@ class UpdateSums:
     def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
         """Add how far the trainer's log-probs of samples, by index, are from the sampler's, where the samples have those."""
         if Column.BEHAVIOUR in targets.columns:
-            gap_K = (logp_K.detach() - targets[Column.BEHAVIOUR]).abs()
-            self.unread_gaps.append((Gaps(policy, gap_K, samples), targets.mask_K))
+            off_K = logp_K.detach() - targets[Column.BEHAVIOUR]
+            self.unread_gaps.append((Gaps(policy, off_K, samples), targets.mask_K))
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
         """Add the statistics that every policy has, whatever its loss: entropy, and ratios to the sampler."""
@@ -212,7 +212,7 @@ class AmongRanks:
                 "gaps": [(each.learner, [dealt[k] for k in each.samples]) for each in sums.gaps],
                 "gradients": numbers,
             }
-            return packed(plain, {str(k): each.gap_K for k, each in enumerate(sums.gaps)})
+            return packed(plain, {str(k): each.off_K for k, each in enumerate(sums.gaps)})
 
         with_gradient = {name: set[int]() for name in learners}
         joined = UpdateSums()
