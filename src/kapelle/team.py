@@ -63,6 +63,8 @@ class Lora:
     architecture (`models/adapters.py`)."""
     dropout: float = 0.0
     """Share of the adapter's inputs that are dropped while it learns."""
+    fan_in_fan_out: bool = field(default=False, compare=False)
+    """Whether its layers keep their weights with features in first, as GPT-2's do; `adapters.named` sets it for PEFT."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from kapelle.types import Sampling
 # The reference implementation asks transformers something that it calls old.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),  # and then sets it
 ]
 
 LORA = Lora(rank=2, alpha=4.0)

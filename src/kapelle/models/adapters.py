@@ -61,6 +61,8 @@ class Layers:
     """Path → experts, features in and out of every weight that all experts of a block share one tensor for."""
     counted: frozenset[str] = frozenset()
     """Paths of modules of experts that say how many they are, so that the choices of their routers are known."""
+    transposed: frozenset[str] = frozenset()
+    """Paths of linear layers whose weights have features in first: GPT-2's `Conv1D`."""
 
     @property
     def mixtures(self) -> list[str]:
@@ -186,7 +188,11 @@ def named(layers: Layers, lora: Lora) -> Lora:
         next(end for end in _ends_of(path) if end not in taken and (path in layers.linear or of_experts(end)))
         for path in paths
     }
-    return replace(lora, targets=tuple(sorted(shortest)))
+    return replace(
+        lora,
+        targets=tuple(sorted(shortest)),
+        fan_in_fan_out=not layers.transposed.isdisjoint(paths),
+    )
 
 
 def _ends_of(path: str) -> Iterator[str]:

@@ -222,6 +222,7 @@ def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]
 def layers_of(model: nn.Module) -> Layers:
     """Return a model's modules by path, as if it had no adapters."""
     from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
 
     modules: dict[str, nn.Module] = {}
     banked: tuple[str, ...] = ()
@@ -266,6 +267,7 @@ def layers_of(model: nn.Module) -> Layers:
             for path, module in modules.items()
             if path.rpartition(".")[2] == EXPERTS and hasattr(module, "num_experts")
         ),
+        transposed=frozenset(path for path, module in modules.items() if isinstance(module, Conv1D)),
     )
 
 

@@ -148,6 +148,7 @@ def save_adapter(
         "lora_dropout": lora.dropout,
         "target_modules": sorted(target for target in lora.targets if not of_experts(target)),
         "bias": "none",
+        "fan_in_fan_out": lora.fan_in_fan_out,
         "inference_mode": True,
     }
     if experts := sorted(filter(of_experts, lora.targets)):
