@@ -291,3 +291,15 @@ def test_a_dry_run_lists_what_it_lacks_and_finds_what_is_wrong_all_the_same(
         refused = kapelle("train", "gpu.yaml", "--dry-run", wrong)
         assert (refused.code, why in refused.err) == (2, True), refused.err
     assert kapelle("train", "gpu.yaml").code == 2
+
+
+@pytest.mark.parametrize("which", ["checkpoints/00000002", "checkpoints/00000002/policies", "@2"])
+def test_a_checkpoint_that_is_to_be_resumed_names_its_run_and_start_from(
+    kapelle: Kapelle, finished: tuple[Path, Said], which: str
+) -> None:
+    run, _ = finished
+    place = f"{run}{which}" if which.startswith("@") else f"{run}/{which}"
+    said = kapelle("train", "--resume", place)
+    assert said.code == 2
+    assert f"write {run}" in said.err or f"in the run {run}" in said.err
+    assert f"`--start-from {run}@2`" in said.err

@@ -280,3 +280,16 @@ class TestFolders:
     def test_a_template_that_it_cannot_read_is_left_to_transformers(self, tmp_path: Path) -> None:
         self.save(tmp_path, tokenizer("{% generation %}x{% endgeneration %}" + CHATML, "<|im_end|>"))
         assert read_folder(tmp_path) is None
+
+
+def test_the_bytes_of_a_token_of_a_byte_level_and_of_a_byte_fallback_vocabulary() -> None:
+    from tokenizers import decoders, models
+
+    level = build_tokenizer(64)
+    euro = level("€", add_special_tokens=False)["input_ids"]
+    assert [ChatRenderer(level, 64).bytes_of(token) for token in euro] == [b"\xe2", b"\x82", b"\xac"]
+    words = {"<unk>": 0, "<0xE2>": 1, "<0x82>": 2, "a": 3}
+    raw = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="<unk>", byte_fallback=True))  # noqa: S106
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fallback = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<unk>", chat_template=CHATML)  # noqa: S106
+    assert [ChatRenderer(fallback, 64).bytes_of(token) for token in (1, 2, 3)] == [b"\xe2", b"\x82", b"a"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kapelle.cli.named import owner_of
 from kapelle.cli.output import new_file, returns, say, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
@@ -41,27 +42,38 @@ def run(arguments: argparse.Namespace) -> int:
         said = ("evaluation.temperature=", "evaluation.greedy=")
         if arguments.samples > 1 and not any(str(word).startswith(said) for word in arguments.words):
             arguments.words = [*arguments.words, "evaluation.greedy=false"]
-    names: list[str | None] = [None]
+    each = [arguments]
     if arguments.environment is not None:
         names = list(dict.fromkeys(name.strip() for name in arguments.environment.split(",")))
         if "" in names:
             raise ConfigError(
                 f"--environment '{arguments.environment}' has an empty name. Separate names by one comma."
             )
+        each = [_alone(arguments, name, names) for name in names]
     hush()
     if arguments.output is None:
-        return _run(arguments, names)[0]
+        return _run(arguments, each)[0]
     out = Path(arguments.output)
     if out.suffix not in (".json", ".jsonl"):
         raise ConfigError(
             f"--output {out}: name it .json for one object with the results and every episode, or .jsonl for a line each episode."
         )
     with new_file(out, "--output") as file:  # an unusable file is found before anything is played
-        code, rows = _run(arguments, names)
+        code, rows = _run(arguments, each)
         with writing(out, "--output"):
             text = json.dumps(whole(rows), indent=2) + "\n" if out.suffix == ".json" else lines_of(rows)
             write_all(file.fileno(), text.encode("ascii"))
     return code
+
+
+def _alone(arguments: argparse.Namespace, name: str, names: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments for one of the environments: its settings `NAME.key=value` are `environment.key=value` there."""
+    words = []
+    for word in arguments.words:
+        owner = owner_of(word, names) if "=" in word else None
+        if owner in (name, None):
+            words.append(word if owner is None else f"environment.{word[len(name) + 1 :]}")
+    return argparse.Namespace(**{**vars(arguments), "environment": name, "words": words})
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> str:
@@ -81,23 +93,24 @@ def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return rows[0] if len(rows) == 1 else {"evaluations": list(rows)}
 
 
-def _run(arguments: argparse.Namespace, names: Sequence[str | None]) -> tuple[int, list[dict[str, Any]]]:
+def _run(
+    arguments: argparse.Namespace, each: Sequence[argparse.Namespace]
+) -> tuple[int, list[dict[str, Any]]]:
     """Evaluate on each environment in turn; return the exit code, and a row with all episodes for each."""
     from kapelle.cli.named import check_playable, open_player
 
-    for name in names[1:]:  # the first one is checked when it is opened
-        check_playable(arguments, name)
+    for own in each[1:]:  # the first one is checked when it is opened
+        check_playable(own, own.environment)
     rows: list[dict[str, Any]] = []
     code = 0
-    for number, name in enumerate(names):
-        arguments.environment = name
-        player = open_player(arguments)
-        result, baselines = _measure(player, arguments)
+    for number, own in enumerate(each):
+        player = open_player(own)
+        result, baselines = _measure(player, own)
         row = _row(player, result, baselines)
         rows.append({**row, "episodes": _episodes(result)})
         run, _ = split_run(player.name)
         if player.steps is not None and is_run(run):  # an exported team stays as it was sent
-            keep_evaluation(run, row, split_words(arguments.words)[1])
+            keep_evaluation(run, row, split_words(own.words)[1])
         if not arguments.json and arguments.table is None:
             for line in [*([""] if number else []), *_lines(player, result, baselines)]:
                 say(line)
@@ -127,7 +140,7 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
     result = evaluate_held_out(play, settings, settings.problems, player.config.seed, player.returns, fits)
     baselines: Sequence[Baseline] = []
-    if not arguments.no_baselines:
+    if not arguments.no_baselines and len(play.team.agents) > 1:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
         alone = decoded(play, settings)
         baselines = run_async(lambda: compute_matched(alone, tasks, result.tokens, player.config.seed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +122,11 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
     trainer = Trainer.from_run(path, *settings, observer=observer)
     returns = trainer.algorithm.returns or own_returns
     return Player(path, trainer.play, trainer.config, returns, trainer.done)
+
+
+def owner_of(setting: str, names: Iterable[str]) -> str | None:
+    """Return the one of several environments that a setting `name.key=value` is for."""
+    return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 
 def environment_named(name: str, settings: Sequence[str]) -> Environment:

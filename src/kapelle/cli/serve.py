@@ -7,14 +7,14 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kapelle.cli.arguments import SESSION_IDLE, WORLD_IDLE
-from kapelle.cli.named import environment_named
+from kapelle.cli.named import environment_named, owner_of
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.progress import Lines, Watch
@@ -248,7 +248,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             )
         specs[name] = SHORT.get(what, what)
     for setting in settings:
-        owner = _owner(setting, specs)
+        owner = owner_of(setting, specs)
         if owner is None:
             name = setting.partition(".")[0]
             raise ConfigError(
@@ -256,7 +256,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             )
     found = {}
     for name, what in specs.items():
-        own = [f"environment.{each[len(name) + 1 :]}" for each in settings if _owner(each, specs) == name]
+        own = [f"environment.{each[len(name) + 1 :]}" for each in settings if owner_of(each, specs) == name]
         try:
             found[name] = environment_named(what, own)
         except KapelleError as error:
@@ -267,11 +267,6 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
                 "environment instead of serving it."
             )
     return found
-
-
-def _owner(setting: str, names: Mapping[str, str]) -> str | None:
-    """Return the environment that a setting `name.key=value` is for."""
-    return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 
 def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:

@@ -98,6 +98,14 @@ class ChatTokenizer(Protocol):
         ...
 
 
+@lru_cache(maxsize=1)
+def _byte_letters() -> Mapping[str, int]:
+    """Return the letters by which byte-level tokenisers write bytes (GPT-2): printable ones are themselves, the rest follow 255."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)).difference(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+
+
 class ChatRenderer:
     """Renders conversations with a tokeniser's chat template."""
 
@@ -263,6 +271,20 @@ class ChatRenderer:
     def spoken(self, ids: Sequence[int]) -> str:
         """Return tokens as an agent's text: without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token's text; a token may be a part of a character."""
+        text = self.decode([token])
+        written = self._written.get(token, text) if "\ufffd" in text else text
+        if written is text:
+            return text.encode("utf-8", "surrogatepass")
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", written):  # sentencepiece's fallback
+            return bytes.fromhex(byte[1])
+        return bytes(_byte_letters()[letter] for letter in written if letter in _byte_letters())
+
+    @cached_property
+    def _written(self) -> Mapping[int, str]:
+        return {number: token for token, number in self._tokenizer.get_vocab().items()}
 
     @cached_property
     def _closing(self) -> tuple[int, ...]:

@@ -61,11 +61,17 @@ def episode_folder(run: Path, split: Split) -> Path:
 
 
 def tag_hint(word: Path) -> str:
-    """Return what to write in place of `RUN@STEP` where a whole run is meant; empty for what names no checkpoint."""
+    """Return what to write in place of `RUN@STEP`, or a folder in a run, where a whole run is meant; empty for what names neither."""
     run, mark, which = str(word).rpartition("@")
-    return (
-        f" '@{which}' names one of its checkpoints; write {run} here." if mark and is_run(Path(run)) else ""
-    )
+    if mark and is_run(Path(run)):
+        return f" '@{which}' names one of its checkpoints; write {run} here, or begin a new run from it: `--start-from {word}`."
+    around = next((folder for folder in word.parents if is_run(folder)), None)
+    if around is None:
+        return ""
+    kind, _, step = str(word.relative_to(around)).partition("/")
+    number = step.partition("/")[0].lstrip("0")
+    begin = f", or begin a new run from this checkpoint: `--start-from {around}@{number}`"
+    return f" It lies in the run {around}; write that here{begin if kind == 'checkpoints' and number.isdigit() else ''}."
 
 
 def read_config(run: Path) -> str:

@@ -63,6 +63,7 @@ from kapelle.runs.reader import (
     read_config,
     read_provenance,
     read_starts,
+    tag_hint,
 )
 from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
@@ -207,7 +208,7 @@ class RunDirectory:
         with writing(path):
             if resume and not (path.is_dir() and any(path.iterdir())):
                 raise RunDirectoryError(
-                    f"There is no run at {path} to resume. Leave out --resume to start it."
+                    f"There is no run at {path} to resume.{tag_hint(path) or ' Leave out --resume to start it.'}"
                 )
             path.mkdir(parents=True, exist_ok=True)
             strangers = sorted(
@@ -215,7 +216,7 @@ class RunDirectory:
             )
         if strangers and not is_run(path):
             raise RunDirectoryError(
-                f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'. Choose another --run-dir."
+                f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
             )
         # With what is left of a run without its config a new run would be mixed.
         if not is_run(path):

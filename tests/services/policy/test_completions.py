@@ -118,3 +118,21 @@ def test_a_team_has_no_embedding_model_and_says_what_to_do(plain: OpenAI, model:
         plain.embeddings.create(model=model, input=["x"])
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
     assert refused.value.response.headers.get("x-should-retry") is None
+
+
+def test_every_token_has_its_bytes_also_where_it_is_a_part_of_a_character(plain: OpenAI) -> None:
+    said = plain.chat.completions.create(
+        model="duo/second",
+        messages=[{"role": "user", "content": "é"}],
+        max_tokens=40,
+        temperature=2.0,
+        seed=1,
+        logprobs=True,
+    ).choices[0]
+    assert said.logprobs is not None
+    tokens = said.logprobs.content or []
+    assert any("\ufffd" in token.token for token in tokens), (
+        "it says no half character, so this shows nothing"
+    )
+    written = b"".join(bytes(token.bytes or ()) for token in tokens if not token.token.startswith("<|"))
+    assert written.decode("utf-8", "replace") == said.message.content

@@ -49,6 +49,15 @@ from kapelle.types import Json, Message, Sampling, Task
 
 
 @runtime_checkable
+class KnowsBytes(Protocol):
+    """A renderer that knows the bytes of a token that is a part of a character."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token's text."""
+        ...
+
+
+@runtime_checkable
 class Decodes(Protocol):
     """A renderer that turns tokens into text."""
 
@@ -360,6 +369,13 @@ class MarkedTexts:
         """Return tokens as text, special ones as they are written."""
         return self._decodes.decode(ids)
 
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """Return a token's text and its bytes."""
+        text, decodes = self.decode([token]), self._decodes
+        return text, decodes.bytes_of(token) if isinstance(decodes, KnowsBytes) else text.encode(
+            "utf-8", "surrogatepass"
+        )
+
     def spoken(self, ids: Sequence[int]) -> str:
         """Return tokens as an agent's text, of the special ones the marks alone."""
         if not self.marked(ids):
@@ -385,7 +401,7 @@ class Chat:
     request: ChatRequest
     prompt: Prompt
     head: Head
-    decodes: Decodes | None
+    decodes: MarkedTexts | None
     reader: MessageReader
 
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
@@ -524,7 +540,7 @@ class Chat:
         """Return sampled tokens with their log-probs; None unless they are asked for."""
         if self.decodes is None or not self.request.logprobs:
             return None
-        return token_rows(ids, logprobs, self.decodes.decode, alternatives)
+        return token_rows(ids, logprobs, self.decodes.spell, alternatives)
 
 
 def _rows(tokens: list[Json] | None) -> Json:

@@ -343,7 +343,8 @@ PLAINLY = MessageReader()
 
 # -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
 
-Decode = Callable[[Sequence[int]], str]
+Spell = Callable[[int], tuple[str, bytes]]
+"""A token → its text and its bytes, which may be a part of a character."""
 """Token ids → text."""
 
 
@@ -407,23 +408,21 @@ def message_of(said: Speech) -> dict[str, Json]:
 def token_rows(
     ids: Sequence[int],
     logprobs: Sequence[float],
-    decode: Decode,
+    spell: Spell,
     alternatives: Sequence[Likeliest] = (),
 ) -> list[Json]:
     """Return each sampled token with its log-prob, and with the likeliest ones in its place where those are given."""
     rows: list[Json] = []
     for place, (number, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         others = alternatives[place] if alternatives else ()
-        top = [_token_row(other, likely, decode) for other, likely in others]
-        rows.append({**_token_row(number, logprob, decode), "top_logprobs": top})
+        top = [_token_row(other, likely, spell) for other, likely in others]
+        rows.append({**_token_row(number, logprob, spell), "top_logprobs": top})
     return rows
 
 
-def _token_row(number: int, logprob: float, decode: Decode) -> dict[str, Json]:
-    """Return one token; bytes that are no whole character have no `bytes`."""
-    text = decode([number])
-    known = None if "\ufffd" in text else list(text.encode("utf-8", "surrogatepass"))
-    return {"token": text, "logprob": logprob, "bytes": known}
+def _token_row(number: int, logprob: float, spell: Spell) -> dict[str, Json]:
+    text, known = spell(number)
+    return {"token": text, "logprob": logprob, "bytes": list(known)}
 
 
 def usage_row(read: int, written: int) -> dict[str, Json]:

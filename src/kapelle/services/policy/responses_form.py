@@ -397,7 +397,7 @@ class ResponseWriter:
                         yield event
                 if each.words:
                     text += each.words
-                    rows = _plain_tokens(untold)
+                    rows = list(untold or ())
                     yield self._event(
                         "output_text.delta", **self._place(item), delta=each.words, logprobs=rows
                     )
@@ -449,7 +449,7 @@ class ResponseWriter:
     def _spoken(self, item: str, text: str, tokens: list[Json], status: str) -> Iterator[dict[str, Json]]:
         place = self._place(item)
         part = _text_part(text, tokens)
-        yield self._event("output_text.done", **place, text=text, logprobs=_plain_tokens(tokens))
+        yield self._event("output_text.done", **place, text=text, logprobs=list(tokens or ()))
         yield self._event("content_part.done", **place, part=part)
         whole = {"id": item, "type": "message", "status": status, "role": "assistant", "content": [part]}
         self.output.append(whole)
@@ -516,19 +516,7 @@ class ResponseWriter:
 
 
 def _text_part(text: str, tokens: list[Json]) -> dict[str, Json]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": _plain_tokens(tokens)}
-
-
-def _plain_tokens(tokens: Sequence[Json] | None) -> list[Json]:
-    """Return tokens with bytes everywhere, as this form has them: empty where they are no whole character."""
-    return [
-        {
-            **token,
-            "bytes": token["bytes"] or [],
-            "top_logprobs": [{**top, "bytes": top["bytes"] or []} for top in token["top_logprobs"]],
-        }
-        for token in tokens or ()
-    ]
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(tokens or ())}
 
 
 def _usage(read: int, written: int) -> Json:
