@@ -49,7 +49,7 @@ def test_pettingllms(tmp_path: Path) -> None:
     )
     port = trained(tmp_path, "pettingllms", "qwen3", *local, "tasks.max_prompt_tokens=400")
     # thinking is closed before the answer begins
-    first = next(text for key, text in port.prompts.items() if key.endswith("/tool_generator"))
+    first = next(text for (_, agent), text in port.prompts.items() if agent == "tool_generator")
     assert first.startswith("<|im_start|>user\nWrite Python that prints the answer.\n")
     assert first.endswith(chatml(end="<think>\n\n</think>\n\n"))
     assert port.trained == dict.fromkeys(("reasoning_generator", "tool_generator"), "rank 16, alpha 32")

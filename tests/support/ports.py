@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,17 @@ class Port:
         found = [read_groups(self.run, step) for step in episode_steps(self.run)]
         return [(len(groups), len(groups[0].episodes)) for groups in found]
 
-    @property
-    def prompts(self) -> dict[str, str]:
-        """Question → the text that its first turn really read, of each agent's first turn: `question/agent`."""
+    def decoded(self, tokens: Sequence[int]) -> str:
+        """Return tokens as the model's own tokeniser writes them, marks included."""
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self.model)
-        found: dict[str, str] = {}
-        for episode in self.episodes:
-            for turn in episode.turns:
-                found.setdefault(f"{episode.task.question}/{turn.agent}", tokenizer.decode(turn.prompt_ids))
-        return found
+        return str(AutoTokenizer.from_pretrained(self.model).decode(list(tokens)))
+
+    @property
+    def prompts(self) -> dict[tuple[str, str], str]:
+        """Question and agent → the text that the agent read for its first turn."""
+        first = {(e.task.question, turn.agent): turn for e in self.episodes for turn in reversed(e.turns)}
+        return {key: self.decoded(turn.prompt_ids) for key, turn in first.items()}
 
     @property
     def rates(self) -> list[float]:
