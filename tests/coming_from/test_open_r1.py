@@ -17,21 +17,24 @@ SYSTEM = (
     "You are a helpful assistant that reasons before it answers. Respond in the following format: "
     "<think>\n...\n</think>\n<answer>\n...\n</answer>"
 )
-SOLVED = [
-    ("What is 3 + 4?", "7"),
-    ("What is 2 * 1200?", "2400"),
-    ("What is 5 * 6?", "30"),
-    ("Halve 48.", "24"),
-]
-THEIRS = """
+SOLVED = [("What is 3 + 4?", "7"), ("What is 2 * 1200?", "2400"), ("What is 5 * 6?", "30"), ("Halve 48.", "24")]
+THEIRS = f"""
+model_revision: main
 torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_prompt_column: problem
+system_prompt: {json.dumps(SYSTEM)}
 bf16: true
+do_eval: false
 gradient_accumulation_steps: 4
 gradient_checkpointing: true
 gradient_checkpointing_kwargs:
   use_reentrant: false
+hub_model_id: Qwen2.5-1.5B-Open-R1-GRPO
+hub_strategy: every_save
 learning_rate: 2.0e-05
 log_completions: true
+log_level: info
 logging_first_step: true
 logging_steps: 1
 logging_strategy: steps
@@ -39,38 +42,22 @@ lr_scheduler_type: cosine
 max_prompt_length: 512
 max_steps: -1
 num_train_epochs: 1
+overwrite_output_dir: true
 per_device_eval_batch_size: 16
 report_to: []
+save_strategy: "epoch"
 save_total_limit: 1
 seed: 42
 warmup_ratio: 0.1
 """
-"""The keys that stay as they are."""
+"""The keys that stay as they are; `report_to` is wandb there."""
 SMALLER = "max_completion_length: 6\nnum_generations: 4\nper_device_train_batch_size: 2\nuse_vllm: false\n"
 """1024, 16, 16 and true there."""
-NO_COUNTERPART = """
-model_revision: main
-attn_implementation: flash_attention_2
-dataset_prompt_column: problem
-system_prompt: "Think first."
-do_eval: false
-hub_model_id: Qwen2.5-1.5B-Open-R1-GRPO
-hub_strategy: every_save
-log_level: info
-output_dir: data/Qwen2.5-1.5B-Open-R1-GRPO
-overwrite_output_dir: true
-push_to_hub: true
-reward_funcs: [accuracy, format, tag_count]
-reward_weights: [1.0, 1.0, 1.0]
-save_strategy: "epoch"
-"""
+REFUSED = "push_to_hub: true\nreward_funcs: [accuracy, format, tag_count]\nreward_weights: [1.0, 1.0, 1.0]\n"
 OURS = """
-name: Qwen2.5-1.5B-Open-R1-GRPO
-team:
-  agents: [{{name: solver, system: {system}}}]
+team: {{sharing: shared, agents: 1}}
 environment:
   name: rewarded
-  question_field: problem
   eval_path: none
   rewards: [{{function: "{module}:accuracy"}}, {{function: "{module}:form"}}, {{function: "{module}:tag_count"}}]
 workflow: {{name: solo}}
@@ -90,11 +77,7 @@ def form(completion: str) -> float:
 
 
 def tag_count(completion: str) -> float:
-    return sum(
-        0.25
-        for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
-        if completion.count(tag) == 1
-    )
+    return sum(0.25 for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>") if completion.count(tag) == 1)
 
 
 GIVEN = {
@@ -126,7 +109,7 @@ def save_rows(folder: Path) -> None:
 def save_recipe(tmp_path: Path, more: str = "") -> Path:
     """Write the file as a user would port it."""
     (tmp_path / "rows").exists() or save_rows(tmp_path / "rows")
-    ours = OURS.format(system=json.dumps(SYSTEM), module=__name__)
+    ours = OURS.format(module=__name__)
     named = f"model_name_or_path: {tmp_path}/model\ndataset_name: {tmp_path}/rows\n"
     recipe = tmp_path / "open_r1.yaml"
     recipe.write_text(named + THEIRS + SMALLER + more + ours, encoding="utf-8")
@@ -140,28 +123,19 @@ def test_it_does_what_the_file_says(tmp_path: Path) -> None:
     port = Port(tmp_path / "run", tmp_path / "model")
     # 2 × 4 completions a step on one device, 4 of each problem
     assert port.batches == [(2, 4), (2, 4)]
-    assert set(port.prompts.values()) == {
-        chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
-    }
+    assert set(port.prompts.values()) == {chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED}
     assert list(port.trained.values()) == ["all weights"]
     assert port.setting("seed") == 42
     optimizer, loss = port.setting("optimizer"), port.setting("algorithm.loss")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (2e-5, "cosine", 0.1)
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
-    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == (
-        "bfloat16",
-        True,
-    )
+    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == ("bfloat16", True)
     assert port.setting("checkpoint.keep") == 1
     for completion, paid in GIVEN.items():
-        assert port.earned({"solver": completion}).rewards["solver"] == pytest.approx(paid), completion
+        assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion
 
 
-def test_every_key_without_a_counterpart_is_named_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(save_recipe(tmp_path, NO_COUNTERPART)), "--dry-run"]) == 2
+def test_what_has_no_counterpart_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(save_recipe(tmp_path, REFUSED)), "--dry-run"]) == 2
     said = capsys.readouterr().err
-    refused = [key for key in yaml.safe_load(NO_COUNTERPART) if key in said]
-    print(said, refused)
-    assert {"push_to_hub", "reward_funcs", "system_prompt", "output_dir"} <= {*refused}
+    assert [key for key in (*yaml.safe_load(REFUSED), *yaml.safe_load(THEIRS)) if f"`{key}`" in said] == [*yaml.safe_load(REFUSED)]

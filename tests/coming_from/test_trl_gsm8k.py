@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +46,41 @@ def inside(text: str) -> str:
     return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
-def correct(completion: str, answer: str) -> float:
-    return 2.0 * (inside(completion) == answer)
+def texts(completions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
+    """Return the text of each completion, which TRL gives as a list of messages."""
+    return [messages[0]["content"] for messages in completions]
 
 
-def digits(completion: str) -> float:
-    return 0.5 * inside(completion).isdigit()
+def correct(prompts: Any, completions: Any, answer: list[str], **kwargs: Any) -> list[float]:
+    print("asked:", prompts[0][-1]["content"])
+    return [2.0 * (inside(text) == gold) for text, gold in zip(texts(completions), answer, strict=True)]
 
 
-def strict(completion: str) -> float:
+def digits(completions: Any, **kwargs: Any) -> list[float]:
+    return [0.5 * inside(text).isdigit() for text in texts(completions)]
+
+
+def strict(completions: Any, **kwargs: Any) -> list[float]:
     form = r"<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n\Z"
-    return 0.5 * bool(re.match(form, completion, re.DOTALL))
+    return [0.5 * bool(re.match(form, text, re.DOTALL)) for text in texts(completions)]
 
 
-def soft(completion: str) -> float:
+def soft(completions: Any, **kwargs: Any) -> list[float]:
     form = r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>"
-    return 0.5 * bool(re.match(form, completion, re.DOTALL))
+    return [0.5 * bool(re.match(form, text, re.DOTALL)) for text in texts(completions)]
 
 
-def tags(completion: str) -> float:
+def tags(completions: Any, **kwargs: Any) -> list[float]:
+    return [tags_in(text) for text in texts(completions)]
+
+
+def tags_in(text: str) -> float:
     """An eighth for each tag that stands alone on its line once, less a thousandth for each character behind the last."""
-    paid = 0.125 * sum(completion.count(tag) == 1 for tag in (OPENED, "\n</reasoning>\n"))
-    if completion.count("\n<answer>\n") == 1:
-        paid += 0.125 - 0.001 * len(completion.rpartition(CLOSED)[2])
-    if completion.count("\n</answer>") == 1:
-        paid += 0.125 - 0.001 * (len(completion.rpartition("\n</answer>")[2]) - 1)
+    paid = 0.125 * sum(text.count(tag) == 1 for tag in (OPENED, "\n</reasoning>\n"))
+    if text.count("\n<answer>\n") == 1:
+        paid += 0.125 - 0.001 * len(text.rpartition(CLOSED)[2])
+    if text.count("\n</answer>") == 1:
+        paid += 0.125 - 0.001 * (len(text.rpartition("\n</answer>")[2]) - 1)
     return paid
 
 
@@ -115,19 +126,22 @@ def ported(tmp_path: Path, **more: Any) -> Port:
     return Port(tmp_path / "run", model)
 
 
-def test_it_does_what_the_script_does(tmp_path: Path) -> None:
-    port = ported(tmp_path)
-    # 8 completions a step, 4 of each prompt; 4 rows are two steps, of which the rate of the second is nearly the peak's
+LORA = {"r": 16, "lora_alpha": 64, "target_modules": TARGETS, "task_type": "CAUSAL_LM", "lora_dropout": 0.05}
+
+
+@pytest.mark.parametrize(("peft", "trained"), [(None, "all weights"), (LORA, "rank 16, alpha 64")])
+def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -> None:
+    port = ported(tmp_path, peft_config=peft)
+    # 8 completions a step, 4 of each prompt: 4 rows are two steps
     assert port.batches == [(2, 4), (2, 4)]
-    # `prompt` is what is asked, with its system message and not the default one of the template.
-    assert set(port.prompts.values()) == {
-        chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
-    }
-    assert port.setting("algorithm.loss.kl_coefficient") == 0.0
-    assert (port.setting("algorithm.loss.clip_low"), port.setting("algorithm.loss.clip_high")) == (0.2, 0.2)
+    # `prompt` is what is asked, with its own system message in place of the template's
+    assert set(port.prompts.values()) == {chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED}
+    assert list(port.trained.values()) == [trained]
+    loss, optimizer = port.setting("algorithm.loss"), port.setting("optimizer")
+    assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
     assert (port.setting("algorithm.scale"), port.setting("algorithm.truncated")) == ("std", "keep")
-    assert port.setting("optimizer.betas") == [0.9, 0.99]
-    assert (port.setting("optimizer.weight_decay"), port.setting("optimizer.max_grad_norm")) == (0.1, 0.1)
+    assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (5e-6, "cosine", 0.1)
+    assert (optimizer["betas"], optimizer["weight_decay"], optimizer["max_grad_norm"]) == ([0.9, 0.99], 0.1, 0.1)
     assert port.setting("team.sampling.temperature") == 1.0
     for completion, paid in GIVEN.items():
         assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion

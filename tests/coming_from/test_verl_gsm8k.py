@@ -154,7 +154,8 @@ def verl_rule(completion: str, reward_model: Any) -> float:
 
 
 def test_all_weights(tmp_path: Path) -> None:
-    port = ported(tmp_path, "1e-6")
+    # the script names no adapters, so that all weights train there
+    port = ported(tmp_path, "1e-6", "team.sharing=shared")
     check_what_both_share(port)
     assert port.rates == [1e-6, 1e-6]
     assert list(port.trained.values()) == ["all weights"]
