@@ -55,7 +55,7 @@ SMALLER = "max_completion_length: 6\nnum_generations: 4\nper_device_train_batch_
 """1024, 16, 16 and true there."""
 REFUSED = "push_to_hub: true\nreward_funcs: [accuracy, format, tag_count]\nreward_weights: [1.0, 1.0, 1.0]\n"
 OURS = """
-team: {{sharing: shared, agents: 1}}
+team: {{sharing: shared}}
 environment:
   name: rewarded
   eval_path: none

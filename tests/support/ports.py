@@ -50,12 +50,7 @@ class Port:
     @property
     def episodes(self) -> list[Episode]:
         """The kept episodes of all steps."""
-        return [
-            e
-            for step in episode_steps(self.run)
-            for group in read_groups(self.run, step)
-            for e in group.episodes
-        ]
+        return [e for step in episode_steps(self.run) for group in read_groups(self.run, step) for e in group.episodes]
 
     @property
     def batches(self) -> list[tuple[int, int]]:
@@ -97,16 +92,19 @@ class Port:
                 found[policy.name] = "all weights"
         return found
 
-    def earned(self, completions: Mapping[str, str], workflow: Any = None) -> Episode:
-        """Return the episode in which the run's agents answer its first task with these texts."""
+    def earned(self, completions: Mapping[str, str | Sequence[str]]) -> Episode:
+        """Return the episode in which the run's agents answer its first task with these texts, each with its own turn by turn."""
         with Trainer.from_run(self.run) as trainer:
-            return scripted(trainer.config.environment, workflow or trainer.config.workflow, completions)
+            return scripted(trainer.config.environment, trainer.config.workflow, completions)
 
 
-def scripted(environment: Environment, workflow: Any, completions: Mapping[str, str]) -> Episode:
+def scripted(
+    environment: Environment, workflow: Any, completions: Mapping[str, str | Sequence[str]]
+) -> Episode:
     """Return an episode of the environment's first training task in which agents say these texts."""
     environment.check(list(completions))
     task: Task = environment.task("train", 0)
-    said = {agent: lines(text) for agent, text in completions.items()}
+    said = {agent: lines(*([text] if isinstance(text, str) else text)) for agent, text in completions.items()}
     [episode] = asyncio.run(play(environment, workflow, list(completions), said, task))
     return episode
+

@@ -1,0 +1,121 @@
+"""TRL's example of an agent: questions on genes, a tool that reads a database, three rewards. Read at f2cd57710 (2026-07-24)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ports import Port
+from tests.support.qwen import save_qwen
+
+import kapelle
+
+pytestmark = pytest.mark.slow
+
+GENES = [("ABC1", "XYZ2", "yes"), ("ABC1", "QRS3", "no"), ("XYZ2", "QRS3", "no"), ("XYZ2", "ABC1", "yes")]
+PREAMBLE = "You can query a SQLite database, whose table is `interactions`.\nThe answer stands in stars, such as *Yes* or *No*.\n"
+ROWS = [
+    {"prompt": [{"role": "user", "content": f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?"}], "answer": answer}
+    for a, b, answer in GENES
+]
+
+
+def query_genes(sql_command: str) -> list[tuple[Any, ...]]:
+    """Execute a read-only SQL command on the database of gene interactions.
+
+    Args:
+        sql_command: The SQL command to execute.
+
+    Returns:
+        A list of tuples containing the query results.
+    """
+    with sqlite3.connect("file:genes.db?mode=ro", uri=True) as connection:
+        return connection.execute(sql_command).fetchall()
+
+
+def correctness(completions: Any, answer: list[str], **kwargs: Any) -> list[float]:
+    """Pay the right word between stars; the last message is the answer."""
+    paid = []
+    for messages, right in zip(completions, answer, strict=True):
+        found = re.search(r"\*(yes|no)\*", messages[-1]["content"].lower())
+        paid.append(-0.5 if found is None else 0.6 if found[1] == right else -1.0)
+    return paid
+
+
+def structure(completions: Any, **kwargs: Any) -> list[float]:
+    """Pay a call that was answered, and words besides."""
+    paid = []
+    for messages in completions:
+        called = any(each["role"] == "assistant" and each.get("tool_calls") for each in messages)
+        answered = any(each["role"] == "tool" for each in messages)
+        words = any(each["role"] == "assistant" and not each.get("tool_calls") and each["content"].strip() for each in messages)
+        paid.append((0.1 if words else 0.05) if called and answered else -0.15 if called else 0.0)
+    return paid
+
+
+def queries(completions: Any, **kwargs: Any) -> list[float]:
+    """Pay conditions in the commands, and none at all is a fault."""
+    paid = []
+    for messages in completions:
+        calls = [call["function"] for each in messages for call in each.get("tool_calls") or []]
+        commands = [call["arguments"]["sql_command"].lower() for call in calls]
+        paid.append(sum(0.4 if " where " in each else -0.5 for each in commands) if commands else -1.5)
+    return paid
+
+
+def call(command: str) -> str:
+    return f'<tool_call>\n{json.dumps({"name": "query_genes", "arguments": {"sql_command": command}})}\n</tool_call>'
+
+
+GIVEN = [
+    (["*Yes*"], 0.6 + 0.0 - 1.5),
+    ([call("SELECT * FROM interactions WHERE a = 'ABC1'"), "They do: *Yes*"], 0.6 + 0.1 + 0.4),
+    ([call("SELECT * FROM interactions"), "They do not: *No*"], -1.0 + 0.1 - 0.5),
+    ([call("SELECT * FROM interactions WHERE a = 'ABC1'"), "They do."], -0.5 + 0.1 + 0.4),
+]
+"""Turns on the first question → what the three functions come to."""
+
+
+def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with sqlite3.connect("genes.db") as connection:
+        connection.execute("CREATE TABLE interactions (a TEXT, b TEXT)")
+        connection.execute("INSERT INTO interactions VALUES ('ABC1', 'XYZ2')")
+    save_qwen(tmp_path / "model", "qwen3")
+    kapelle.train(
+        str(tmp_path / "model"),
+        train_dataset=ROWS,
+        tools=[query_genes],
+        reward_funcs=[correctness, structure, queries],
+        chat_template_kwargs={"enable_thinking": False},
+        output_dir=str(tmp_path / "run"),
+        max_completion_length=6,
+        max_steps=2,
+        # TRL's own defaults, which its script leaves as they are
+        learning_rate=1e-6,
+        lr_scheduler_type="linear",
+        num_generations=8,
+        per_device_train_batch_size=8,
+        beta=0.0,
+        team={"sharing": "shared"},
+        report_to="none",
+        log_completions=True,
+    ).trainer.close()
+    port = Port(tmp_path / "run", tmp_path / "model")
+    assert port.batches == [(1, 8), (1, 8)]
+    assert list(port.trained.values()) == ["all weights"]
+    assert port.rates == pytest.approx([1e-6, 0.5e-6])
+    for (asked, _), read in port.prompts.items():
+        # tools are listed before the question; thinking is closed before the answer begins
+        assert '"name": "query_genes"' in read
+        assert '"sql_command": {"type": "string", "description": "The SQL command to execute."}' in read
+        assert asked in {row["prompt"][0]["content"] for row in ROWS}
+        assert read.endswith(f"{asked}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    for turns, paid in GIVEN:
+        episode = port.earned({"agent_0": turns})
+        assert len(episode.turns) == len(turns)
+        assert episode.rewards["agent_0"] == pytest.approx(paid), turns
