@@ -212,7 +212,13 @@ class TableRenderer:
         self.said[token] = message.content
         return token
 
-    def extend(self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]) -> Words:
+    def extend(
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        heard: Sequence[Message],
+        before: Sequence[Message] = (),
+    ) -> Words:
         """Return all that was read and said, and the messages heard since."""
         return (*prompt, *completion, *self.start(heard))
 

@@ -105,6 +105,15 @@ def as_text(messages: Sequence[Message]) -> str:
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
+@dataclass(frozen=True, slots=True)
+class Said(Message):
+    """An answer in the agent's own conversation, with the tokens that it sampled."""
+
+    ids: tuple[int, ...] = ()
+    thoughts: int = 0
+    """How many of them, from the first one on, are thoughts."""
+
+
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
 
 
@@ -271,12 +280,19 @@ class Turn:
     usage: tuple[int, int] | None = None
     """Tokens read and written as an endpoint's server counted them; None where the ids above are what was read and written."""
 
+    thoughts: int = 0
+    """How many characters of `text`, from the first one on, are thoughts (`<think>…</think>`): other agents do not read them."""
     dropped: int = 0
     """How many messages of its conversation were dropped before this turn, which `heard` then begins anew (`episode.compaction`)."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"
         assert not self.versions or sum(tokens for _, tokens in self.versions) == len(self.completion_ids)
+
+    @property
+    def words(self) -> str:
+        """The text without thoughts; empty where the thoughts were cut off."""
+        return self.text[self.thoughts :]
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
@@ -348,7 +364,7 @@ class Episode:
         """The team's answer: the text that the workflow named, else the last that was said; empty where nobody spoke."""
         if self.final is not None:
             return self.final
-        return self.turns[-1].text if self.turns else ""
+        return self.turns[-1].words if self.turns else ""
 
     def by(self, agent: str) -> tuple[Turn, ...]:
         """Return the turns of one agent in time order: its trajectory, as a view."""

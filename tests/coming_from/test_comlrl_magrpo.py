@@ -15,7 +15,12 @@ from kapelle.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = ["Describe a city above the clouds:", "Invent a feast and explain it:", "Joke about dinosaurs:", "Plan a garden:"]
+PROMPTS = [
+    "Describe a city above the clouds:",
+    "Invent a feast and explain it:",
+    "Joke about dinosaurs:",
+    "Plan a garden:",
+]
 ROWS = [{"prompt": prompt} for prompt in PROMPTS]
 
 
@@ -27,7 +32,12 @@ def ratio(completions: Mapping[str, str]) -> float:
     return math.exp(-max(0.0, 2 - second / first, second / first - 3))
 
 
-GIVEN = {("ab", "abcd"): 100.0, ("ab", "ab"): 100 * math.exp(-1), ("", "ab"): 0.0, ("a", "abcde"): 100 * math.exp(-2)}
+GIVEN = {
+    ("ab", "abcd"): 100.0,
+    ("ab", "ab"): 100 * math.exp(-1),
+    ("", "ab"): 0.0,
+    ("a", "abcde"): 100 * math.exp(-2),
+}
 """Texts of both agents → the reward, which their processor multiplies by 100."""
 
 
@@ -65,7 +75,9 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
     # four joint samples of each of two prompts, and both agents read the same
     assert port.batches == [(2, 4), (2, 4)]
     assert port.prompts == {
-        (prompt, agent): chatml(("system", DEFAULT_SYSTEM), ("user", prompt)) for prompt in PROMPTS for agent in ("first", "second")
+        (prompt, agent): chatml(("system", DEFAULT_SYSTEM), ("user", prompt))
+        for prompt in PROMPTS
+        for agent in ("first", "second")
     }
     assert port.trained == {"first": "all weights", "second": "all weights"}
     assert port.rates == [5e-5, 5e-5]
@@ -82,4 +94,13 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
 def test_what_has_no_counterpart_is_refused_before_a_model_loads(name: str) -> None:
     theirs = {"top_p": 0.6, "top_k": 50, "discount": 0.9, "early_termination_threshold": -0.2}
     with pytest.raises(ConfigError, match=name):
-        kapelle.train("embedded", ROWS, reward=ratio, agents=2, algorithm="magrpo", run_dir=None, steps=0, **{name: theirs[name]})  # type: ignore[arg-type]
+        kapelle.train(
+            "embedded",
+            ROWS,
+            reward=ratio,
+            agents=2,
+            algorithm="magrpo",
+            run_dir=None,
+            steps=0,
+            **{name: theirs[name]},
+        )  # type: ignore[arg-type]

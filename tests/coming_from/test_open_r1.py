@@ -17,7 +17,12 @@ SYSTEM = (
     "You are a helpful assistant that reasons before it answers. Respond in the following format: "
     "<think>\n...\n</think>\n<answer>\n...\n</answer>"
 )
-SOLVED = [("What is 3 + 4?", "7"), ("What is 2 * 1200?", "2400"), ("What is 5 * 6?", "30"), ("Halve 48.", "24")]
+SOLVED = [
+    ("What is 3 + 4?", "7"),
+    ("What is 2 * 1200?", "2400"),
+    ("What is 5 * 6?", "30"),
+    ("Halve 48.", "24"),
+]
 THEIRS = f"""
 model_revision: main
 torch_dtype: bfloat16
@@ -77,7 +82,11 @@ def form(completion: str) -> float:
 
 
 def tag_count(completion: str) -> float:
-    return sum(0.25 for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>") if completion.count(tag) == 1)
+    return sum(
+        0.25
+        for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+        if completion.count(tag) == 1
+    )
 
 
 GIVEN = {
@@ -123,13 +132,18 @@ def test_it_does_what_the_file_says(tmp_path: Path) -> None:
     port = Port(tmp_path / "run", tmp_path / "model")
     # 2 × 4 completions a step on one device, 4 of each problem
     assert port.batches == [(2, 4), (2, 4)]
-    assert set(port.prompts.values()) == {chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED}
+    assert set(port.prompts.values()) == {
+        chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
+    }
     assert list(port.trained.values()) == ["all weights"]
     assert port.setting("seed") == 42
     optimizer, loss = port.setting("optimizer"), port.setting("algorithm.loss")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (2e-5, "cosine", 0.1)
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
-    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == ("bfloat16", True)
+    assert (port.setting("model.dtype"), port.setting("training.gradient_checkpointing")) == (
+        "bfloat16",
+        True,
+    )
     assert port.setting("checkpoint.keep") == 1
     for completion, paid in GIVEN.items():
         assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion
@@ -138,4 +152,6 @@ def test_it_does_what_the_file_says(tmp_path: Path) -> None:
 def test_what_has_no_counterpart_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(save_recipe(tmp_path, REFUSED)), "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert [key for key in (*yaml.safe_load(REFUSED), *yaml.safe_load(THEIRS)) if f"`{key}`" in said] == [*yaml.safe_load(REFUSED)]
+    assert [key for key in (*yaml.safe_load(REFUSED), *yaml.safe_load(THEIRS)) if f"`{key}`" in said] == [
+        *yaml.safe_load(REFUSED)
+    ]

@@ -39,15 +39,26 @@ def test_open_r1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [rewards] = blocks("open_r1", "python")
     (tmp_path / "my_rewards.py").write_text(rewards, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    rows = [{"problem": f"{k}+{k}", "solution": f"$\\boxed{{{2 * k}}}$", "answer": f"{2 * k}"} for k in range(4)]
+    rows = [
+        {"problem": f"{k}+{k}", "solution": f"$\\boxed{{{2 * k}}}$", "answer": f"{2 * k}"} for k in range(4)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    smaller = ("per_device_train_batch_size=1", "num_generations=2", f"environment.path={tmp_path}/rows.jsonl")
+    smaller = (
+        "per_device_train_batch_size=1",
+        "num_generations=2",
+        f"environment.path={tmp_path}/rows.jsonl",
+    )
     port = trained(tmp_path, "open_r1", "qwen2", *smaller)
     assert port.batches == [(2, 2), (2, 2)]
     system = "First think, then answer: <think>\n...\n</think>\n<answer>\n...\n</answer>"
-    assert set(port.prompts.values()) == {chatml(("system", system), ("user", row["problem"])) for row in rows}
+    assert set(port.prompts.values()) == {
+        chatml(("system", system), ("user", row["problem"])) for row in rows
+    }
     right = "<think>\nZero.\n</think>\n<answer>\n0\n</answer>"
-    paid = [port.earned({"agent_0": text}).rewards["agent_0"] for text in (right, "<answer>0</answer>", "It is 0.")]
+    paid = [
+        port.earned({"agent_0": text}).rewards["agent_0"]
+        for text in (right, "<answer>0</answer>", "It is 0.")
+    ]
     assert paid == [2.0, 1.0, 0.0]
 
 

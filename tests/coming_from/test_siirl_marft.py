@@ -53,7 +53,7 @@ nodes:
   - {node_id: train_1, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 0, dependencies: [value_2], agent_options: {train_cycle: 15}}
   - {node_id: train_2, node_type: MODEL_TRAIN, node_role: ACTOR, agent_group: 1, dependencies: [train_1], agent_options: {train_cycle: 15}}
 """
-PROCESS = '''
+PROCESS = """
 from string import Template
 
 
@@ -64,8 +64,8 @@ def pre_process(tokenizer, prompt_id, obs, **kwargs):
 
 def post_process(tokenizer, prompt_id, response_id, **kwargs):
     return prompt_id + tokenizer.encode(kwargs["post_chat_template"]) + response_id
-'''
-MATH_ENV = '''
+"""
+MATH_ENV = """
 class MathEnv:
     def reset(self):
         pass
@@ -74,7 +74,7 @@ class MathEnv:
         right = f"\\\\boxed{{{ground_truth}}}" in actions[-1]
         verdict = " This answer is right." if right else " This answer is wrong."
         return [text + verdict for text in actions], float(right), right
-'''
+"""
 
 
 def script(model: Path, length: int) -> list[str]:
@@ -165,7 +165,11 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
     assert history.endswith(WANTED)
     for turn in episode.turns:
         role = turn.agent
-        asked = f"You are the Reasoner.\nproblem: {history}" if role == "reasoner" else f"You are the Actor.\n{history}"
+        asked = (
+            f"You are the Reasoner.\nproblem: {history}"
+            if role == "reasoner"
+            else f"You are the Actor.\n{history}"
+        )
         assert port.decoded(turn.prompt_ids) == chatml(("user", f"{asked}\n{role}: "))
         history += f" {role}: {turn.text}" + ("" if role == "reasoner" else " This answer is wrong.")
     # an adapter for each of the two, of which the one that is trained changes every 15 steps

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.slow
 GENES = [("ABC1", "XYZ2", "yes"), ("ABC1", "QRS3", "no"), ("XYZ2", "QRS3", "no"), ("XYZ2", "ABC1", "yes")]
 PREAMBLE = "You can query a SQLite database, whose table is `interactions`.\nThe answer stands in stars, such as *Yes* or *No*.\n"
 ROWS = [
-    {"prompt": [{"role": "user", "content": f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?"}], "answer": answer}
+    {
+        "prompt": [
+            {"role": "user", "content": f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?"}
+        ],
+        "answer": answer,
+    }
     for a, b, answer in GENES
 ]
 
@@ -52,7 +57,10 @@ def structure(completions: Any, **kwargs: Any) -> list[float]:
     for messages in completions:
         called = any(each["role"] == "assistant" and each.get("tool_calls") for each in messages)
         answered = any(each["role"] == "tool" for each in messages)
-        words = any(each["role"] == "assistant" and not each.get("tool_calls") and each["content"].strip() for each in messages)
+        words = any(
+            each["role"] == "assistant" and not each.get("tool_calls") and each["content"].strip()
+            for each in messages
+        )
         paid.append((0.1 if words else 0.05) if called and answered else -0.15 if called else 0.0)
     return paid
 
@@ -68,7 +76,7 @@ def queries(completions: Any, **kwargs: Any) -> list[float]:
 
 
 def call(command: str) -> str:
-    return f'<tool_call>\n{json.dumps({"name": "query_genes", "arguments": {"sql_command": command}})}\n</tool_call>'
+    return f"<tool_call>\n{json.dumps({'name': 'query_genes', 'arguments': {'sql_command': command}})}\n</tool_call>"
 
 
 GIVEN = [

@@ -135,13 +135,19 @@ def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -
     # 8 completions a step, 4 of each prompt: 4 rows are two steps
     assert port.batches == [(2, 4), (2, 4)]
     # `prompt` is what is asked, with its own system message in place of the template's
-    assert set(port.prompts.values()) == {chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED}
+    assert set(port.prompts.values()) == {
+        chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
+    }
     assert list(port.trained.values()) == [trained]
     loss, optimizer = port.setting("algorithm.loss"), port.setting("optimizer")
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
     assert (port.setting("algorithm.scale"), port.setting("algorithm.truncated")) == ("std", "keep")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (5e-6, "cosine", 0.1)
-    assert (optimizer["betas"], optimizer["weight_decay"], optimizer["max_grad_norm"]) == ([0.9, 0.99], 0.1, 0.1)
+    assert (optimizer["betas"], optimizer["weight_decay"], optimizer["max_grad_norm"]) == (
+        [0.9, 0.99],
+        0.1,
+        0.1,
+    )
     assert port.setting("team.sampling.temperature") == 1.0
     for completion, paid in GIVEN.items():
         assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.thinking import thinking_folder, thinking_tokenizer
+from tests.support.thinking import THINKING, thinking_folder, thinking_tokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from kapelle.cli import main
 from kapelle.errors import ConfigError
@@ -13,7 +16,7 @@ from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.runs.reader import read_episodes
 from kapelle.settings.schema import ModelConfig
 from kapelle.setup.recipe import load_recipe
-from kapelle.types import Message
+from kapelle.types import Json, Message, Said, conversation
 
 U = Message("user", "2+2?")
 
@@ -41,6 +44,86 @@ class TestArguments:
         renderer = ChatRenderer(thinking_tokenizer(), 512)
         with pytest.raises(ConfigError, match=r"does not read\. Did you mean 'enable_thinking'\?"):
             renderer.with_arguments({"enable_thinkin": False})
+
+
+def turns(
+    template: str, arguments: Mapping[str, Json], answers: Sequence[str], heard: Sequence[Message]
+) -> list[bool]:
+    """Compare each prompt of a conversation with what the template writes; return which ones continue the tokens before."""
+    tokens = thinking_tokenizer(template)
+    renderer = ChatRenderer(tokens, 4096).with_arguments(arguments)
+    texts = [Message("system", "Be brief."), U]
+    before, prompt, continues = list(texts), renderer.start(texts), list[bool]()
+    for answer, news in zip(answers, heard, strict=True):
+        # Byte by byte, as no tokeniser would write a mark: the very ids have to come back.
+        ids = (
+            *(i for letter in answer for i in renderer.completion(letter)[:-1]),
+            *renderer.completion("")[-1:],
+        )
+        ids = renderer.completion(answer) if "<" in answer else ids
+        before.append(Said("assistant", answer, ids=ids, thoughts=renderer.thoughts(prompt, ids)))
+        known, prompt = (*prompt, *ids), renderer.extend(prompt, ids, [news], before)
+        opened = "<think>\n" if "<think>" not in answer and "</think>" in answer else ""
+        texts += [Message("assistant", opened + answer), news]
+        before.append(news)
+        continues.append(prompt[: len(known)] == known)
+        written = tokens.apply_chat_template(
+            conversation(texts), tokenize=False, add_generation_prompt=True, **arguments
+        )
+        assert renderer.decode(prompt) == written
+    return continues
+
+
+THOUGHT = "<think>\nhm\n</think>\n\n4"
+CALLING = "<think>\nlook\n</think>\n\n<tool_call>\n{}\n</tool_call>"
+TOOL = Message("tool", "4")
+ALWAYS_OPEN = THINKING.replace(
+    "{%- if enable_thinking is defined and enable_thinking is false %}", "{{- '<think>\\n' }}{%- if false %}"
+)
+KEEPS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+class TestOwnThoughts:
+    """What the agent reads of its own earlier thoughts is what its template writes."""
+
+    @pytest.mark.parametrize("arguments", [{}, {"enable_thinking": True}])
+    def test_they_go_before_the_next_message_of_the_user(self, arguments: Mapping[str, Json]) -> None:
+        assert turns(THINKING, arguments, [THOUGHT, THOUGHT], [U, U]) == [False, False]
+
+    def test_they_stay_in_a_chain_of_tool_calls(self) -> None:
+        assert turns(THINKING, {}, [CALLING, THOUGHT, THOUGHT], [TOOL, TOOL, U]) == [True, True, False]
+
+    def test_an_answer_without_thoughts_is_continued(self) -> None:
+        assert turns(THINKING, {}, ["4", "5"], [U, U]) == [True, True]
+
+    def test_the_mark_of_no_thoughts_goes_too(self) -> None:
+        assert turns(THINKING, {"enable_thinking": False}, ["4", "5"], [U, TOOL]) == [False, False]
+        assert turns(THINKING, {"enable_thinking": False}, [CALLING, THOUGHT], [TOOL, U]) == [False, False]
+
+    def test_a_prompt_may_open_them(self) -> None:
+        assert turns(ALWAYS_OPEN, {}, ["hm\n</think>\n\n4", "hm\n</think>\n\n5"], [U, U]) == [False, False]
+        assert turns(ALWAYS_OPEN, {}, ["hm\n</think>\n\n4"], [TOOL]) == [True]
+
+    def test_a_template_that_keeps_them_is_continued(self) -> None:
+        assert turns(KEEPS, {}, [THOUGHT, THOUGHT], [U, U]) == [True, True]
+
+    def test_words_stay_the_tokens_that_were_sampled(self, data_folder: Path) -> None:
+        raw = Tokenizer.from_file(str(data_folder / "tokenizer_tiny_bpe" / "tiny_bpe_tokenizer.json"))
+        tokens = PreTrainedTokenizerFast(tokenizer_object=raw)
+        tokens.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "eos_token": "<|im_end|>"})
+        tokens.chat_template = THINKING
+        renderer = ChatRenderer(tokens, 4096)
+        letters = tuple(i for letter in "the answer" for i in renderer.completion(letter)[:-1])
+        assert letters != renderer.completion("the answer")[:-1]
+        ids = (
+            *renderer.completion("<think>\nthe hint\n</think>\n\n")[:-1],
+            *letters,
+            *renderer.completion(""),
+        )
+        prompt = renderer.start([U])
+        said = Said("assistant", "", ids=ids, thoughts=renderer.thoughts(prompt, ids))
+        after = renderer.extend(prompt, ids, [U], [U, said])
+        assert (*prompt, *letters) == after[: len(prompt) + len(letters)]
 
 
 DEMO = ["demo", "warmup=null", "training.steps=1", "training.tasks_per_step=1", "algorithm.group_size=2"]

@@ -50,7 +50,12 @@ class Port:
     @property
     def episodes(self) -> list[Episode]:
         """The kept episodes of all steps."""
-        return [e for step in episode_steps(self.run) for group in read_groups(self.run, step) for e in group.episodes]
+        return [
+            e
+            for step in episode_steps(self.run)
+            for group in read_groups(self.run, step)
+            for e in group.episodes
+        ]
 
     @property
     def batches(self) -> list[tuple[int, int]]:
@@ -107,4 +112,3 @@ def scripted(
     said = {agent: lines(*([text] if isinstance(text, str) else text)) for agent, text in completions.items()}
     [episode] = asyncio.run(play(environment, workflow, list(completions), said, task))
     return episode
-

@@ -39,7 +39,7 @@ class Family:
         raw.decoder = decoders.ByteLevel()
         raw.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in self.special])
         raw.add_tokens([AddedToken(each, special=False, normalized=False) for each in self.plain])
-        added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
+        added = raw.get_added_tokens_decoder()
         named = {"eos_token": self.end, "bos_token": ""}
         return ChatRenderer(LightTokenizer(self.form, raw, self.template, added, named), 10_000)
 

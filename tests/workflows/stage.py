@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.protocol import Request, WritingRenderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted
 from kapelle.rollout.play import Play, rollout
@@ -41,11 +41,13 @@ async def play(
     task: Task,
     samples: int = 1,
     seed: int = 0,
+    renderer: WritingRenderer | None = None,
 ) -> tuple[Episode, ...]:
-    """Play one task and return its episodes."""
+    """Play one task and return its episodes, with a renderer for all agents if one is given."""
     team = team_of(*agents)
     workflow.check(team.agents, environment)
-    stage = Play(team, environment, workflow, ScriptedEngine(scripts))
+    renderers = {} if renderer is None else dict.fromkeys(scripts, renderer)
+    stage = Play(team, environment, workflow, ScriptedEngine(scripts, renderers))
     return (await rollout(stage, [task], samples, seed))[0].episodes
 
 

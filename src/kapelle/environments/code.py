@@ -47,7 +47,6 @@ from kapelle.grading.code.grade import (
 from kapelle.grading.code.programs import program_of, tree_of
 from kapelle.grading.code.style import style_score, syntax_score
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
-from kapelle.grading.text.extraction import defused
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.runtime.row_files import DataRow
 from kapelle.sandbox.contract import Backend, Limits
@@ -437,7 +436,7 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
         return f"{begin} No program was found. {again}"
     said = []
     for test, outcome in zip(shown, grade.tests, strict=False):
-        told = defused(outcome.explanation[:SHOWN_CHARACTERS])
+        told = outcome.explanation[:SHOWN_CHARACTERS]
         said.append(f"{test}\n# {outcome.status}{': ' if told else ''}{told}")
     if any(test.status != "passed" for test in grade.tests[len(shown) :]):
         said.append("Tests that are not shown to you: not all passed.")

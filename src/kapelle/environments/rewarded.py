@@ -634,7 +634,9 @@ class Rewarded(
             elif isinstance(each, Rubric):
                 reference = None if each.reference is None else shown(row.fields[each.reference])
                 ask, question = self.judge_of(each), episode.task.question
-                verdict = await judge_rubric(ask, question, str(text), each.criteria, reference)
+                verdict = await judge_rubric(
+                    ask, question, spoken_of(episode, text), each.criteria, reference
+                )
                 if verdict.grade.status == "ungraded":
                     ask.ungraded += 1
                     raise EpisodeError(
@@ -742,7 +744,9 @@ class Rewarded(
             if len(part) < 2:
                 continue
             attempts = [
-                answer_of(episodes[k], infos[k]) if each.agent is None else texts[k][each.agent] for k in part
+                spoken_of(e, answer_of(e, infos[k]) if each.agent is None else texts[k][each.agent])
+                for k, e in enumerate(episodes)
+                if k in part
             ]
             row = split_of(self.rows, task.id)
             reference = None if each.reference is None else shown(row.fields[each.reference])
@@ -807,7 +811,16 @@ def last_texts(episode: Episode) -> dict[str, str]:
 def answer_of(episode: Episode, info: Mapping[str, Json]) -> Any:
     """Return the text that a workflow named as the team's, else the last that was said."""
     answer = info.get("answer")
-    return episode.answer if answer is None else answer
+    answer = episode.answer if answer is None else answer
+    # Functions read whole completions, thoughts included, as TRL's do.
+    return next(
+        (turn.text for turn in reversed(episode.turns) if turn.thoughts and turn.words == answer), answer
+    )
+
+
+def spoken_of(episode: Episode, text: Any) -> str:
+    """Return what a judge reads of a completion: its words, without thoughts."""
+    return next((turn.words for turn in reversed(episode.turns) if turn.text == text), str(text))
 
 
 class RewardedWorld(BaseWorld):

@@ -44,7 +44,6 @@ from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean
-from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.settings.base import Settings
@@ -163,7 +162,7 @@ class CallRules:
         """Return what an agent reads about these tools."""
         told = [schema.as_json() for schema in schemas]
         listed = tools_prompt if self.listing == "schemas" else signatures_prompt
-        return defused(listed(told, self.form))
+        return listed(told, self.form)
 
 
 @dataclass(slots=True)
@@ -278,7 +277,7 @@ class ToolsWorld(Retriable):
             calls = parse_calls(text, (self._settings.form,), schemas)
         except NotCalls as fault:
             user.faults += 1
-            user.reads = defused(f"Error: {fault}")
+            user.reads = f"Error: {fault}"
             return
         if not calls:
             user.answer = text
@@ -303,7 +302,6 @@ class ToolsWorld(Retriable):
             except TimeoutError:
                 user.faults += 1
                 said = f"Error: `{call.name}` did not answer within {self._settings.call_s:g} s."
-            said = defused(said)
             results.append(
                 said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
             )

@@ -25,6 +25,7 @@ from kapelle.environment import AskedServer, AsksServers
 from kapelle.errors import EpisodeError
 from kapelle.grading.text.extraction import said
 from kapelle.grading.verdict import Grade, no_answer, ungraded
+from kapelle.runtime.characters import defused
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.http import post_with_retries
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address, Settings
@@ -347,7 +348,7 @@ def ask_endpoint(settings: JudgeEndpoint, transport: httpx.AsyncBaseTransport | 
     async def ask(messages: Sequence[Message]) -> str:
         body = {
             "model": settings.model,
-            "messages": conversation(messages),
+            "messages": conversation(defused(messages)),
             "max_tokens": settings.max_tokens,
             "temperature": 0.0,
         }

@@ -24,9 +24,10 @@ import re
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -34,13 +35,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kapelle.errors import ConfigError, ContextError, KapelleError, ModelError, did_you_mean
+from kapelle.models.control_tokens import ControlTokens
 from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.machine import refusal
+from kapelle.runtime.thoughts import EVERY_PAIR, split_thoughts
 from kapelle.settings.schema import ModelConfig
-from kapelle.types import Image, Json, Message, images_in
+from kapelle.types import Image, Json, Message, Said, images_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -135,7 +138,10 @@ class ChatRenderer:
         """The text of its chat template."""
         self._form = TemplateForm(self._render)
         self._tools = ToolTemplate(self._render_with, self._special_end)
-        self._special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        added = tokenizer.added_tokens_decoder
+        self._special = {number: str(token) for number, token in added.items()}
+        self._common = frozenset(str(each) for each in added.values() if not getattr(each, "special", True))
+        """Added tokens that a text may hold, unless the template opens messages by them."""
         # The samples of a group begin with one prompt: it is rendered and tokenised once. A template that asks for the time
         # writes another text each time.
         dated = "strftime_now" in str(tokenizer.chat_template)
@@ -154,13 +160,14 @@ class ChatRenderer:
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Return how the template writes an answer that makes this call, without the token that ends it; empty where that cannot be told."""
-        return self._tools.called({"name": name, "arguments": dict(arguments)})
+        return self._control.show(self._tools.called({"name": name, "arguments": dict(arguments)}))
 
     def answer(self, message: Message) -> str:
         """Return how the template writes an assistant's message with tool calls, without the token that ends it."""
         row = {} if message.structured is None else json.loads(message.structured)
         calls = [call["function"] for call in row.get("tool_calls", ())]
-        return (self._tools.called(*calls, content=row["content"]) if calls else "") or message.content
+        written = self._control.show(self._tools.called(*calls, content=row["content"])) if calls else ""
+        return written or message.content
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> ChatRenderer:
         """Return a renderer that gives the chat template these arguments, such as `enable_thinking`.
@@ -200,50 +207,112 @@ class ChatRenderer:
     def _ids_of_start(
         self, *said: tuple[str, str, str | None, tuple[Image, ...], str | None]
     ) -> tuple[int, ...]:
-        messages = self._unmarked([Message(*each) for each in said])
+        messages = [Message(*each) for each in said]
+        self._check_seen(messages)
         text = self._tools.start(messages) or self._form.text(messages, speak=True)
         return self._spread(text, messages)
 
-    def _unmarked(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages whose texts hold no mark of a picture: whoever writes one would move the others' places.
-
-        Raises ModelError where there are pictures and the model reads text alone.
-        """
-        if self._vision is None:
-            if count := len(images_in(messages)):
-                raise ModelError(
-                    f"The model '{self._tokenizer.name_or_path}' reads text alone, and {count} image{'s' if count > 1 else ''} stand in what "
-                    "it is to read. Name a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
-                )
-            return list(messages)
-        mark = self._special[self._vision.token]
-        unmarked = list(messages)
-        for place, message in enumerate(messages):
-            text = message.content
-            while mark in text:  # what is left may be one again
-                text = text.replace(mark, "")
-            unmarked[place] = replace(message, content=text)
-        return unmarked
+    def _check_seen(self, messages: Sequence[Message]) -> None:
+        """Raise ModelError where there are pictures and the model reads text alone."""
+        if self._vision is None and (count := len(images_in(messages))):
+            raise ModelError(
+                f"The model '{self._tokenizer.name_or_path}' reads text alone, and {count} image{'s' if count > 1 else ''} stand in what "
+                "it is to read. Name a vision-language model of the shape of Qwen2.5-VL or Qwen3-VL as `model.path`."
+            )
 
     def _spread(self, text: str, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a text, with as many for each picture in these messages as it takes."""
-        ids = self._ids(text)
+        return self._spread_ids(self._ids(text), messages)
+
+    def _spread_ids(self, ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
         return ids if self._vision is None else self._vision.spread(ids, images_in(messages))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a finished conversation."""
-        return self._spread(self._form.text(self._unmarked(messages), speak=False), messages)
+        self._check_seen(messages)
+        return self._spread(self._form.text(messages, speak=False), messages)
 
     def extend(
-        self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        heard: Sequence[Message],
+        before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids."""
-        heard = self._unmarked(heard)
+        """Return the last prompt, the ids that were sampled, and the messages `heard` since, as ids.
+
+        Where the template leaves out thoughts of `before`, the conversation up to this answer, the prompt begins otherwise. The
+        words of all answers are the ids that were sampled in either case.
+        """
+        self._check_seen(heard)
+        if before and self._drops_thoughts and (other := self._without_thoughts(before, heard)) is not None:
+            return other
         tail = self._tools.after_calls(heard) or self._after_completion(heard, speak=True)
         if completion:
             # A model may end its turns with another special token than its tokeniser's end of text.
             tail = tail.removeprefix(self._special.get(completion[-1], ""))
         return (*prompt, *completion, *self._spread(tail, heard))
+
+    @cached_property
+    def _drops_thoughts(self) -> bool:
+        """Whether the template writes earlier answers without their thoughts, or opens new ones by thoughts."""
+        asked, thought = Message("user", WORDS[0]), f"<think>\n{WORDS[1]}\n</think>\n\n{WORDS[2]}"
+        with suppress(ModelError):
+            kept = WORDS[1] in self._form.text([asked, Message("assistant", thought), asked], speak=False)
+            begun = self._form.text([asked], speak=True)
+            return not kept or any(mark in begun for pair in EVERY_PAIR for mark in pair)
+        return False
+
+    def _without_thoughts(
+        self, before: Sequence[Message], heard: Sequence[Message]
+    ) -> tuple[int, ...] | None:
+        """Return the conversation as the template now writes it; None where it continues what the agent has read and sampled."""
+        if not isinstance(before[-1], Said):
+            return None
+        known = "".join(message.content for message in (*before, *heard))
+        free = next(f"\u2e28{k}." for k in itertools.count() if f"\u2e28{k}." not in known)
+        conversation, answers = list(before), list[tuple[str, str, Said]]()
+        for place, message in enumerate(before):
+            if isinstance(message, Said):
+                thought, words = f"{free}{place}t\u2e29", f"{free}{place}w\u2e29"
+                text = f"<think>\n{thought}\n</think>\n\n{words}" if message.thoughts else words
+                conversation[place] = Message("assistant", text, message.speaker)
+                answers.append((thought, words, message))
+
+        def written(messages: Sequence[Message]) -> str:
+            return self._tools.start(messages) or self._form.text(messages, speak=True)
+
+        try:
+            begun, text = written(conversation[:-1]), written([*conversation, *heard])
+        except ModelError:
+            return None
+        if text.startswith(begun) and (not answers[-1][2].thoughts or answers[-1][0] in text):
+            return None
+        ids: list[int] = []
+        for thought, words, said in answers:
+            head, found, text = text.partition(words)
+            if not found:
+                return None
+            kept = split_thoughts(self.decode(said.ids[: said.thoughts]), thinking=True)[0]
+            head = head.replace(thought, self._control.hide(kept))
+            ids += [*self._ids(head), *said.ids[said.thoughts :]]
+            text = text.removeprefix(self._special.get(said.ids[-1], "") if said.ids else "")
+        return self._spread_ids((*ids, *self._ids(text)), (*before, *heard))
+
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int]) -> int:
+        """Return how many tokens of a completion, from the first one on, are thoughts; all where they were cut off."""
+        opened = self.decode(prompt[-8:]).rstrip().endswith(tuple(opening for opening, _ in EVERY_PAIR))
+        begun = self.decode(completion[:16]).lstrip()
+        if not opened and not begun.startswith(tuple(opening for opening, _ in EVERY_PAIR)):
+            return 0
+        text = self.decode(completion)
+        words = split_thoughts(text, thinking=opened)[1]
+        if not words:
+            return len(completion)
+        # The first token behind which nothing of the thoughts is left.
+        return bisect_left(
+            range(len(completion)), len(text) - len(words), key=lambda k: len(self.decode(completion[:k]))
+        )
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the ids of a prompt that is no conversation, with what the tokeniser itself puts before a text; or check given ids.
@@ -262,6 +331,8 @@ class ChatRenderer:
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the ids of a completion that is written by hand, end of turn included."""
+        if "<|channel|>" not in self.template:  # where an answer is several messages, it has their marks
+            text = self._control.hide(text, self._of_answers)
         return (*self._ids(text), *self._closing)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -309,7 +380,39 @@ class ChatRenderer:
     def _render(self, turns: list[dict[str, Json]], speak: bool) -> str:
         return self._render_with(turns, speak, None)
 
+    @cached_property
+    def _control(self) -> ControlTokens:
+        """The tokens that no text of a message becomes: special ones, and those that the template writes around messages."""
+        user, answer, result = (
+            Message(*each) for each in zip(("user", "assistant", "tool"), WORDS, strict=True)
+        )
+        written = ""
+        for said in [[user, answer, user], [user, answer, result, user]] if self._common else ():
+            with suppress(ModelError):
+                written += TemplateForm(self._rendered).text(said, speak=False)
+        thoughts = {mark for pair in EVERY_PAIR for mark in pair}
+        words = {each for each in self._common if each in thoughts or each not in written}
+        tokens = {text: k for k, text in self._special.items() if text and text not in words}
+        return ControlTokens(
+            tokens, lambda text: self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+
+    @cached_property
+    def _of_answers(self) -> frozenset[str]:
+        """The special tokens that an agent writes itself: around thoughts and calls."""
+        called = ToolTemplate(self._rendered, self._special_end).called({"name": "kapelletool", "arguments": {}})
+        thoughts = {mark for pair in EVERY_PAIR for mark in pair}
+        return frozenset(each for each in self._special.values() if each in called or each in thoughts)
+
     def _render_with(self, turns: list[dict[str, Json]], speak: bool, tools: Json) -> str:
+        turns = [
+            self._control.hide(turn, self._of_answers if turn["role"] == "assistant" else ())
+            for turn in turns
+        ]
+        return self._rendered(turns, speak, self._control.hide(tools))
+
+    def _rendered(self, turns: list[dict[str, Json]], speak: bool, tools: Json = None) -> str:
+        """Return what the template writes, texts of messages as they are."""
         with rendering(str(self._tokenizer.name_or_path)):
             text = self._tokenizer.apply_chat_template(
                 turns, tools, tokenize=False, add_generation_prompt=speak, **self._arguments
@@ -331,7 +434,7 @@ class ChatRenderer:
                 f"A text of {len(text):,} characters has more tokens than the {self.context:,} that the model reads. Shorten "
                 "it, or use a model with a longer context."
             )
-        ids = tuple(self._tokenizer(replace_surrogates(text), add_special_tokens=False)["input_ids"])
+        ids = tuple(self._control.ids(replace_surrogates(text)))
         if max(ids, default=0) >= self._embeddings:
             unknown = self._tokenizer.decode([max(ids)], skip_special_tokens=False)
             raise ContextError(
@@ -504,6 +607,8 @@ def rendering(name: str) -> Iterator[None]:
 Render = Callable[[list[dict[str, Json]], bool], str]
 """Writes a conversation as text; with True it opens the agent's next message. Raises ModelError."""
 
+_ROLES = ("system", "developer", "tool", "function")
+
 WORDS = ("kapelleone", "kapelletwo", "kapellethree")
 """Texts of the conversations that are tried; a template can neither strip nor escape them."""
 
@@ -567,8 +672,11 @@ class TemplateForm:
         fitted: list[Message] = []
         joins = False
         for message in messages:
-            foreign = message.role not in ("user", "assistant") and not self._takes(
-                *((message.role, "user") if not fitted else ("user", "assistant", message.role))
+            foreign = message.role not in ("user", "assistant") and not (
+                message.role in _ROLES  # a template may make a mark of any other
+                and self._takes(
+                    *((message.role, "user") if not fitted else ("user", "assistant", message.role))
+                )
             )
             role = "user" if foreign else message.role
             before = fitted[-1].role if fitted else ""
@@ -872,7 +980,7 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
             for name in NAMES
             if (found := settings.get(name))
         }
-        added = {number: token.content for number, token in raw.get_added_tokens_decoder().items()}
+        added = raw.get_added_tokens_decoder()
         return LightTokenizer(str(folder), raw, template, added, named), context, inner.get("vocab_size")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it

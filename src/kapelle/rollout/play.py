@@ -105,6 +105,8 @@ class Play:
     """The processes in which worlds live; None for this one."""
     compaction: CompactionRule | None = None
     """What is kept of a conversation that no longer fits; None lets its episode fail."""
+    share_thoughts: bool = False
+    """Whether agents and the world read the others' thoughts."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
     """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
     run: str = field(default="", compare=False)
@@ -166,6 +168,7 @@ def make_play(
         ranks=ranks,
         workers=workers,
         compaction=config.episode.compaction,
+        share_thoughts=config.episode.share_thoughts,
         run=config.name,
     )
 

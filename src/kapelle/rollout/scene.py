@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kapelle.engines.rollout.protocol import (
     Completion,
     Interrupted,
+    KnowsThoughts,
     ReadsPrompts,
     Renderer,
     Request,
@@ -37,6 +38,7 @@ from kapelle.rollout.partial import PartialEpisode, grown
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
+from kapelle.runtime.thoughts import split_thoughts
 from kapelle.team import Agent, Policy
 from kapelle.types import (
     Constraint,
@@ -46,6 +48,7 @@ from kapelle.types import (
     Message,
     Payment,
     Routing,
+    Said,
     Sampling,
     Task,
     Turn,
@@ -126,6 +129,28 @@ class AskedTurn:
             usage=usage,
             dropped=self.dropped,
         )
+
+
+def with_thoughts(turn: Turn, renderer: Renderer) -> Turn:
+    """Return a turn that says how much of its text are thoughts."""
+    if isinstance(renderer, KnowsThoughts):
+        count = renderer.thoughts(turn.prompt_ids, turn.completion_ids)
+        end = len(renderer.spoken(turn.completion_ids[:count])) if count else 0
+    else:  # a server's text may lack the mark that opened them
+        end = len(turn.text) - len(split_thoughts(turn.text, thinking="</think>" in turn.text)[1])
+    return replace(turn, thoughts=len(turn.text) - len(turn.text[end:].lstrip())) if end else turn
+
+
+def said(turn: Turn, renderer: Renderer) -> Said:
+    """Return an answer as a message of its agent's conversation."""
+    ids = turn.completion_ids
+    count = renderer.thoughts(turn.prompt_ids, ids) if isinstance(renderer, KnowsThoughts) else 0
+    return Said("assistant", turn.text, turn.agent, ids=ids, thoughts=count)
+
+
+def plain(messages: Sequence[Message]) -> list[Message]:
+    """Return messages without the tokens of answers."""
+    return [Message(m.role, m.content, m.speaker, m.images, m.structured) for m in messages]
 
 
 def _fits(renderer: Renderer, most: int, messages: Sequence[Message]) -> bool:
@@ -219,8 +244,11 @@ class LiveSeat:
                 assert isinstance(renderer, ReadsPrompts), "`check_run` requires a model in this process"
                 prompt = renderer.plain(task.question)
         else:
+            known = (*self.last.prompt_ids, *self.last.completion_ids)
+            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
             self.messages.extend(messages)
-            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages)
+            if prompt[: len(known)] != known:  # without thoughts: it begins anew, and so does what was heard
+                messages = plain(self.messages)
         own, dropped = play.sampling_of(self.agent), 0
         if play.compaction is not None and not begins:
             most = play.compaction.over or renderer.context - own.max_tokens
@@ -230,7 +258,7 @@ class LiveSeat:
             ):
                 # What was sampled before is read as a text from here on: the tokens of the prompt are another beginning.
                 fits = partial(_fits, renderer, most)
-                self.messages, dropped = compacted(self.messages, play.compaction, fits)
+                self.messages, dropped = compacted(plain(self.messages), play.compaction, fits)
                 messages, prompt = list(self.messages), renderer.start(self.messages)
         return await self._sample(policy, renderer, prompt, messages, own, self.messages, dropped)
 
@@ -249,8 +277,9 @@ class LiveSeat:
             conversation = messages
             prompt = renderer.start(messages)
         else:
-            conversation = [*self.ended[before.index], *messages]
-            prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages)
+            earlier = self.ended[before.index]
+            conversation = [*earlier, *messages]
+            prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
         own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         form = asked.constraint or own.constraint
@@ -320,6 +349,7 @@ class LiveSeat:
             )
             for a in answers
         ]
+        turns = [with_thoughts(turn, renderer) for turn in turns]
         if branch is not None and any(branch.ways[depth:]):
             turns = [replace(turn, copied=True) for turn in turns]
         scene.drafts[name] = turns[0]
@@ -485,8 +515,12 @@ class LiveScene:
         for turn in chosen:  # their agents' conversations continue after them
             seat = self._seats[turn.agent]
             seat.last = turn
-            seat.messages.append(Message("assistant", turn.text, speaker=turn.agent))
-        return {turn.agent: turn for turn in self.commit(chosen)}
+            seat.messages.append(said(turn, seat.renderer))
+        shares = self.play.share_thoughts
+        return {
+            turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
+            for turn in self.commit(chosen)
+        }
 
     async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
         """Play a tree's continuations at once: inside this episode, which waits for them and had room for their worlds before it began."""
@@ -511,8 +545,8 @@ class LiveScene:
         )
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, whole) in zip(turns, drafts, strict=True):
-            said = Message("assistant", turn.text, speaker=turn.agent)
-            self._seats[turn.agent].ended[turn.index] = [*whole, said]
+            seat = self._seats[turn.agent]
+            seat.ended[turn.index] = [*whole, said(turn, seat.renderer)]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
@@ -552,10 +586,10 @@ class LiveScene:
 
         An agent without a turn gets it on its first one; EpisodeError for an agent outside the team.
         """
-        for said in (*actions.values(), final or ""):
-            if not isinstance(said, str):
+        for given in (*actions.values(), final or ""):
+            if not isinstance(given, str):
                 raise EpisodeError(
-                    f"The workflow gives `step` a {type(said).__name__}. Give texts by agent, such as `turn.text`."
+                    f"The workflow gives `step` a {type(given).__name__}. Give texts by agent, such as `turn.text`."
                 )
         self.stepped = True
         self.final = self.final if final is None else final

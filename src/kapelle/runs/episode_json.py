@@ -239,7 +239,7 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["heard"] = [_by_hash(_fields(message)) for message in turn.heard]
-    for name in ("versions", "copied", "constraint", "usage", "dropped"):
+    for name in ("versions", "copied", "constraint", "usage", "thoughts", "dropped"):
         if not row[name]:
             del row[name]
     if turn.caller is None:

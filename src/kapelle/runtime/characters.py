@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kapelle.types import Message
 
 _HALF = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
@@ -26,3 +30,18 @@ def cleaned(text: str) -> str:
         c if c in _KEPT or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+CHAT_MARKS = re.compile(
+    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
+    r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
+)
+"""What opens and closes messages in the chat templates of common models."""
+
+
+def defused(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for another server, whose tokeniser is unknown: no such mark stands whole in their texts."""
+    return [
+        replace(each, content=CHAT_MARKS.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", each.content))
+        for each in messages
+    ]

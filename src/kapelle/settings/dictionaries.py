@@ -176,6 +176,8 @@ class ModelDict(TypedDict, total=False):
     """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Literal["auto", "plain"]
     """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
+    chat_template_kwargs: dict[str, object]
+    """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
 
 class LoraDict(TypedDict, total=False):
@@ -288,6 +290,8 @@ class AgentDict(TypedDict, total=False):
     prompt: str | None
     sampling: SamplingConfig | SamplingDict | None
     """None uses `team.sampling`."""
+    chat_template_kwargs: dict[str, object]
+    """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
     optimizer: RateConfig | RateDict | None
@@ -671,6 +675,8 @@ class EpisodeDict(TypedDict, total=False):
     are the same, to the bit."""
     compaction: CompactionConfig | CompactionDict | None
     """What is kept of a conversation that no longer fits; null lets its episode fail."""
+    share_thoughts: bool
+    """True passes whole completions to other agents and to the environment; else thoughts (`<think>…</think>`) are left out."""
 
 
 class GraderDict(TypedDict, total=False):
@@ -701,6 +707,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `algorithm.loss.kl_coefficient`, `algorithm.beta`."""
     bf16: object
     """Of TRL: `model.dtype`."""
+    chat_template_kwargs: object
+    """Of TRL: `model.chat_template_kwargs`."""
     critic: Mapping[str, object]
     """Of verl, nested as there."""
     critic_learning_rate: object
@@ -731,6 +739,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: left out."""
     dtype: object
     """Of TRL: `model.dtype`."""
+    enable_thinking: object
+    """Of TRL: `model.chat_template_kwargs`."""
     entropy_coef: object
     """Of TRL: `algorithm.loss.entropy_coefficient`."""
     epochs: object

@@ -29,7 +29,7 @@ from kapelle.settings.base import (
     named_settings,
 )
 from kapelle.team import ALL_LINEAR
-from kapelle.types import Constraint, Json, Sampling
+from kapelle.types import Constraint, Sampling
 
 # -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
@@ -230,7 +230,7 @@ class ModelConfig(Settings):
     """Whether all weights of a mixture of experts include its routers, where all weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
     """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
-    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
 
@@ -381,7 +381,7 @@ class AgentConfig(Settings):
     prompt: str | None = None
     sampling: SamplingConfig | None = None
     """None uses `team.sampling`."""
-    chat_template_kwargs: dict[str, Json] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None = None
     """Name or seat number (from 0) of the agent whose critic this one uses too."""
@@ -879,6 +879,8 @@ class EpisodeConfig(Settings):
     are the same, to the bit."""
     compaction: CompactionConfig | None = None
     """What is kept of a conversation that no longer fits; null lets its episode fail."""
+    share_thoughts: bool = False
+    """True passes whole completions to other agents and to the environment; else thoughts (`<think>…</think>`) are left out."""
 
 
 class GraderConfig(Settings):

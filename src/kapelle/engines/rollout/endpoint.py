@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
-from kapelle.runtime.characters import replace_surrogates
+from kapelle.runtime.characters import defused, replace_surrogates
 from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
 from kapelle.settings.base import open_address
@@ -82,7 +82,7 @@ class EndpointEngine(RolloutEngine):
             )
         body = {
             "model": endpoint.model,
-            "messages": conversation(request.messages),
+            "messages": conversation(defused(request.messages)),
             "max_tokens": request.sampling.max_tokens,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,

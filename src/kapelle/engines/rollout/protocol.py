@@ -78,9 +78,29 @@ class Renderer(Protocol):
         ...
 
     def extend(
-        self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        heard: Sequence[Message],
+        before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the next prompt: the last one, the ids that were sampled, and the messages `heard` since."""
+        """Return the next prompt: the last one, the ids that were sampled, and the messages `heard` since.
+
+        `before` is the conversation up to that answer, for chat templates that leave earlier thoughts out.
+        """
+        ...
+
+
+@runtime_checkable
+class KnowsThoughts(Protocol):
+    """A renderer that tells thoughts from words."""
+
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int]) -> int:
+        """Return how many tokens of a completion, from the first one on, are thoughts."""
+        ...
+
+    def spoken(self, ids: Sequence[int]) -> str:
+        """Return tokens as an agent's text: without special ones."""
         ...
 
 

@@ -22,7 +22,11 @@ class ByteRenderer:
         return tuple("".join([f"{m.role}: {m.content}\n" for m in messages]).encode("utf-8", "replace"))
 
     def extend(
-        self, prompt: Sequence[int], completion: Sequence[int], heard: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        heard: Sequence[Message],
+        before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
         """Return the last prompt and completion, followed by the bytes of the messages `heard` since."""
         return (*prompt, *completion, *b"\n", *self.start(heard))

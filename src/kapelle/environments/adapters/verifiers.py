@@ -44,7 +44,6 @@ from kapelle.environments.questions import QuestionWorld, answer_of, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
-from kapelle.grading.text.extraction import defused
 from kapelle.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
@@ -529,7 +528,7 @@ class RolloutWorld(BaseWorld, Resets):
         news = _news(messages, self._turns)
         if tools and not self._turns:
             listed = tools_prompt if self._settings.listing == "schemas" else signatures_prompt
-            news = f"{defused(listed([dict(each) for each in tools], self._settings.form))}\n\n{news}"
+            news = f"{listed([dict(each) for each in tools], self._settings.form)}\n\n{news}"
         self._reads = news
         self._turns += 1
         self._answer = asyncio.get_running_loop().create_future()

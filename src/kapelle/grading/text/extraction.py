@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from kapelle.grading.verdict import SHOWN, Grade, no_answer
+from kapelle.runtime.characters import CHAT_MARKS
 
 # -------- Where formulas and boxes stand in a text, and which of them are one answer: `$1$ and $2$`, `\boxed{1}, \boxed{2}`
 
@@ -182,25 +183,12 @@ def said(text: str) -> Extraction:
     return Extraction(own_turn(plain))
 
 
-def defused(text: str) -> str:
-    """Return a text from outside in which no mark of a chat's turns stands whole.
-
-    A tokeniser reads such a mark as the end of a message, wherever it comes from: a page or a program could
-    put words into an agent's mouth.
-    """
-    return _END_OF_TURN.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", text)
-
-
 def own_turn(text: str) -> str:
     """Return the part of a turn that others read, letter by letter: no thoughts, nothing after the end of the turn."""
-    spoken = _END_OF_TURN.split(text, maxsplit=1)[0]
+    spoken = CHAT_MARKS.split(text, maxsplit=1)[0]
     return spoken.rpartition("</think>")[2].partition("<think>")[0]
 
 
-_END_OF_TURN = re.compile(
-    r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
-    r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
-)
 _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\u02d7\ufe63\uff0d\u2796"), "-")
 # Embeddings, overrides and isolates of text direction: the reader sees another order than the grader.
 _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\x00\ud800-\udfff]")

@@ -29,6 +29,7 @@ from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.grading.text.tool_call import ReadCall
 from kapelle.rollout.outcomes import in_range, plain
+from kapelle.rollout.scene import said, with_thoughts
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News
@@ -60,6 +61,8 @@ class ReadPrefix:
     turn: Turn
     continued: int = 0
     """How many answers continue from it."""
+    before: tuple[Message, ...] = ()
+    """The conversation up to this answer, with the tokens of answers."""
 
 
 @dataclass(eq=False, slots=True)
@@ -213,13 +216,20 @@ class Sessions:
         digest = _digests(agent, request)[-1]
         return ContinuedAt(session, agent, after, heard, digest, len(session.turns))
 
-    def keep(self, place: ContinuedAt, turn: Turn, said: Speech) -> Turn:
-        """Record an answer, of which the caller was told what it said, and return it with its number."""
+    def keep(
+        self, place: ContinuedAt, turn: Turn, said: Speech, conversation: tuple[Message, ...] = ()
+    ) -> Turn:
+        """Record an answer, of which the caller was told what it said, and return it with its number.
+
+        `conversation` is all up to this answer.
+        """
         session = place.session
         kept = record(session, turn, place.seen)
         words, calls = said.words, [[call.name, _plain(call.arguments)] for call in said.calls]
         digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
-        session.nodes.setdefault((place.agent, digest), []).append(ReadPrefix(session, kept))
+        session.nodes.setdefault((place.agent, digest), []).append(
+            ReadPrefix(session, kept, before=conversation)
+        )
         return kept
 
 
@@ -503,7 +513,8 @@ class Recorder:
             turn, play = place.after.turn, self._agents.play
             policy = play.team.policy(place.agent).name
             renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy))
-            known = partial(renderer.extend, turn.prompt_ids, turn.completion_ids, place.heard)
+            read = turn.prompt_ids, turn.completion_ids, place.heard, place.after.before
+            known = partial(renderer.extend, *read)
         chat = await chat.prompted(known)
         return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
 
@@ -515,6 +526,12 @@ class Recorder:
             async for each in told:
                 if isinstance(each, Done):
                     completion, policy = each.completion, self._agents.play.team.policy(place.agent)
+                    heard, before = chat.prompt.messages, tuple[Message, ...]()
+                    if place.after is not None:
+                        before = place.after.before
+                        past = place.after.turn.prompt_ids + place.after.turn.completion_ids
+                        # Where earlier thoughts are left out, the prompt begins anew.
+                        heard = place.heard if chat.prompt.ids[: len(past)] == past else heard
                     turn = Turn(
                         agent=place.agent,
                         policy=policy.name,
@@ -527,11 +544,16 @@ class Recorder:
                         logprobs=completion.logprobs,
                         finish_reason=completion.finish_reason,
                         text=completion.text,
-                        heard=chat.prompt.messages if place.after is None else place.heard,
+                        heard=heard,
                         trained=policy.trained,
                         constraint=completion.constraint,
                     )
-                    self.sessions.keep(place, turn, chat.said(completion.ids, completion.text))
+                    play = self._agents.play
+                    renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy.name))
+                    news = chat.prompt.messages if place.after is None else place.heard
+                    conversation = (*before, *news, said(turn, renderer))
+                    spoken = chat.said(completion.ids, completion.text)
+                    self.sessions.keep(place, with_thoughts(turn, renderer), spoken, conversation)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
                         name = (place.session.name, place.agent, _extended(b"", call.body))

@@ -20,6 +20,7 @@ from kapelle.grading.text.tool_call import (
 )
 from kapelle.runtime import constraints
 from kapelle.runtime.constraints import CallForm
+from kapelle.runtime.thoughts import EVERY_PAIR, THOUGHTS, THOUGHTS_OF_MISTRAL, split_thoughts
 from kapelle.types import Json
 
 
@@ -54,7 +55,7 @@ class SpeechForm:
             except NotCalls:
                 calls = ()
             return Speech(thoughts, words if calls or not calling else _together(words, calling), calls)
-        thoughts, rest, _ = _split_thoughts(text, thought_marks(self.form), thinking=self.thinking)
+        thoughts, rest, _ = split_thoughts(text, thought_marks(self.form), thinking=self.thinking)
         if not self.tools:
             return Speech(thoughts, rest, ())
         try:
@@ -75,7 +76,7 @@ class SpeechForm:
         around = thought_marks(self.form)
         if any(opening.startswith(text.lstrip()) for opening, _ in around):
             return "", ""
-        thoughts, rest, thought = _split_thoughts(text, around, thinking=self.thinking)
+        thoughts, rest, thought = split_thoughts(text, around, thinking=self.thinking)
         if not thought:
             return _without_begun(thoughts, [closing for _, closing in around]).rstrip(), ""
         if not self.tools:
@@ -112,27 +113,9 @@ def _never(_text: str) -> None:
     return None
 
 
-_THOUGHTS = ("<think>", "</think>")
-_THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
-
-
 def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
     """Return what may stand around the thoughts of a model whose calls have this form."""
-    return (_THOUGHTS, _THOUGHTS_OF_MISTRAL) if form == "mistral" else (_THOUGHTS,)
-
-
-def _split_thoughts(text: str, around: Sequence[tuple[str, str]], *, thinking: bool) -> tuple[str, str, bool]:
-    """Return thoughts, what follows them, and whether the thoughts are over (or there are none)."""
-    begun = text.lstrip()
-    opened = [pair for pair in around if begun.startswith(pair[0])]
-    if not opened and not thinking:
-        return "", text, True
-    inner = begun.removeprefix(opened[0][0]) if opened else begun
-    ends = [(place, closing) for _, closing in opened or around if (place := inner.find(closing)) >= 0]
-    if not ends:
-        return inner.strip(), "", False
-    place, closing = min(ends)
-    return inner[:place].strip(), inner[place + len(closing) :].lstrip(), True
+    return EVERY_PAIR if form == "mistral" else (THOUGHTS,)
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
@@ -192,15 +175,15 @@ _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
 
 _DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 _HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
-_TAGGED = (*_THOUGHTS, "<tool_call>", "</tool_call>")
+_TAGGED = (*THOUGHTS, "<tool_call>", "</tool_call>")
 MARKS: Mapping[Form, frozenset[str]] = {
     "hermes": frozenset(_TAGGED),
     "glm": frozenset({*_TAGGED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
-    "llama": frozenset({*_THOUGHTS, "<|python_tag|>"}),
-    "pythonic": frozenset(_THOUGHTS),
+    "llama": frozenset({*THOUGHTS, "<|python_tag|>"}),
+    "pythonic": frozenset(THOUGHTS),
     "qwen_coder": frozenset(_TAGGED),
-    "mistral": frozenset({*_THOUGHTS, *_THOUGHTS_OF_MISTRAL, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
-    "deepseek": frozenset({*_THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
+    "mistral": frozenset({*THOUGHTS, *THOUGHTS_OF_MISTRAL, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+    "deepseek": frozenset({*THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
 """Form → tokens that tell thoughts and calls from words, and that a tokeniser may drop from texts as special ones."""

@@ -1,0 +1,121 @@
+"""Control tokens: what gives a conversation its form, and what no text of a message may become.
+
+A tokeniser reads `<|im_end|>` as one token wherever it stands. So a partner, a data row, a tool or a user could end a message and
+open another one in its place. Before the chat template writes a text, the first letter of each such mark in it becomes a private
+character. Behind the template, marks that hold one are tokenised in two pieces: the agent reads the same letters and no control
+token. Texts without marks keep their ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+
+from kapelle.types import Json
+
+_PRIVATE = 0x10F000
+"""The first of the private characters; each letter of a mark has one."""
+_ESCAPE = chr(0x10FFFD)
+"""Stands before a private character that a text has of its own."""
+_OWN = re.compile(f"[{chr(_PRIVATE)}-{_ESCAPE}]")
+_SPLIT = re.compile(f"({_ESCAPE}.|[{chr(_PRIVATE)}-{_ESCAPE}])", re.DOTALL)
+
+
+class ControlTokens:
+    """The control tokens of one model."""
+
+    def __init__(self, tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]) -> None:
+        """Take the tokens by their text, and how a text becomes ids."""
+        self._tokens, self._encode = tokens, encode
+        marks = sorted(tokens, key=len, reverse=True)  # as tokenisers do, the longest one is read
+        self._mark = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
+        self._first = re.compile(f"[{re.escape(''.join({mark[0] for mark in marks}))}]" if marks else r"(?!)")
+        letters = sorted(set("".join(marks)))
+        self._hidden = {letter: chr(_PRIVATE + k) for k, letter in enumerate(letters)}
+        self._shown = {private: letter for letter, private in self._hidden.items()}
+        self._begun = {mark[:k] for mark in marks for k in range(1, len(mark))}
+        self._rest = {mark[k:] for mark in marks for k in range(1, len(mark))}
+        self._longest = len(marks[0]) if marks else 0
+        unknown = set(encode(_ESCAPE))  # the token of all unknown letters opens no message
+        self._ids = frozenset(tokens.values()) - unknown
+
+    def _marks(self, text: str) -> list[re.Match[str]]:
+        """Return all marks of a text, overlapping ones too."""
+        starts = (found.start() for found in self._first.finditer(text))
+        return [mark for start in starts if (mark := self._mark.match(text, start))]
+
+    def hide(self, value: Json, allowed: Container[str] = ()) -> Json:
+        """Return the text of a message for a chat template, with private characters where a mark may begin; JSON text by text.
+
+        Marks that are `allowed` stay as they are.
+        """
+        if isinstance(value, list):
+            return [self.hide(each, allowed) for each in value]
+        if isinstance(value, dict):
+            return {
+                self.hide(name): each if name in ("role", "type") else self.hide(each, allowed)
+                for name, each in value.items()
+            }
+        if not isinstance(value, str) or not self._tokens:
+            return value
+        text = _OWN.sub(rf"{_ESCAPE}\g<0>", value)
+        places = {mark.start() for mark in self._marks(text) if mark[0] not in allowed}
+        # What stands next to the text, in the template or in another text, may complete a mark.
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        places |= {
+            end - k for k in range(1, min(self._longest, end + 1)) if text[end - k : end] in self._begun
+        }
+        if any(text[start : start + k] in self._rest for k in range(1, self._longest)):
+            places.add(start)
+        return "".join(self._hidden[c] if k in places else c for k, c in enumerate(text)) if places else text
+
+    def show(self, text: str) -> str:
+        """Return a text as it was before `hide`."""
+        return "".join(
+            self._shown.get(part, part[-1:]) if k % 2 else part for k, part in enumerate(_SPLIT.split(text))
+        )
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of what a template wrote: control tokens where it wrote them itself, and nowhere else."""
+        hidden: list[int] = []
+        length = 0
+        for k, part in enumerate(_SPLIT.split(text)):
+            if k % 2 and part in self._shown:
+                hidden.append(length)
+            length += len(part) if k % 2 == 0 else 1
+        text = self.show(text)
+        cuts, own, end = [0], list[re.Match[str]](), 0
+        for mark in self._marks(text):
+            if any(mark.start() <= place < mark.end() for place in hidden):
+                cuts.append(mark.start() + 1)
+            elif mark.start() >= end:
+                own.append(mark)
+                end = mark.end()
+        ids = self._pieces(text, cuts)
+        wanted = [self._tokens[mark[0]] for mark in own if self._tokens[mark[0]] in self._ids]
+        if [each for each in ids if each in self._ids] == wanted:
+            return ids
+        # The tokeniser reads other letters as a mark too, such as wide ones that it makes narrow.
+        ids, end = [], 0
+        for mark in own:
+            ids += [*self._spelled(text, end, mark.start(), cuts), self._tokens[mark[0]]]
+            end = mark.end()
+        return ids + self._spelled(text, end, len(text), cuts)
+
+    def _pieces(self, text: str, cuts: Sequence[int]) -> list[int]:
+        """Return the ids of a text that is tokenised in pieces, each from one cut to the next."""
+        pieces = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
+        ids = [*self._encode(pieces[0])]
+        line = [*self._encode("\n")] if len(pieces) > 1 else []
+        for piece in pieces[1:]:
+            # Some tokenisers put a space before what they take for the beginning of a text.
+            behind = [*self._encode(f"\n{piece}")]
+            ids += behind[len(line) :] if behind[: len(line)] == line else self._encode(piece)
+        return ids
+
+    def _spelled(self, text: str, start: int, end: int, cuts: Sequence[int]) -> list[int]:
+        """Return the ids of a part of a text, letter by letter where it would hold a control token."""
+        ids = self._pieces(text[start:end], [0, *(cut - start for cut in cuts if start < cut < end)])
+        if self._ids.isdisjoint(ids):
+            return ids
+        return [each for letter in text[start:end] for each in self._encode(letter) if each not in self._ids]

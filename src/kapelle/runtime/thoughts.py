@@ -1,0 +1,29 @@
+"""Thoughts of a completion: what a model writes between marks at its beginning, before it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+THOUGHTS = ("<think>", "</think>")
+"""What most models write around their thoughts."""
+THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
+EVERY_PAIR = (THOUGHTS, THOUGHTS_OF_MISTRAL)
+
+
+def split_thoughts(
+    text: str, around: Sequence[tuple[str, str]] = EVERY_PAIR, *, thinking: bool
+) -> tuple[str, str, bool]:
+    """Return thoughts, what follows them, and whether the thoughts are complete (or there are none).
+
+    `thinking` says that the prompt has opened the thoughts, so that the text has their end alone.
+    """
+    begun = text.lstrip()
+    opened = [pair for pair in around if begun.startswith(pair[0])]
+    if not opened and not thinking:
+        return "", text, True
+    inner = begun.removeprefix(opened[0][0]) if opened else begun
+    ends = [(place, closing) for _, closing in opened or around if (place := inner.find(closing)) >= 0]
+    if not ends:
+        return inner.strip(), "", False
+    place, closing = min(ends)
+    return inner[:place].strip(), inner[place + len(closing) :].lstrip(), True

@@ -1,0 +1,93 @@
+"""Thoughts are an agent's own: others read its words, rewards the whole completion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.models.test_thinking import ALWAYS_OPEN
+from tests.support.thinking import THINKING, thinking_tokenizer
+from tests.workflows.stage import TASK, lines, play, team_of
+
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.rewarded import answer_of
+from kapelle.models.renderer import ChatRenderer
+from kapelle.rollout.play import Play, rollout
+from kapelle.runs.episode_json import dump_episode, load_episode
+from kapelle.types import Episode
+from kapelle.workflows.chain import Chain
+from kapelle.workflows.debate import Debate
+from kapelle.workflows.solo import Solo
+
+THOUGHT = "<think>\nIs it 7? No.\n</think>\n\n#### 132"
+
+
+async def chain(first: str, second: str, template: str = THINKING) -> Episode:
+    scripts = {"a": lines(first), "b": lines(second)}
+    renderer = ChatRenderer(thinking_tokenizer(template), 4096)
+    [episode] = await play(Arithmetic(), Chain(), ["a", "b"], scripts, TASK, renderer=renderer)
+    return episode
+
+
+@pytest.mark.parametrize(
+    ("text", "template"), [(THOUGHT, THINKING), (THOUGHT.removeprefix("<think>\n"), ALWAYS_OPEN)]
+)
+async def test_a_partner_and_the_graders_read_the_words(text: str, template: str) -> None:
+    episode = await chain(text, text, template)
+    assert [turn.text for turn in episode.turns] == [text, text]
+    assert [turn.words for turn in episode.turns] == ["#### 132", "#### 132"]
+    assert "a: #### 132" in episode.turns[1].heard[0].content
+    assert "No." not in episode.turns[1].heard[0].content
+    assert (episode.answer, episode.success) == ("#### 132", 1.0)
+    assert answer_of(episode, episode.info) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "template"), [("<think>\nIs it 132", THINKING), ("Is it\n#### 132", ALWAYS_OPEN)]
+)
+async def test_thoughts_that_were_cut_off_are_no_answer(text: str, template: str) -> None:
+    episode = await chain(text, text, template)
+    assert episode.turns[1].heard[0].content.endswith("a: ")
+    assert (episode.answer, episode.success) == ("", 0.0)
+
+
+async def test_a_text_that_quotes_the_mark_has_no_thoughts() -> None:
+    text = "The mark </think> ends thoughts.\n#### 132"
+    assert text in (await chain(text, "#### 132")).turns[1].heard[0].content
+
+
+async def test_a_setting_shares_them() -> None:
+    team = team_of("a", "b")
+    engine = ScriptedEngine({name: lines(THOUGHT) for name in team.names})
+    stage = Play(team, Arithmetic(), Chain(), engine)
+    for shares in (False, True):
+        [group] = await rollout(replace(stage, share_thoughts=shares), [TASK], 1, 0)
+        assert ("No." in group.episodes[0].turns[1].heard[0].content) == shares
+
+
+async def test_an_agent_keeps_its_own_by_its_template_s_rule() -> None:
+    scripts = {name: lines(THOUGHT, THOUGHT) for name in ("a", "b")}
+    renderer = ChatRenderer(thinking_tokenizer(), 4096)
+    [episode] = await play(Arithmetic(), Debate(rounds=2), ["a", "b"], scripts, TASK, renderer=renderer)
+    for turn in episode.turns[2:]:
+        prompt = renderer.decode(turn.prompt_ids)
+        assert "No." not in prompt
+        assert "<|im_start|>assistant\n#### 132<|im_end|>" in prompt
+        assert [message.role for message in turn.heard] == ["user", "assistant", "user"], (
+            "its prompt begins anew"
+        )
+
+
+async def test_a_recorded_episode_still_knows_them() -> None:
+    import json
+
+    episode = await chain(THOUGHT, THOUGHT)
+    row = json.loads(dump_episode(episode, step=1, group=0))
+    assert load_episode(row).turns == episode.turns
+
+
+async def test_a_lone_agent_s_answer_has_none() -> None:
+    renderer = ChatRenderer(thinking_tokenizer(), 4096)
+    [episode] = await play(Arithmetic(), Solo(), ["a"], {"a": lines(THOUGHT)}, TASK, renderer=renderer)
+    assert (episode.final, episode.turns[0].text) == ("#### 132", THOUGHT)
