@@ -35,9 +35,12 @@ DEBATE = {
 }
 
 
-def trainer(size: float = 0.3, **over: Any) -> Trainer:
-    """A trainer on a sharp model whose adapters already differ, by weights of a size."""
-    made = Trainer(**sections(model=tiny_model(), team=DEBATE, **over))
+def trainer(**over: Any) -> Trainer:
+    """A trainer on a sharp model whose adapters already differ."""
+    return stirred(Trainer(**sections(model=tiny_model(), team=DEBATE, **over)))
+
+
+def stirred(made: Trainer, size: float = 0.3) -> Trainer:
     for seed, name in enumerate(made.team.trained):
         stir(made.engine.weights(name), seed, size)
         made.play.engine.load(name, made.engine.weights(name), 0)
@@ -214,9 +217,9 @@ class TestWhatActedIsWhatLearns:
     @pytest.mark.slow
     def test_rounding_above_the_bound_does_not_stop_a_run(self) -> None:
         # Weights that have grown make a few tokens depend on sums whose terms nearly cancel.
-        found = trainer(8.0, training={"parity_tolerance": 1.0}).steps(3)
+        found = stirred(trainer(training={"parity_tolerance": 1.0}), 8.0).steps(3)
         largest = max(step.metrics["parity/max"] for step in found)
-        made = trainer(8.0, training={"parity_tolerance": largest / 2})
+        made = stirred(trainer(training={"parity_tolerance": largest / 2}), 8.0)
         assert sum(step.metrics.get("parity/rounded", 0.0) for step in made.steps(3)) >= 1
 
     def test_an_engine_that_stays_behind_is_caught_however_small_the_step_was(self) -> None:
