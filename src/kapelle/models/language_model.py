@@ -27,7 +27,7 @@ from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
-from kapelle.models.renderer import ChatRenderer, context_of
+from kapelle.models.renderer import ChatRenderer, context_of, end_tokens
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks
 from kapelle.models.vision import Vision, auto_class, need_pillow, read_image_processor
@@ -139,9 +139,12 @@ class LanguageModel:
         """Whether routers are among all weights, where these train."""
         self.choices = RouterChoices(model, self.bank) if replays_routing else None
         """Its routers' choices, where sampling records them for training; else None."""
-        self.renderer = ChatRenderer(
-            tokenizer, context_of(model.config, tokenizer), self.vocabulary, self.vision
-        )
+        generation = getattr(model, "generation_config", None)
+        ends = end_tokens({} if generation is None else generation.to_dict())
+        context = context_of(model.config, tokenizer)
+        self.renderer = ChatRenderer(tokenizer, context, self.vocabulary, self.vision, ends=ends)
+        if generation is not None and self.end_ids - ends:  # whoever loads an export stops there too
+            generation.eos_token_id = sorted(self.end_ids)
         self.model.requires_grad_(False)
         self._scale, self._softcap = self._checked_head()
 
@@ -179,10 +182,7 @@ class LanguageModel:
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a turn."""
-        generation = getattr(self.model, "generation_config", None)
-        ends = generation.eos_token_id if generation else None
-        found = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
-        return frozenset(int(token) for token in found if token is not None)
+        return self.renderer.end_ids
 
     @cached_property
     def masks(self) -> TokenMasks:

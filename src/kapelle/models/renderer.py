@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -119,11 +119,14 @@ class ChatRenderer:
         embeddings: int | None = None,
         vision: Vision | None = None,
         arguments: Mapping[str, Json] = MappingProxyType({}),
+        ends: Iterable[int] = (),
     ) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit.
 
-        A model with `vision` reads pictures too. The chat template gets `arguments` beside the conversation.
+        A model with `vision` reads pictures too. The chat template gets `arguments` beside the conversation. `ends` are the tokens that
+        end a turn by the model's own settings.
         """
+        self._ends = frozenset(ends)
         self._vision = vision
         self._arguments = arguments
         self._others: dict[str, ChatRenderer] = {}
@@ -151,7 +154,30 @@ class ChatRenderer:
     def notes(self) -> tuple[str, ...]:
         """A sentence on what the chat template does not take, and what is done about it; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
-        return (f"The chat template of '{name}' {'; it '.join(limits)}.",) if limits else ()
+        found = [f"The chat template of '{name}' {'; it '.join(limits)}."] if limits else []
+        with suppress(ModelError):
+            end = self._written_end.strip()
+            own = self._tokenizer.eos_token_id
+            token = next(
+                (number for number, text in self._special.items() if text and end.startswith(text)), None
+            )
+            if token is None and end:
+                found.append(
+                    f"The chat template of '{name}' ends answers with the text {end[:40]!r}, which is no token: sampling stops at the model's "
+                    f"own end or at `max_tokens`. Set `team.sampling.stop: [{json.dumps(end[:40])}]`."
+                )
+            elif token is not None and token not in {*self._ends, own}:
+                found.append(
+                    f"The chat template of '{name}' ends answers with '{self._special[token]}', which the model does not list as an end: "
+                    "sampling stops there too."
+                )
+        return tuple(found)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn: by the model's settings, by its tokeniser, and by the chat template."""
+        own = self._tokenizer.eos_token_id
+        return self._ends | frozenset(() if own is None else (int(own),)) | frozenset(self._closing)
 
     @property
     def takes_tools(self) -> bool:
@@ -186,7 +212,9 @@ class ChatRenderer:
                         f"read.{did_you_mean(name, read) or ' It reads none. Remove the setting.'}"
                     )
             size = None if self._embeddings == sys.maxsize else self._embeddings
-            self._others[key] = ChatRenderer(self._tokenizer, self.context, size, self._vision, arguments)
+            self._others[key] = ChatRenderer(
+                self._tokenizer, self.context, size, self._vision, arguments, self._ends
+            )
         return self._others[key]
 
     @property
@@ -360,11 +388,16 @@ class ChatRenderer:
     @cached_property
     def _closing(self) -> tuple[int, ...]:
         """The token that ends a turn, as the template writes it; the tokeniser's own where it writes none."""
-        written = self._ids(self._after_completion((), speak=False))[:1]
+        written = self._ids(self._written_end)[:1]
         if written and written[0] in self._special:
             return written
         end = self._tokenizer.eos_token_id
         return () if end is None else (int(end),)
+
+    @cached_property
+    def _written_end(self) -> str:
+        """What the template writes after an answer that ends a conversation."""
+        return self._after_completion((), speak=False)
 
     def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
         """Return what the template writes after an answer of the agent."""
@@ -528,6 +561,15 @@ def template_variables(template: str) -> frozenset[str] | None:
     except TemplateError:
         return None
     return frozenset(name for name in read - parser.globals.keys() - _GIVEN if not name.endswith("_token"))
+
+
+def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
+    """Return a chat template that takes these arguments where it is given none."""
+    given = (
+        f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+        for name, value in arguments.items()
+    )
+    return "".join(given) + template
 
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
@@ -945,10 +987,18 @@ class LightTokenizer:
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
 
-def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
-    """Return the tokeniser of a model's folder, the tokens that the model reads, and how many have an embedding.
+def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
+    """Return the tokens that these settings of a model name as ends of a text."""
+    found = [each.get("eos_token_id") for each in settings]
+    return frozenset(
+        k for each in found for k in (each if isinstance(each, list) else [each]) if isinstance(k, int)
+    )
 
-    None where the files do not say all of it; the last one may be unknown.
+
+def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
+    """Return the tokeniser of a model's folder, the tokens that the model reads, how many have an embedding, and which end a text.
+
+    None where the files do not say all of it; the number of embeddings may be unknown.
     """
     from jinja2 import TemplateError
     from tokenizers import Tokenizer
@@ -981,7 +1031,12 @@ def read_folder(folder: Path) -> tuple[LightTokenizer, int, int | None] | None:
             if (found := settings.get(name))
         }
         added = raw.get_added_tokens_decoder()
-        return LightTokenizer(str(folder), raw, template, added, named), context, inner.get("vocab_size")
+        generation = folder / "generation_config.json"
+        ends = end_tokens(
+            model, inner, json.loads(generation.read_text("utf-8")) if generation.is_file() else {}
+        )
+        light = LightTokenizer(str(folder), raw, template, added, named)
+        return light, context, inner.get("vocab_size"), ends
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, TemplateError):
         return None  # transformers says what is wrong, or reads it
 
@@ -1025,13 +1080,17 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     check_model_path(path)
     path = located(path)
     local = local_only(path)
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     with loading(path):
+        generation: Any = GenerationConfig()
+        with suppress(OSError):  # few models have no such file
+            generation = GenerationConfig.from_pretrained(path, local_files_only=local)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
         words = getattr(settings.get_text_config(), "vocab_size", None)
-        return ChatRenderer(tokenizer, context_of(settings, tokenizer), words)
+        ends = end_tokens(settings.to_dict(), settings.get_text_config().to_dict(), generation.to_dict())
+        return ChatRenderer(tokenizer, context_of(settings, tokenizer), words, ends=ends)
 
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
@@ -1044,7 +1103,8 @@ def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
         check_model_path(path)
         found = read_folder(folder)
         if found is not None:
-            return ChatRenderer(*found)
+            tokenizer, context, words, ends = found
+            return ChatRenderer(tokenizer, context, words, ends=ends)
     return load_renderer(path, config)
 
 

@@ -244,8 +244,7 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
     from kapelle.models.token_masks import TokenMasks
 
     tokenizer = renderer.tokenizer
-    ends = frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
-    masks = TokenMasks(tokenizer, max(tokenizer.get_vocab().values()) + 1, ends)
+    masks = TokenMasks(tokenizer, max(tokenizer.get_vocab().values()) + 1, renderer.end_ids)
     try:
         fits = masks.fits(constraint, most)
     except ConfigError as error:
@@ -416,6 +415,15 @@ def prepare(
     report("algorithm", f"{algorithm.name} can train this team")
     for doubt in _doubts(config) if training else ():
         report(DOUBT, doubt)
+    shares = sorted(
+        {p.lora.dropout for p in team.policies.values() if p.trained and p.lora and p.lora.dropout}
+    )
+    if training and algorithm.plays and shares:
+        report(
+            DOUBT,
+            f"Adapters drop {shares[-1]:g} of their inputs while they learn (`lora.dropout`), and nothing while they sample: the KL and the "
+            "clip fraction of fresh samples measure that too. Set 0 for a ratio of 1.",
+        )
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
     for agent in _silent(config, team):
         report(DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`.")

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
 from kapelle.models.adapters import adapted_layers, peft_places
-from kapelle.models.checksums import base_of
+from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
+from kapelle.models.renderer import with_defaults
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
@@ -159,9 +160,14 @@ def export(
                 (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
         else:
             save_model(place, models[policy.base], merged(models[policy.base], saved))
+        speakers = [agent for agent, name in team.policy_of.items() if name == policy.name]
+        template = place / "chat_template.jinja"
+        if speakers and (arguments := team[speakers[0]].chat_template_kwargs) and template.is_file():
+            # Whoever loads it elsewhere gives the template no arguments.
+            template.write_text(with_defaults(template.read_text("utf-8"), arguments), "utf-8")
+            write_checksums(place)
         if form == "gguf-ready":
             check_convertible(place)
-        speakers = [agent for agent, name in team.policy_of.items() if name == policy.name]
         path, dtype = team.bases[policy.base], str(config.model.dtype)
         kind = form if policy.lora is not None or form != "peft" else "hf"
         found.append(Exported(policy.name, speakers, place.relative_to(out).as_posix(), path, kind, dtype))
