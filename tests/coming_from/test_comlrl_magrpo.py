@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.ports import Port, chatml
@@ -92,15 +93,7 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "discount", "early_termination_threshold"])
 def test_what_has_no_counterpart_is_refused_before_a_model_loads(name: str) -> None:
-    theirs = {"top_p": 0.6, "top_k": 50, "discount": 0.9, "early_termination_threshold": -0.2}
+    theirs: Any = {"top_p": 0.6, "top_k": 50, "discount": 0.9, "early_termination_threshold": -0.2}
+    given: Any = {"agents": 2, "algorithm": "magrpo", "run_dir": None, "steps": 0, name: theirs[name]}
     with pytest.raises(ConfigError, match=name):
-        kapelle.train(
-            "embedded",
-            ROWS,
-            reward=ratio,
-            agents=2,
-            algorithm="magrpo",
-            run_dir=None,
-            steps=0,
-            **{name: theirs[name]},
-        )  # type: ignore[arg-type]
+        kapelle.train("embedded", ROWS, ratio, **given)

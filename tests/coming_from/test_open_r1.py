@@ -117,7 +117,7 @@ def save_rows(folder: Path) -> None:
 
 def save_recipe(tmp_path: Path, more: str = "") -> Path:
     """Write the file as a user would port it."""
-    (tmp_path / "rows").exists() or save_rows(tmp_path / "rows")
+    save_rows(tmp_path / "rows")
     ours = OURS.format(module=__name__)
     named = f"model_name_or_path: {tmp_path}/model\ndataset_name: {tmp_path}/rows\n"
     recipe = tmp_path / "open_r1.yaml"

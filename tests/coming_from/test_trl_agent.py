@@ -18,14 +18,10 @@ pytestmark = pytest.mark.slow
 
 GENES = [("ABC1", "XYZ2", "yes"), ("ABC1", "QRS3", "no"), ("XYZ2", "QRS3", "no"), ("XYZ2", "ABC1", "yes")]
 PREAMBLE = "You can query a SQLite database, whose table is `interactions`.\nThe answer stands in stars, such as *Yes* or *No*.\n"
+QUESTIONS = [f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?" for a, b, _ in GENES]
 ROWS = [
-    {
-        "prompt": [
-            {"role": "user", "content": f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?"}
-        ],
-        "answer": answer,
-    }
-    for a, b, answer in GENES
+    {"prompt": [{"role": "user", "content": question}], "answer": answer}
+    for question, (_, _, answer) in zip(QUESTIONS, GENES, strict=True)
 ]
 
 
@@ -121,7 +117,7 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
         # tools are listed before the question; thinking is closed before the answer begins
         assert '"name": "query_genes"' in read
         assert '"sql_command": {"type": "string", "description": "The SQL command to execute."}' in read
-        assert asked in {row["prompt"][0]["content"] for row in ROWS}
+        assert asked in QUESTIONS
         assert read.endswith(f"{asked}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
     for turns, paid in GIVEN:
         episode = port.earned({"agent_0": turns})

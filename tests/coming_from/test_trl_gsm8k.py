@@ -52,7 +52,7 @@ def texts(completions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
 
 
 def correct(prompts: Any, completions: Any, answer: list[str], **kwargs: Any) -> list[float]:
-    print("asked:", prompts[0][-1]["content"])
+    assert prompts[0][-1]["role"] == "user"
     return [2.0 * (inside(text) == gold) for text, gold in zip(texts(completions), answer, strict=True)]
 
 

@@ -13,6 +13,7 @@ from tests.support.tool_templates import QWEN
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+END = MARKS[-1]
 DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 CONTEXT = 2048
 _QUIET = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
@@ -46,7 +47,7 @@ def save_qwen(folder: Path, family: str = "qwen3", seed: int = 0) -> str:
     raw.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in MARKS])
     raw.add_tokens([AddedToken(each, special=False, normalized=False) for each in PLAIN])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=CONTEXT
+        tokenizer_object=raw, eos_token=END, pad_token=MARKS[0], model_max_length=CONTEXT
     )
     tokenizer.chat_template = TEMPLATES[family]
     tokenizer.save_pretrained(folder)
@@ -61,8 +62,8 @@ def save_qwen(folder: Path, family: str = "qwen3", seed: int = 0) -> str:
         head_dim=8,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        pad_token_id=tokenizer.convert_tokens_to_ids(MARKS[0]),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
