@@ -14,9 +14,8 @@ from tests.support.qwen import save_qwen
 
 from kapelle.cli import main
 from kapelle.environments import Rewarded
+from kapelle.setup.recipe import load_recipe
 from kapelle.workflows import Solo
-
-pytestmark = pytest.mark.slow
 
 SOLVED = [
     (
@@ -153,6 +152,7 @@ def verl_rule(completion: str, reward_model: Any) -> float:
     return float(bool(found) and found[-1].replace(",", "") == reward_model["ground_truth"])
 
 
+@pytest.mark.slow
 def test_all_weights(tmp_path: Path) -> None:
     # the script names no adapters, so that all weights train there
     port = ported(tmp_path, "1e-6", "team.sharing=shared")
@@ -161,6 +161,7 @@ def test_all_weights(tmp_path: Path) -> None:
     assert list(port.trained.values()) == ["all weights"]
 
 
+@pytest.mark.slow
 def test_lora(tmp_path: Path) -> None:
     rank = ("actor_rollout_ref.model.lora_rank=64", "actor_rollout_ref.model.lora_alpha=32")
     rest = (
@@ -182,3 +183,30 @@ def test_the_rule_of_verl_is_a_reward_function(tmp_path: Path) -> None:
     environment = Rewarded.model_validate({**rows, "rewards": rule})
     paid = [scripted(environment, Solo(), {"agent_0": each}).rewards["agent_0"] for each in GIVEN]
     assert paid == [theirs for theirs, _ in GIVEN.values()]
+
+
+def test_the_sizes_of_the_script(tmp_path: Path) -> None:
+    """What fits a model of 8 billion to eight GPUs; the run itself needs vLLM."""
+    recipe = tmp_path / "verl.yaml"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    theirs = [
+        "data.train_batch_size=1024",
+        f"{actor}.ppo_mini_batch_size=256",
+        f"{rollout}.name=vllm",
+        f"{rollout}.tensor_model_parallel_size=2",
+        'trainer.logger=["console","wandb"]',
+        "trainer.n_gpus_per_node=8",
+        "trainer.total_epochs=15",
+        "trainer.v1.trainer_mode=sync",
+        "ray_kwargs.ray_init.runtime_env.py_executable=null",
+    ]
+    config: Any = load_recipe(str(recipe), settings=[*script(tmp_path, tmp_path, lr="1e-6"), *theirs]).config
+    assert (config.training.tasks_per_step, config.training.epochs) == (1024, 15)
+    assert (config.algorithm.minibatches, config.algorithm.group_size) == (4, 5)
+    assert (config.engine.name, config.engine.options) == ("vllm", {"tensor_parallel_size": 2})
+    assert [(tracker.name, tracker.project) for tracker in config.trackers] == [
+        ("wandb", "verl_grpo_gsm8k_math")
+    ]
+    assert (config.checkpoint.every, config.evaluation.every) == (20, 5)
+    assert (config.tasks.max_prompt_tokens, config.name) == (1024, "qwen3_8b_grpo_vllm_fsdp")
