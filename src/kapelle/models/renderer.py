@@ -433,7 +433,9 @@ class ChatRenderer:
     @cached_property
     def _of_answers(self) -> frozenset[str]:
         """The special tokens that an agent writes itself: around thoughts and calls."""
-        called = ToolTemplate(self._rendered, self._special_end).called({"name": "kapelletool", "arguments": {}})
+        called = ToolTemplate(self._rendered, self._special_end).called(
+            {"name": "kapelletool", "arguments": {}}
+        )
         thoughts = {mark for pair in EVERY_PAIR for mark in pair}
         return frozenset(each for each in self._special.values() if each in called or each in thoughts)
 
