@@ -225,6 +225,11 @@ class Task:
     """Whether `question` is a whole prompt, chat template included. The agent then reads its tokens as they are."""
 
     @property
+    def asked(self) -> tuple[Message, ...]:
+        """The question as the messages of a conversation."""
+        return self.messages[0] if self.messages else (Message("user", self.question),)
+
+    @property
     def seats_of_world(self) -> Mapping[str, str]:
         """Agent → the player of the environment that has its seat."""
         return {agent: each.player for agent, each in self.cast.items() if not each.policy}

@@ -29,7 +29,7 @@ from kapelle.models.checksums import write_checksums
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.reader import read_evaluations
-from kapelle.signals.samples import answer_sample
+from kapelle.signals.samples import conversation_sample
 from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
@@ -150,9 +150,13 @@ class TestProcess:
         # The embedded model's tokens are bytes.
         reader = tiny_model().renderer
         start = len(reader.start([Message("user", "47+85")]))
-        sample = answer_sample(VERIFIER, reader, "47+85", self.RIGHT, {}, step_ends("47+85", self.RIGHT))
+        sample = conversation_sample(
+            VERIFIER, reader, [Message("user", "47+85")], self.RIGHT, {}, step_ends("47+85", self.RIGHT)
+        )
         assert [target - start for target in sample.targets] == [6, 10, 11]
-        assert answer_sample(VERIFIER, reader, "47+85", self.RIGHT, {}).targets == (start + 11,)
+        assert conversation_sample(VERIFIER, reader, [Message("user", "47+85")], self.RIGHT, {}).targets == (
+            start + 11,
+        )
 
     def test_a_step_that_ends_inside_a_token_is_judged_after_it(self) -> None:
         class Pairs:
@@ -170,10 +174,12 @@ class TestProcess:
                 raise AssertionError("nothing is read back")
 
         # `1+1=2=2` is 1+ 1= 2= 2 and the end: the sides end after 3, 5 and 7 characters, in the tokens 2, 3 and 4.
-        sample = answer_sample(VERIFIER, Pairs(), "1+1", "1+1=2=2", {}, [3, 5, 7])
+        sample = conversation_sample(VERIFIER, Pairs(), [Message("user", "1+1")], "1+1=2=2", {}, [3, 5, 7])
         assert sample.targets == (3 + 2, 3 + 3, 3 + 4, 3 + 5)
         # Ends in one token: the earlier one is judged a token before, and what has none left is not judged.
-        assert answer_sample(VERIFIER, Pairs(), "q", "=1=1", {}, [1, 2, 3, 4]).targets == (4, 5, 6)
+        assert conversation_sample(
+            VERIFIER, Pairs(), [Message("user", "q")], "=1=1", {}, [1, 2, 3, 4]
+        ).targets == (4, 5, 6)
 
     def test_of_pairs_the_ends_are_compared_and_the_steps_learn_by_cross_entropy(self) -> None:
         # A pair: right with one step of score 0 (label 1), end ln 3; wrong with one step of score 0 (label 0), end 0.
@@ -232,7 +238,7 @@ def test_it_learns_to_judge_questions_it_was_never_shown(objective: str, lr: flo
         assert task.question not in seen
         for seed in range(6):
             text = environment.script("agent_0", task, [], seed)
-            samples.append(answer_sample(VERIFIER, reader, task.question, text, {}))
+            samples.append(conversation_sample(VERIFIER, reader, task.asked, text, {}))
             right.append(text == task.question)
     area = area_under_curve([float(score) for score in run.engine.score(samples)], right)
     assert area is not None
@@ -315,4 +321,6 @@ def test_an_end_that_is_reached_once_more_is_measured_once(tmp_path: Path) -> No
 def test_an_answer_too_long_for_the_verifier_is_refused() -> None:
     run = run_of(model={"embedded": SIZE})
     with pytest.raises(ContextError, match="verifier's model reads 256"):
-        answer_sample(VERIFIER, run.engine.renderer(VERIFIER), "q" * 200, "a" * 80, {})
+        conversation_sample(
+            VERIFIER, run.engine.renderer(VERIFIER), [Message("user", "q" * 200)], "a" * 80, {}
+        )

@@ -63,9 +63,9 @@ def critic_sample(
     learner = team.critic_of[turn.agent]
     if need.view == "answer":
         assert readers is not None, "text needs a reader"
-        question = episode.task.question
-        ends = () if need.ends is None else need.ends(question, turn.text)
-        return answer_sample(learner, readers(learner), question, turn.text, columns, ends)
+        ends = () if need.ends is None else need.ends(episode.task.question, turn.text)
+        asked = episode.task.asked
+        return conversation_sample(learner, readers(learner), asked, turn.text, columns, ends)
     if team.critics[learner].reads_text:
         assert readers is not None, "text needs a reader"
         return _text_sample(episode, turn, learner, need, columns, readers, after=after)
@@ -81,18 +81,6 @@ def critic_sample(
     if after:
         return Sample(learner, tokens, (*places, len(tokens)), columns, images=images)
     return Sample(learner, tokens[:end], places, columns, images=images)
-
-
-def answer_sample(
-    learner: str,
-    reader: Reader,
-    question: str,
-    text: str,
-    columns: Mapping[str, Tensor],
-    ends: Sequence[int] = (),
-) -> Sample:
-    """Return the sample of an answer to a question for a verifier; see `conversation_sample`."""
-    return conversation_sample(learner, reader, [Message("user", question)], text, columns, ends)
 
 
 def conversation_sample(

@@ -14,7 +14,7 @@ from kapelle.errors import ModelError
 from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
 from kapelle.settings.schema import RefreshConfig
-from kapelle.signals.samples import answer_sample
+from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Group
 
@@ -98,6 +98,6 @@ def verifier_samples(
 ) -> dict[TurnKey, Sample]:
     """Return the verifier's sample of every turn of every agent."""
     return {
-        key: answer_sample(critic, reader, groups[key.group].task.question, turn.text, {})
+        key: conversation_sample(critic, reader, groups[key.group].task.asked, turn.text, {})
         for key, turn in turns_of(groups, trained_only=False)
     }

@@ -24,15 +24,15 @@ from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RefreshConfig
-from kapelle.signals.samples import answer_sample
+from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
-from kapelle.types import Group
+from kapelle.types import Group, Message
 
 
 class GradedAnswer(NamedTuple):
     """An answer and its label."""
 
-    question: str
+    asked: tuple[Message, ...]
     text: str
     label: float
     """How right it is, in [0, 1]."""
@@ -61,16 +61,16 @@ class RefreshedVerifier:
             label = label_of(groups[key.group].episodes[key.episode], turn)
             if label is not None:
                 self._labels += 1
-                graded = GradedAnswer(groups[key.group].task.question, turn.text, label)
+                graded = GradedAnswer(groups[key.group].task.asked, turn.text, label)
                 self._remembered = (*self._remembered, graded)[-settings.memory :]
         rows: list[dict[str, float]] = []
         for _ in range(settings.updates):
             batch = drawn.sample(self._remembered, min(settings.batch, len(self._remembered)))
             samples = [
-                answer_sample(
+                conversation_sample(
                     VERIFIER,
                     self._engine.renderer(VERIFIER),
-                    each.question,
+                    each.asked,
                     each.text,
                     {Column.RETURN: torch.tensor([each.label]), Column.WEIGHT: torch.tensor([weight])},
                 )
@@ -85,11 +85,18 @@ class RefreshedVerifier:
 
     def state(self) -> dict[str, object]:
         """Return the remembered answers and the number of labels."""
-        return {"remembered": [list(each) for each in self._remembered], "labels": self._labels}
+        remembered = [
+            [[[m.role, m.content, m.structured] for m in each.asked], each.text, each.label]
+            for each in self._remembered
+        ]
+        return {"remembered": remembered, "labels": self._labels}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._remembered = tuple(GradedAnswer(*each) for each in state["remembered"])
+        self._remembered = tuple(
+            GradedAnswer(tuple(Message(r, c, structured=more) for r, c, more in asked), text, label)
+            for asked, text, label in state["remembered"]
+        )
         self._labels = int(state["labels"])
 
 

@@ -15,11 +15,12 @@ from kapelle.errors import ConfigError
 from kapelle.runs.reader import read_evaluations
 from kapelle.services.reward.service import RunningRewardServer
 from kapelle.setup.recipe import resolve, to_yaml
-from kapelle.signals.samples import answer_sample
+from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Silent
 from kapelle.training.served import open_verifier
 from kapelle.training.trainer import Trainer
+from kapelle.types import Message
 
 ASKED = [("abc", "abc"), ("abc", "acb"), ("bca", "bca"), ("x", ""), ("a b", "longer words than the question")]
 
@@ -35,7 +36,10 @@ def in_process(judge: Path) -> list[float]:
     """What the run's own train engine says."""
     with Trainer.from_run(judge) as trainer:
         reader = trainer.engine.renderer(VERIFIER)
-        samples = [answer_sample(VERIFIER, reader, question, answer, {}) for question, answer in ASKED]
+        samples = [
+            conversation_sample(VERIFIER, reader, [Message("user", question)], answer, {})
+            for question, answer in ASKED
+        ]
         return [float(each.sigmoid()) for each in trainer.engine.score(samples)]
 
 
