@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-fast test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-oldest test-faults claims check format docs wheel clean help
+.PHONY: demo test test-fast test-long test-sandbox test-vllm test-apps test-ranks test-types test-models test-kernels test-processors test-oldest test-faults claims check format docs wheel clean help
 
 demo: $(STAMPS)/kapelle ## train a two-agent team on this machine's CPU and show what it learned
 	@$(BIN)/kapelle demo $(ARGS)
@@ -75,6 +75,14 @@ build/triton: $(BIN)/python
 
 test-kernels: build/triton $(STAMPS)/test ## run our own kernels for GPUs in Triton's interpreter (Linux; fetches Triton, 200 MB)
 	@PYTHONPATH=build/triton $(BIN)/python -m pytest $(or $(TESTS),tests/models/fast/test_triton_products.py)
+
+# Tests whose numbers hang on the order in which a processor's kernels add up.
+SUMS := tests/engines/train/test_parity.py tests/engines/train/torch/test_out_of_memory.py tests/engines/train/torch/test_engine.py \
+	tests/models/fast tests/algorithms/test_update_by_hand.py
+
+test-processors: $(STAMPS)/test ## run some numeric tests with the kernels of other processors, and with two threads (a minute)
+	@OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -q -m "not slow and not long" $(or $(TESTS),$(SUMS))
+	@OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -q -m "not slow and not long" $(or $(TESTS),$(SUMS))
 
 test-oldest: $(BIN)/python ## run what is quick with the oldest versions that pyproject.toml allows (minutes, and GBs of CUDA)
 	@$(BIN)/python tools/try_oldest.py $(TESTS)

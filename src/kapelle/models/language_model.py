@@ -146,6 +146,9 @@ class LanguageModel:
         if generation is not None and self.end_ids - ends:  # whoever loads an export stops there too
             generation.eos_token_id = sorted(self.end_ids)
         self.model.requires_grad_(False)
+        # A program that sets "medium" lets processors with AMX multiply float32 in bfloat16, which no check here allows for.
+        if torch.backends.mkldnn.matmul.fp32_precision == "bf16":  # type: ignore[attr-defined]
+            torch.set_float32_matmul_precision("highest")
         self._scale, self._softcap = self._checked_head()
 
     @property

@@ -79,6 +79,17 @@ class TestFloat64:
         assert float((exact - expected).abs().max()) < 1e-6
         assert {p.dtype for p in model.model.parameters()} == {torch.float32}
 
+    def test_a_program_that_lets_torch_multiply_in_bfloat16_trains_in_float32(self) -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            engine = train_engine(lora_policies("a"))
+            [sample] = draw_samples(["a"], [(9, 5)])
+            exact = exact_logprobs(model_of(engine, "a"), "a", sample.tokens, sample.targets, 1.0)
+            assert float((engine.score([sample])[0] - exact).abs().max()) < 1e-5
+        finally:
+            torch.set_float32_matmul_precision(before)
+
     @pytest.mark.slow
     def test_rounding_is_of_the_size_by_which_right_passes_are_off(self) -> None:
         engine, samples = grown()
