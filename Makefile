@@ -77,8 +77,7 @@ test-kernels: build/triton $(STAMPS)/test ## run our own kernels for GPUs in Tri
 	@PYTHONPATH=build/triton $(BIN)/python -m pytest $(or $(TESTS),tests/models/fast/test_triton_products.py)
 
 # Tests whose numbers hang on the order in which a processor's kernels add up.
-SUMS := tests/engines/train/test_parity.py tests/engines/train/torch/test_out_of_memory.py tests/engines/train/torch/test_engine.py \
-	tests/models/fast tests/algorithms/test_update_by_hand.py
+SUMS := tests/engines/train/test_parity.py tests/engines/train/torch/test_out_of_memory.py tests/algorithms/test_update_by_hand.py
 
 test-processors: $(STAMPS)/test ## run some numeric tests with the kernels of other processors, and with two threads (a minute)
 	@OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/python -m pytest -q -m "not slow and not long" $(or $(TESTS),$(SUMS))

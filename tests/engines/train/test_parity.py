@@ -75,8 +75,10 @@ class TestFloat64:
         with torch.no_grad():
             expected = logp_alone(wide, sample, adapter)
         assert exact.dtype == expected.dtype == torch.float64
-        # The norms of transformers round to float32 whatever they are given.
-        assert float((exact - expected).abs().max()) < 1e-6
+        # The norms of transformers round to float32 whatever they are given: each moves all logits by about one rounding.
+        norms = sum("norm" in name for name, _ in model.model.named_modules())
+        bound = norms * torch.finfo(torch.float32).eps * float(exact.abs().max())
+        assert float((exact - expected).abs().max()) < bound < 1e-5
         assert {p.dtype for p in model.model.parameters()} == {torch.float32}
 
     def test_a_program_that_lets_torch_multiply_in_bfloat16_trains_in_float32(self) -> None:
