@@ -120,7 +120,8 @@ def test_what_is_heard_later_is_joined_too(template: str, rest: str) -> None:
     ],
 )
 def test_one_sentence_says_what_is_done(template: str, parts: list[str]) -> None:
-    notes = renderer(template).notes
+    # The marks of these templates are no tokens of the tokeniser, which is another note.
+    notes = [note for note in renderer(template).notes if "ends answers" not in note]
     assert len(notes) == bool(parts)
     for part in parts:
         assert part in notes[0]

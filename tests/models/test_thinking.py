@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -142,6 +143,25 @@ SMALL = ["evaluation.problems=1", "evaluation.problems_while_training=1", "team.
 def test_the_names_of_other_libraries_set_them(word: str) -> None:
     config = load_recipe("demo", (), [word]).config
     assert config.model.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.slow
+def test_a_run_of_such_a_model_is_trained_evaluated_talked_to_and_exported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(tmp_path / "run"), tmp_path / "out"
+    words = [*DEMO, *SMALL, f"model.path={folder}", "enable_thinking=false", "training.steps=2"]
+    assert main(["train", *words, "--run-dir", run, "--no-rich"]) == 0
+    assert main(["eval", run, "evaluation.problems=1"]) == 0
+    assert main(["export", run, "--merge", "--out", str(out)]) == 0
+    for team in (run, str(out)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("1+1?\n"))
+        assert main(["chat", team]) == 0
+    assert "actor:" in capsys.readouterr().out
+    exported = load_renderer(str(out / "actor"), ModelConfig())
+    assert exported.decode(exported.start([U])).endswith("<think>\n\n</think>\n\n")
+    loud = exported.with_arguments({"enable_thinking": True})
+    assert not loud.decode(loud.start([U])).endswith("</think>\n\n")
 
 
 @pytest.mark.slow
