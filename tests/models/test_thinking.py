@@ -195,3 +195,9 @@ def test_validate_refuses_one_that_is_not_read(folder: Path, capsys: pytest.Capt
         == 2
     )
     assert "Did you mean 'enable_thinking'?" in capsys.readouterr().err
+
+
+def test_an_endpoint_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
+    agent = "team.agents.actor={weights: {endpoint: 'http://localhost:1/v1', model: m}, chat_template_kwargs: {a: 1}}"
+    assert main(["validate", *DEMO, agent]) == 2
+    assert "is behind an endpoint" in capsys.readouterr().err

@@ -155,22 +155,20 @@ class ChatRenderer:
         """A sentence on what the chat template does not take, and what is done about it; empty for most templates."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
         found = [f"The chat template of '{name}' {'; it '.join(limits)}."] if limits else []
-        with suppress(ModelError):
-            end = self._written_end.strip()
-            own = self._tokenizer.eos_token_id
-            token = next(
-                (number for number, text in self._special.items() if text and end.startswith(text)), None
+        end, own = self._written_end.strip(), self._tokenizer.eos_token_id
+        token = next(
+            (number for number, text in self._special.items() if text and end.startswith(text)), None
+        )
+        if token is None and end:
+            found.append(
+                f"The chat template of '{name}' ends answers with the text {end[:40]!r}, which is no token: sampling stops at the model's "
+                f"own end or at `max_tokens`. Set `team.sampling.stop: [{json.dumps(end[:40])}]`."
             )
-            if token is None and end:
-                found.append(
-                    f"The chat template of '{name}' ends answers with the text {end[:40]!r}, which is no token: sampling stops at the model's "
-                    f"own end or at `max_tokens`. Set `team.sampling.stop: [{json.dumps(end[:40])}]`."
-                )
-            elif token is not None and token not in {*self._ends, own}:
-                found.append(
-                    f"The chat template of '{name}' ends answers with '{self._special[token]}', which the model does not list as an end: "
-                    "sampling stops there too."
-                )
+        elif token is not None and token not in {*self._ends, own}:
+            found.append(
+                f"The chat template of '{name}' ends answers with '{self._special[token]}', which the model does not list as an end: "
+                "sampling stops there too."
+            )
         return tuple(found)
 
     @property
@@ -396,8 +394,10 @@ class ChatRenderer:
 
     @cached_property
     def _written_end(self) -> str:
-        """What the template writes after an answer that ends a conversation."""
-        return self._after_completion((), speak=False)
+        """What the template writes after an answer that ends a conversation; empty where it writes no answers."""
+        with suppress(ModelError):
+            return self._after_completion((), speak=False)
+        return ""
 
     def _after_completion(self, heard: Sequence[Message], *, speak: bool) -> str:
         """Return what the template writes after an answer of the agent."""

@@ -165,6 +165,11 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
     agents = []
     for seat in seats:
         sampling = (seat.sampling or config.team.sampling).build()
+        if seat.chat_template_kwargs and policies[policy_of[seat.name]].endpoint is not None:
+            raise ConfigError(
+                f"Agent '{seat.name}' is behind an endpoint, whose server renders its own chat template. Leave out its "
+                "`chat_template_kwargs`, and set them where the server is started."
+            )
         # Those of the section `model` are of its template alone.
         shared = bases.paths.get(policies[policy_of[seat.name]].base) == config.model.path
         arguments = {**(config.model.chat_template_kwargs if shared else {}), **seat.chat_template_kwargs}
