@@ -222,6 +222,10 @@ class TableRenderer:
         """Return all that was read and said, and the messages heard since."""
         return (*prompt, *completion, *self.start(heard))
 
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
+        """Return that there are none."""
+        return 0, 0
+
     def completion(self, text: str) -> Words:
         """Return the token of a word, or the letters of a text, and its end."""
         if text in self.alphabet and self.end is None:

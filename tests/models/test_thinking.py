@@ -62,7 +62,7 @@ def turns(
             *renderer.completion("")[-1:],
         )
         ids = renderer.completion(answer) if "<" in answer else ids
-        before.append(Said("assistant", answer, ids=ids, thoughts=renderer.thoughts(prompt, ids)))
+        before.append(Said("assistant", answer, ids=ids, thoughts=renderer.thoughts(prompt, ids, answer)[0]))
         known, prompt = (*prompt, *ids), renderer.extend(prompt, ids, [news], before)
         opened = "<think>\n" if "<think>" not in answer and "</think>" in answer else ""
         texts += [Message("assistant", opened + answer), news]
@@ -122,7 +122,9 @@ class TestOwnThoughts:
             *renderer.completion(""),
         )
         prompt = renderer.start([U])
-        said = Said("assistant", "", ids=ids, thoughts=renderer.thoughts(prompt, ids))
+        said = Said(
+            "assistant", "", ids=ids, thoughts=renderer.thoughts(prompt, ids, renderer.spoken(ids))[0]
+        )
         after = renderer.extend(prompt, ids, [U], [U, said])
         assert (*prompt, *letters) == after[: len(prompt) + len(letters)]
 

@@ -77,6 +77,10 @@ class ControlTokens:
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of what a template wrote: control tokens where it wrote them itself, and nowhere else."""
+        if not _OWN.search(text):
+            ids = self._encode(text)
+            if self._of_control(ids) == self._known(self._mark.findall(text)):
+                return [*ids]
         hidden: list[int] = []
         length = 0
         for k, part in enumerate(_SPLIT.split(text)):
@@ -92,8 +96,7 @@ class ControlTokens:
                 own.append(mark)
                 end = mark.end()
         ids = self._pieces(text, cuts)
-        wanted = [self._tokens[mark[0]] for mark in own if self._tokens[mark[0]] in self._ids]
-        if [each for each in ids if each in self._ids] == wanted:
+        if self._of_control(ids) == self._known([mark[0] for mark in own]):
             return ids
         # The tokeniser reads other letters as a mark too, such as wide ones that it makes narrow.
         ids, end = [], 0
@@ -101,6 +104,12 @@ class ControlTokens:
             ids += [*self._spelled(text, end, mark.start(), cuts), self._tokens[mark[0]]]
             end = mark.end()
         return ids + self._spelled(text, end, len(text), cuts)
+
+    def _of_control(self, ids: Sequence[int]) -> list[int]:
+        return [each for each in ids if each in self._ids]
+
+    def _known(self, marks: Sequence[str]) -> list[int]:
+        return self._of_control([self._tokens[mark] for mark in marks])
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> list[int]:
         """Return the ids of a text that is tokenised in pieces, each from one cut to the next."""

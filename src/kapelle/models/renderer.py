@@ -41,7 +41,7 @@ from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.machine import refusal
-from kapelle.runtime.thoughts import EVERY_PAIR, split_thoughts
+from kapelle.runtime.thoughts import OPENINGS, THOUGHT_MARKS, split_thoughts
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image, Json, Message, Said, images_in
 
@@ -149,6 +149,8 @@ class ChatRenderer:
         # writes another text each time.
         dated = "strftime_now" in str(tokenizer.chat_template)
         self._start = lru_cache(0 if dated else REMEMBERED)(self._ids_of_start)
+        self._openings = frozenset(number for number, mark in self._special.items() if mark in OPENINGS)
+        self._opens_thoughts = lru_cache(REMEMBERED)(lambda ids: self.decode(ids).rstrip().endswith(OPENINGS))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -286,7 +288,7 @@ class ChatRenderer:
         with suppress(ModelError):
             kept = WORDS[1] in self._form.text([asked, Message("assistant", thought), asked], speak=False)
             begun = self._form.text([asked], speak=True)
-            return not kept or any(mark in begun for pair in EVERY_PAIR for mark in pair)
+            return not kept or any(mark in begun for mark in THOUGHT_MARKS)
         return False
 
     def _without_thoughts(
@@ -325,20 +327,23 @@ class ChatRenderer:
             text = text.removeprefix(self._special.get(said.ids[-1], "") if said.ids else "")
         return self._spread_ids((*ids, *self._ids(text)), (*before, *heard))
 
-    def thoughts(self, prompt: Sequence[int], completion: Sequence[int]) -> int:
-        """Return how many tokens of a completion, from the first one on, are thoughts; all where they were cut off."""
-        opened = self.decode(prompt[-8:]).rstrip().endswith(tuple(opening for opening, _ in EVERY_PAIR))
-        begun = self.decode(completion[:16]).lstrip()
-        if not opened and not begun.startswith(tuple(opening for opening, _ in EVERY_PAIR)):
-            return 0
-        text = self.decode(completion)
-        words = split_thoughts(text, thinking=opened)[1]
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
+        """Return how many tokens of a completion, and how many characters of its text, are thoughts; all where they were cut off."""
+        opened = self._opens_thoughts(tuple(prompt[-8:]))
+        if (
+            not opened
+            and not text.lstrip().startswith(OPENINGS)
+            and self._openings.isdisjoint(completion[:2])
+        ):
+            return 0, 0
+        whole = self.decode(completion)  # marks may be special tokens, which the text lacks
+        words = split_thoughts(whole, thinking=opened)[1]
         if not words:
-            return len(completion)
+            return len(completion), len(text)
         # The first token behind which nothing of the thoughts is left.
-        return bisect_left(
-            range(len(completion)), len(text) - len(words), key=lambda k: len(self.decode(completion[:k]))
-        )
+        places, length = range(len(completion)), len(whole) - len(words)
+        count = bisect_left(places, length, key=lambda k: len(self.decode(completion[:k])))
+        return count, len(text) - len(text[len(self.spoken(completion[:count])) :].lstrip()) if count else 0
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the ids of a prompt that is no conversation, with what the tokeniser itself puts before a text; or check given ids.
@@ -423,8 +428,7 @@ class ChatRenderer:
         for said in [[user, answer, user], [user, answer, result, user]] if self._common else ():
             with suppress(ModelError):
                 written += TemplateForm(self._rendered).text(said, speak=False)
-        thoughts = {mark for pair in EVERY_PAIR for mark in pair}
-        words = {each for each in self._common if each in thoughts or each not in written}
+        words = {each for each in self._common if each in THOUGHT_MARKS or each not in written}
         tokens = {text: k for k, text in self._special.items() if text and text not in words}
         return ControlTokens(
             tokens, lambda text: self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -436,8 +440,7 @@ class ChatRenderer:
         called = ToolTemplate(self._rendered, self._special_end).called(
             {"name": "kapelletool", "arguments": {}}
         )
-        thoughts = {mark for pair in EVERY_PAIR for mark in pair}
-        return frozenset(each for each in self._special.values() if each in called or each in thoughts)
+        return frozenset(each for each in self._special.values() if each in called or each in THOUGHT_MARKS)
 
     def _render_with(self, turns: list[dict[str, Json]], speak: bool, tools: Json) -> str:
         turns = [

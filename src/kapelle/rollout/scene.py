@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from kapelle.engines.rollout.protocol import (
     Completion,
     Interrupted,
-    KnowsThoughts,
     ReadsPrompts,
     Renderer,
     Request,
@@ -38,7 +37,6 @@ from kapelle.rollout.partial import PartialEpisode, grown
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
-from kapelle.runtime.thoughts import split_thoughts
 from kapelle.team import Agent, Policy
 from kapelle.types import (
     Constraint,
@@ -101,11 +99,17 @@ class AskedTurn:
         routing: Routing | None = None,
         usage: tuple[int, int] | None = None,
         constraint: Constraint | None = None,
+        thoughts: int = 0,
     ) -> Turn:
         """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
         if self.begun is not None:
             known = replace(
-                self.begun, finish_reason=finish_reason, text=text, routing=routing, constraint=constraint
+                self.begun,
+                finish_reason=finish_reason,
+                text=text,
+                thoughts=thoughts,
+                routing=routing,
+                constraint=constraint,
             )
             return grown(known, ids, logprobs, version, weights_hash)
         asked = self.request
@@ -127,25 +131,17 @@ class AskedTurn:
             routing=routing,
             constraint=constraint,
             usage=usage,
+            thoughts=thoughts,
             dropped=self.dropped,
         )
 
 
-def with_thoughts(turn: Turn, renderer: Renderer) -> Turn:
-    """Return a turn that says how much of its text are thoughts."""
-    if isinstance(renderer, KnowsThoughts):
-        count = renderer.thoughts(turn.prompt_ids, turn.completion_ids)
-        end = len(renderer.spoken(turn.completion_ids[:count])) if count else 0
-    else:  # a server's text may lack the mark that opened them
-        end = len(turn.text) - len(split_thoughts(turn.text, thinking="</think>" in turn.text)[1])
-    return replace(turn, thoughts=len(turn.text) - len(turn.text[end:].lstrip())) if end else turn
-
-
-def said(turn: Turn, renderer: Renderer) -> Said:
+def said(turn: Turn, renderer: Renderer | None) -> Said:
     """Return an answer as a message of its agent's conversation."""
-    ids = turn.completion_ids
-    count = renderer.thoughts(turn.prompt_ids, ids) if isinstance(renderer, KnowsThoughts) else 0
-    return Said("assistant", turn.text, turn.agent, ids=ids, thoughts=count)
+    ids, text, count = turn.completion_ids, turn.text, 0
+    if turn.thoughts and renderer is not None:
+        count = renderer.thoughts(turn.prompt_ids, ids, text)[0]
+    return Said("assistant", text, turn.agent, ids=ids, thoughts=count)
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
@@ -169,6 +165,8 @@ class LiveSeat:
         self.last: Turn | None = None
         """Its last recorded turn; the conversation continues from the turn's tokens."""
         self._opening = instructions(agent, scene.task) if agent.system or scene.task.system else []
+        self.read_by: Renderer | None = None
+        """How its conversation became tokens in its last turn."""
         self._turn_count = 0
         """Turns begun so far; selects the policy where it differs by turn."""
         self.ended: dict[int, list[Message]] = {}
@@ -225,7 +223,7 @@ class LiveSeat:
                 )
             messages.append(message)
         policy = self._policy
-        renderer = agent_renderer(self.agent, play.engine.renderer(policy.name))
+        renderer = self.read_by = agent_renderer(self.agent, play.engine.renderer(policy.name))
         begins = self.last is None or fresh
         task = self._scene.task
         if task.messages:
@@ -271,7 +269,7 @@ class LiveSeat:
         if self._is_absent:
             return self._nothing(), list(asked.messages)
         policy = self._policy
-        renderer = agent_renderer(self.agent, play.engine.renderer(policy.name))
+        renderer = self.read_by = agent_renderer(self.agent, play.engine.renderer(policy.name))
         messages = list(asked.messages)
         if before is None:
             conversation = messages
@@ -346,10 +344,10 @@ class LiveSeat:
             asked.answered(
                 *(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage),
                 constraint=a.constraint,
+                thoughts=renderer.thoughts(prompt, (*request.begun, *a.ids), a.text)[1],
             )
             for a in answers
         ]
-        turns = [with_thoughts(turn, renderer) for turn in turns]
         if branch is not None and any(branch.ways[depth:]):
             turns = [replace(turn, copied=True) for turn in turns]
         scene.drafts[name] = turns[0]
@@ -515,7 +513,7 @@ class LiveScene:
         for turn in chosen:  # their agents' conversations continue after them
             seat = self._seats[turn.agent]
             seat.last = turn
-            seat.messages.append(said(turn, seat.renderer))
+            seat.messages.append(said(turn, seat.read_by))
         shares = self.play.share_thoughts
         return {
             turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
@@ -546,7 +544,7 @@ class LiveScene:
         turns = self.commit([turn for turn, _ in drafts])
         for turn, (_, whole) in zip(turns, drafts, strict=True):
             seat = self._seats[turn.agent]
-            seat.ended[turn.index] = [*whole, said(turn, seat.renderer)]
+            seat.ended[turn.index] = [*whole, said(turn, seat.read_by)]
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:

@@ -6,8 +6,10 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kapelle.types import Message
+if TYPE_CHECKING:
+    from kapelle.types import Message
 
 _HALF = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"

@@ -8,6 +8,8 @@ THOUGHTS = ("<think>", "</think>")
 """What most models write around their thoughts."""
 THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
 EVERY_PAIR = (THOUGHTS, THOUGHTS_OF_MISTRAL)
+OPENINGS = tuple(opening for opening, _ in EVERY_PAIR)
+THOUGHT_MARKS = frozenset((*THOUGHTS, *THOUGHTS_OF_MISTRAL))
 
 
 def split_thoughts(

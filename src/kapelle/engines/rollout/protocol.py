@@ -90,17 +90,8 @@ class Renderer(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class KnowsThoughts(Protocol):
-    """A renderer that tells thoughts from words."""
-
-    def thoughts(self, prompt: Sequence[int], completion: Sequence[int]) -> int:
-        """Return how many tokens of a completion, from the first one on, are thoughts."""
-        ...
-
-    def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text: without special ones."""
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
+        """Return how many tokens of a completion, and how many characters of its text, are thoughts; they stand first."""
         ...
 
 
@@ -124,8 +115,10 @@ class TakesArguments(Protocol):
 
 def agent_renderer(agent: Agent, renderer: AnyRenderer) -> AnyRenderer:
     """Return how an agent's conversations become tokens: by its policy's renderer, with its own arguments of the template."""
+    if not agent.chat_template_kwargs:
+        return renderer
     found: Any = renderer
-    if agent.chat_template_kwargs and isinstance(found, TakesArguments):
+    if isinstance(found, TakesArguments):
         found = found.with_arguments(agent.chat_template_kwargs)
     return cast("AnyRenderer", found)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import Completion, Recites, Request, RolloutEngine, WritingRenderer
 from kapelle.errors import EngineError, did_you_mean
+from kapelle.runtime.thoughts import split_thoughts
 from kapelle.types import Message
 
 Script = Callable[[Request], str]
@@ -30,6 +31,12 @@ class ByteRenderer:
     ) -> tuple[int, ...]:
         """Return the last prompt and completion, followed by the bytes of the messages `heard` since."""
         return (*prompt, *completion, *b"\n", *self.start(heard))
+
+    def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
+        """Return how much of a text are thoughts; a server's text may lack the mark that opened them."""
+        if "THINK]" not in text and "think>" not in text:
+            return 0, 0
+        return 0, len(text) - len(split_thoughts(text, thinking="</think>" in text)[1])
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the bytes of a completion."""

@@ -29,7 +29,7 @@ from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.errors import DataError, EpisodeError, OutputError
 from kapelle.grading.text.tool_call import ReadCall
 from kapelle.rollout.outcomes import in_range, plain
-from kapelle.rollout.scene import said, with_thoughts
+from kapelle.rollout.scene import said
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
 from kapelle.services.policy.agents import Agents, Chat, Done, News
@@ -525,7 +525,9 @@ class Recorder:
         async with aclosing(answers) as told:  # type: ignore[type-var]
             async for each in told:
                 if isinstance(each, Done):
-                    completion, policy = each.completion, self._agents.play.team.policy(place.agent)
+                    play, completion = self._agents.play, each.completion
+                    policy = play.team.policy(place.agent)
+                    renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy.name))
                     heard, before = chat.prompt.messages, tuple[Message, ...]()
                     if place.after is not None:
                         before = place.after.before
@@ -547,13 +549,12 @@ class Recorder:
                         heard=heard,
                         trained=policy.trained,
                         constraint=completion.constraint,
+                        thoughts=renderer.thoughts(chat.prompt.ids, completion.ids, completion.text)[1],
                     )
-                    play = self._agents.play
-                    renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy.name))
                     news = chat.prompt.messages if place.after is None else place.heard
                     conversation = (*before, *news, said(turn, renderer))
                     spoken = chat.said(completion.ids, completion.text)
-                    self.sessions.keep(place, with_thoughts(turn, renderer), spoken, conversation)
+                    self.sessions.keep(place, turn, spoken, conversation)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
                         name = (place.session.name, place.agent, _extended(b"", call.body))
