@@ -12,6 +12,7 @@ import ast
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import cast
 
@@ -80,14 +81,17 @@ def dictionary(name: str) -> str:
 
 def theirs() -> str:
     """Return the dictionary of the names that other libraries have for settings, as keywords."""
+    import kapelle
     from kapelle.settings.aliases import ROOTS, TABLE
 
-    flat = {alias.name: alias for alias in TABLE if "." not in alias.name}
+    flat = {alias.name: alias for alias in TABLE if "." not in alias.name and alias.ours}
+    nested = {alias.name.partition(".")[0] for alias in TABLE if "." in alias.name}
     lines = [
         "class TheirNames(TypedDict, total=False):",
         '    """Settings by the names of other libraries: `settings.aliases`."""\n',
     ]
-    for name in sorted(ROOTS):
+    own = signature(kapelle.train).parameters.keys()
+    for name in sorted(ROOTS & (flat.keys() | nested) - own):
         alias = flat.get(name)
         lines.append(f"    {name}: {'Mapping[str, object]' if alias is None else 'object'}")
         read = ", ".join(f"`{path}`" for path in alias.ours) if alias else ""

@@ -9,6 +9,7 @@ import pytest
 
 import kapelle
 from kapelle.algorithms.grpo import GRPO
+from kapelle.cli.parser import split_words
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError, for_command
 from kapelle.settings.aliases import TABLE
@@ -83,6 +84,19 @@ A = "actor_rollout_ref"
         # 32 generation batches for 4 accumulated ones: 8 updates on the samples of one step.
         (RECIPE, ["per_device_train_batch_size=2", "gradient_accumulation_steps=4", "steps_per_generation=32"], {"training.tasks_per_step": 8, "algorithm.minibatches": 8}),
         (RECIPE, ["generation_batch_size=64"], {"training.tasks_per_step": 8}),
+        # 64 completions are generated at once, 8 in each batch: 8 batches, and 4 updates of 2 batches each.
+        (RECIPE, ["generation_batch_size=64", "per_device_train_batch_size=8", "gradient_accumulation_steps=2"], {"training.tasks_per_step": 8, "algorithm.minibatches": 4}),
+        # One update of 8 batches learns from 4 generations of 2, all by the same weights.
+        (RECIPE, ["per_device_train_batch_size=4", "gradient_accumulation_steps=8", "steps_per_generation=2"], {"training.tasks_per_step": 4, "algorithm.minibatches": 1}),
+        (RECIPE, ["per_device_train_batch_size=16", "gradient_accumulation_steps=16", "num_generations=7", "num_processes=7"], {"training.tasks_per_step": 256}),
+        (RECIPE, ["eval_strategy=no", "eval_steps=5"], {"evaluation.every": 0}),
+        (RECIPE, ["eval_strategy='no'", "eval_steps=5", "eval_on_start=true", "use_cpu=true", "torch_dtype=auto"], {"evaluation.every": 0, "evaluation.before_and_after": True, "model.device": "cpu", "model.dtype": "float32"}),
+        (RECIPE, ["system_prompt=Think."], {"team.agents.0.system": "Think."}),
+        (RECIPE, ["peft_config={r: 64, lora_alpha: 32, lora_dropout: 0.1, target_modules: [q_proj], task_type: CAUSAL_LM}"], {"team.sharing": "lora", "team.lora.rank": 64, "team.lora.alpha": 32.0, "team.lora.dropout": 0.1, "team.lora.targets": ("q_proj",)}),
+        (RECIPE, ["peft_config=null"], {"team.sharing": "shared"}),
+        (RECIPE, [f"{A}.actor.clip_ratio=0.2", f"{A}.actor.clip_ratio_low=0.1"], {"algorithm.loss.clip_low": 0.1, "algorithm.loss.clip_high": 0.2}),
+        (RECIPE, ["algorithm.name=magrpo", "discount=1.0", "num_turns=1"], {"algorithm.name": "magrpo"}),
+        (RECIPE, ["pretrain=embedded", "n_samples_per_prompt=4", "rollout_batch_size=16", "generate_max_len=9"], {"algorithm.group_size": 4, "training.tasks_per_step": 16, "team.sampling.max_tokens": 9}),
         (DPO, ["per_device_train_batch_size=16"], {"training.tasks_per_step": 16}),
         (DPO, ["beta=0.3", "loss_type=ipo"], {"algorithm.beta": 0.3, "algorithm.kind": "ipo"}),
         (RECIPE, ["max_steps=100", "num_iterations=2"], {"training.steps": 50, "algorithm.epochs": 2}),
@@ -149,7 +163,9 @@ def test_their_units_become_ours(
         (["per_device_train_batch_size=6"], "6 completions of a step (6 per device × 1 batches × 1 processes), 8 of each task, are 0.75 tasks"),
         (["gradient_accumulation_steps=4"], "`gradient_accumulation_steps` (TRL, on the command line) cannot be read: alone it says nothing here"),
         (["per_device_train_batch_size=many"], "`per_device_train_batch_size` cannot be 'many': write a number."),
-        (["per_device_train_batch_size=8", "generation_batch_size=8"], "`per_device_train_batch_size` says the same; leave one out"),
+        (["per_device_train_batch_size=3", "generation_batch_size=8"], "8 completions generated at once, 3 in each batch (3 per device × 1 processes), are 2.66667 batches"),
+        (["per_device_train_batch_size=4", "generation_batch_size=8", "steps_per_generation=2"], "`generation_batch_size` and `steps_per_generation` say the same; leave one out"),
+        (["per_device_train_batch_size=4", "gradient_accumulation_steps=8", "steps_per_generation=2", "num_iterations=2"], "Raise `steps_per_generation` to `gradient_accumulation_steps`"),
         (["per_device_train_batch_size=8", "gradient_accumulation_steps=0"], "`gradient_accumulation_steps` cannot be 0: it is a number of batches from 1"),
         (["max_steps=7", "num_iterations=2"], "7 optimiser steps, 2 in each step, are 3.5 steps"),
         (["warmup_ratio=0.1", "num_train_epochs=3", "optimizer.warmup_steps=5"], "`warmup_steps` and `warmup_share` both say how long the rate rises; leave one out"),
@@ -173,10 +189,17 @@ def test_their_units_become_ours(
         (["algorithm.use_kl_in_reward=true"], "`algorithm.name: grpo` has no `algorithm.gae.kl_in_reward`"),
         (["algorithm.gamma=0.9"], "`algorithm.name: grpo` has no `algorithm.gae.gamma_token`"),
         ([f"{A}.actor.ulysses_sequence_parallel_size=2"], "each text is computed in one process"),
-        (["trainer.default_local_dir=x"], "`--run-dir DIR` says where a run is kept"),
+        (["discount=0.9", "algorithm.name=magrpo"], "rewards of later turns count in full there. Leave it out, or take `algorithm.name: mappo`"),
+        (["presence_penalty=0.5"], "nothing is sampled with a penalty here"),
+        (["save_strategy=best"], "Set `checkpoint.best`"),
+        (["model_revision=v2"], "`model.path` may be the folder of another revision"),
+        (["peft_config={peft_type: IA3}"], "adapters here are LoRA"),
+        (["peft_config={r: 8, use_dora: true}"], "adapters here are LoRA, without `use_dora`"),
+        (["data.train_files=[a.parquet, b.parquet]", "algorithm.adv_estimator=grpo"], "several files are several environments"),
+        (["algorithm.name=sac"], "docs/explanations/no_sac.md"),
         (["reward_model.enable=true"], "name its checkpoint, `reward_model.path`"),
-        (["reward_model.reward_manager=dapo"], "functions that pay are `environment.rewards`"),
-        (["custom_reward_function.path=r.py"], "functions that pay are `environment.rewards`"),
+        (["reward_model.reward_manager=dapo"], "reward functions are `environment.rewards`"),
+        (["custom_reward_function.path=r.py"], "reward functions are `environment.rewards`"),
         (["data.val_files=/d/test.parquet"], "`environment.name: arithmetic` has no `environment.eval_path`. Put both files in one folder, or add this one to `evaluation.sets`."),
         (["min_p=0.1"], "`team.sampling.top_p` and `team.sampling.top_k` cut what is sampled from"),
         (["push_to_hub=true"], "`kapelle export RUN --push OWNER/NAME` sends"),
@@ -185,9 +208,8 @@ def test_their_units_become_ours(
         (["learning_rate=fast"], "'optimizer.lr' cannot be 'fast' (set on the command line): write a number. (`learning_rate` is read as `optimizer.lr`.)"),
         (["learning_rate=-1"], "'optimizer.lr' cannot be -1"),
         (["training.learning_rate=1"], "Unknown key 'training.learning_rate' (set on the command line). Write `optimizer.lr=…`."),
-        (["reward_weights=[1,2]"], "Unknown key 'reward_weights' (set on the command line). A function's weight stands beside it: `environment.rewards=[{function: …, weight: …}]`."),
+        (["reward_weights=[1,2]"], "`reward_weights` (TRL, on the command line) cannot be read: `environment.rewards` lists them"),
         (["batch_size=4"], "Unknown key 'batch_size' (set on the command line). A step takes `training.tasks_per_step` tasks, each tried `algorithm.group_size` times."),
-        (["peft_config={r: 8}"], "Unknown key 'peft_config' (set on the command line). Adapters are `team.sharing: lora`, and `team.lora` has"),
         (["trackers.0.nam=wandb"], "write `trackers=[{name: wandb}]`."),
         (["trackers.0.projct=x"], "write `trackers=[{project: x}]`."),
         (["algorithm=grpoo"], "algorithm.name=grpo on a command line. Unknown algorithm 'grpoo'. Did you mean 'grpo'?"),
@@ -345,3 +367,174 @@ def test_verls_filter_is_what_fits_the_model_or_the_number_beside_it(
 def test_verls_filter_is_true_or_false(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither true nor false"):
         read(RECIPE, tmp_path, "data.filter_overlong_prompts=64")
+
+
+SIIRL = f"""
+algorithm.adv_estimator=gae_marft
+data.train_files=/data/train.parquet
+data.val_files=/data/test.parquet
+data.train_batch_size=128
+data.max_prompt_length=1024
+data.max_response_length=2048
+data.filter_overlong_prompts=True
+data.return_raw_chat=True
+data.truncation='error'
+data.shuffle=False
+{A}.model.path=Qwen/Qwen3-1.7B
+{A}.actor.optim.lr=1e-6
+{A}.model.use_remove_padding=True
+{A}.model.use_fused_kernels=False
+{A}.actor.ppo_mini_batch_size=64
+{A}.actor.use_kl_loss=True
+{A}.actor.grad_clip=0.5
+{A}.actor.clip_ratio=0.2
+{A}.actor.kl_loss_coef=0.01
+{A}.rollout.tensor_model_parallel_size=4
+{A}.rollout.name=sglang
+{A}.rollout.max_model_len=12288
+{A}.rollout.agent.rewards_with_env=True
+{A}.rollout.multi_turn.max_assistant_turns=3
+{A}.rollout.multi_turn.use_all_traj=False
+{A}.rollout.n=1
+{A}.rollout.prompt_length=1024
+{A}.rollout.response_length=2048
+critic.optim.lr=1e-5
+critic.model.use_remove_padding=True
+critic.model.path=Qwen/Qwen3-1.7B
+critic.model.enable_gradient_checkpointing=True
+critic.use_dynamic_bsz=False
+critic.ppo_mini_batch_size=64
+critic.ppo_max_token_len_per_gpu=12288
+critic.model.fsdp_config.param_offload=False
+trainer.resume_mode=auto
+trainer.default_local_dir=checkpoints
+trainer.val_before_train=False
++ray_kwargs.ray_init.num_cpus=8
+""".split()
+"""What siiRL's public script for MARFT sets."""
+DAG = """
+nodes:
+- {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: []}
+- {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [r]}
+"""
+
+
+def test_what_siirls_script_sets_is_laid_over_the_recipe_of_marft(tmp_path: Path) -> None:
+    (tmp_path / "dag.yaml").write_text(DAG)
+    words = split_words(["marft_math_duo", *SIIRL])
+    alone = load_recipe(words[0][0], (), words[1]).config
+    found = load_recipe("marft_math_duo", (), [*words[1], f"dag.workflow_path={tmp_path}/dag.yaml"]).config
+    ours = {
+        "algorithm.name": "marft",
+        "algorithm.minibatches": 2,
+        "optimizer.lr": 1e-6,
+        "optimizer.critic_lr": 1e-5,
+        "environment.test": "test.parquet",
+        "engine.name": "local",
+        "evaluation.before_and_after": False,
+    }
+    for config in (alone, found):
+        assert {path: at(config, path) for path in ours} == ours
+    assert alone.workflow.name == "chain"
+    assert {
+        path: at(found, f"workflow.{path}") for path in ("name", "max_assistant_turns", "use_all_traj")
+    } == {
+        "name": "dag",
+        "max_assistant_turns": 3,
+        "use_all_traj": False,
+    }
+
+
+OPEN_R1 = """
+model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
+model_revision: v2
+torch_dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_name: rows/of-mine
+dataset_prompt_column: problem
+num_processes: 7
+bf16: true
+use_vllm: true
+vllm_device: auto
+do_eval: true
+eval_strategy: steps
+gradient_accumulation_steps: 16
+hub_model_id: mine
+hub_strategy: every_save
+log_level: info
+lr_scheduler_type: cosine
+max_prompt_length: 512
+max_steps: -1
+num_generations: 7
+num_train_epochs: 1
+output_dir: data/mine
+overwrite_output_dir: true
+per_device_train_batch_size: 16
+push_to_hub: true
+reward_funcs: [accuracy]
+save_strategy: "epoch"
+warmup_ratio: 0.1
+benchmark: x
+optimizer: {lrr: 1}
+team: {sampling: {max_tokens: many}}
+trackers: [{nam: wandb}]
+"""
+
+
+def test_all_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught, for_command():
+        read(OPEN_R1, tmp_path)
+    first, *faults = str(caught.value).split("\n- ")
+    assert first == "8 settings cannot be used:"
+    named = (
+        "model_revision",
+        "push_to_hub",
+        "reward_funcs",
+        "benchmark",
+        "environment.name",
+        "optimizer.lrr",
+    )
+    named = (*named, "team.sampling.max_tokens", "trackers.0.nam")
+    for name in named:
+        assert [fault for fault in faults if f"`{name}`" in fault or f"'{name}'" in fault], name
+
+
+def test_so_it_is_in_python() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(
+            environmen=Arithmetic(),
+            workflow={"name": "solo"},
+            algorithm={"name": "grpo", "epoch": 2},
+            min_p=0.1,
+        )
+    faults = str(caught.value).split("\n- ")[1:]
+    assert len(faults) == 3
+    assert "`Trainer` has no keyword 'environmen'. Did you mean 'environment'?" in faults
+    with pytest.raises(ConfigError, match="3 settings") as caught:
+        kapelle.train(
+            "embedded",
+            [{"question": "1", "answer": "1"}],
+            str,
+            foo=1,
+            push_to_hub=True,
+            run_dir=None,
+            optimizer={"lrr": 1},
+        )  # type: ignore[call-arg]
+    assert "`optimizer={'lrr': …}`" in str(caught.value) or "'optimizer.lrr'" in str(caught.value)
+
+
+PORTS = (
+    ("adapters train, as nothing says what does (without `peft_config`", ["learning_rate=1e-6"]),
+    ("adapters train, as nothing says what does (without `lora_rank`", [f"{A}.actor.optim.lr=1e-6"]),
+    ("", ["learning_rate=1e-6", "lora_r=8"]),
+    ("", ["learning_rate=1e-6", "use_peft=false"]),
+    ("", ["optimizer.lr=1e-6"]),
+)
+
+
+@pytest.mark.parametrize(("said", "settings"), PORTS)
+def test_a_port_is_told_that_adapters_train_where_all_weights_did(
+    said: str, settings: list[str], tmp_path: Path
+) -> None:
+    notes = " ".join(read(RECIPE, tmp_path, *settings).notes)
+    assert said in notes if said else "adapters train" not in notes

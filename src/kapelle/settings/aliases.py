@@ -136,8 +136,9 @@ class Names:
         return any(type(None) in get_args(field.annotation) for field in fields)
 
     def number(self, name: str, default: float = 1) -> float:
-        """Return a number by another library's name."""
-        return number(self.theirs.get(name, default), name)
+        """Return a number by another library's name; null is unset."""
+        found = self.theirs.get(name)
+        return number(default if found is None else found, name)
 
     def _classes(self, path: str) -> list[type[Settings]]:
         """Return the classes of settings that hold a path's last part; none where a section's `name` is missing."""
@@ -287,10 +288,8 @@ def _completions(value: Any, names: Names) -> Mapping[str, Any]:
     """Return the tasks of a step, from completions per device, devices and accumulated batches."""
     started = launched_rank()
     ranks = int(names.number("num_processes")) if started is None else started.size
-    accumulated, each = (
-        names.number("gradient_accumulation_steps"),
-        number(value, "per_device_train_batch_size") * ranks,
-    )
+    each = number(value, "per_device_train_batch_size") * ranks
+    accumulated = names.number("gradient_accumulation_steps")
     batches = names.number("steps_per_generation", accumulated)
     if accumulated < 1:
         raise ValueError(
@@ -305,9 +304,7 @@ def _completions(value: Any, names: Names) -> Mapping[str, Any]:
     if batches < accumulated:
         # One update learns from several generations, between which no weights change: they are one.
         _whole(
-            accumulated / batches,
-            f"{accumulated:g} accumulated batches, {batches:g} of each generation,",
-            "generations",
+            accumulated / batches, f"{accumulated:g} accumulated batches, {batches:g} at once,", "generations"
         )
         if _updates(names) != 1:
             raise ValueError(
@@ -322,11 +319,8 @@ def _completions(value: Any, names: Names) -> Mapping[str, Any]:
 
 
 def _parts(parts: float) -> Mapping[str, Any]:
-    return (
-        {}
-        if parts == 1
-        else {"algorithm.minibatches": _whole(parts, "the updates of one generation", "minibatches")}
-    )
+    said = "the updates of one generation"
+    return {} if parts == 1 else {"algorithm.minibatches": _whole(parts, said, "minibatches")}
 
 
 def _accumulated(value: Any, names: Names) -> Mapping[str, Any]:
@@ -617,6 +611,30 @@ def _batches_of_warmup(value: Any, names: Names) -> Mapping[str, Any]:
     return {} if count == -1 else {"optimizer.warmup_steps": int(count * _updates(names))}
 
 
+def _peft(value: Any, names: Names) -> Mapping[str, Any]:
+    """Return the adapters that a mapping, or PEFT's LoraConfig, describes; null trains all weights."""
+    if value is None:
+        return {"team.sharing": "shared"}
+    given = value if isinstance(value, Mapping) else vars(value)
+    refused = [
+        key
+        for key in ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "target_parameters")
+        if given.get(key)
+    ]
+    if ("peft_type" in given and "r" not in given) or refused:
+        raise ValueError(
+            f"adapters here are LoRA{f', without `{refused[0]}`' if refused else ''}: `team.lora` has `rank`, `alpha`, `dropout` and `targets`"
+        )
+    targets = given.get("target_modules")
+    lora = {
+        "rank": given.get("r", 8),
+        "alpha": given.get("lora_alpha", 8),
+        "dropout": given.get("lora_dropout", 0.0),
+    }
+    lora |= {} if targets is None else {"targets": targets if isinstance(targets, str) else sorted(targets)}
+    return {"team.sharing": "lora", **{f"team.lora.{key}": each for key, each in lora.items()}}
+
+
 def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
     if number(value, "lora_rank") == 0:
         return {"team.sharing": "shared"}
@@ -675,9 +693,8 @@ def _system(value: Any, names: Names) -> Mapping[str, Any]:
 
 def _every() -> Iterator[Alias]:
     """What kapelle itself calls by a short name."""
-    yield Alias(
-        "epochs", ("training.epochs",), "kapelle", _epochs("epochs"), "passes over the tasks of training"
-    )
+    said = "passes over the tasks of training"
+    yield Alias("epochs", ("training.epochs",), "kapelle", _epochs("epochs"), said)
 
 
 def _trl() -> Iterator[Alias]:
@@ -691,9 +708,8 @@ def _trl() -> Iterator[Alias]:
     yield Alias("top_k", ("team.sampling.top_k",), "TRL", _unless("team.sampling.top_k", None, -1, becomes=0), "no top-k is 0 here")  # fmt: skip
     yield Alias("beta", ("algorithm.loss.kl_coefficient", "algorithm.beta"), "TRL", _is("algorithm.beta", "algorithm.loss.kl_coefficient", nothing=(0,)), "the penalty's coefficient; with `dpo` its β")  # fmt: skip
     yield Alias("epsilon", ("algorithm.loss.clip_low", "algorithm.loss.clip_high"), "TRL", _clip("epsilon_high"), "both, unless `epsilon_high` is given")  # fmt: skip
-    yield Alias(
-        "epsilon_high", ("algorithm.loss.clip_high",), "TRL", _unless("algorithm.loss.clip_high", None)
-    )
+    high = "algorithm.loss.clip_high"
+    yield Alias("epsilon_high", (high,), "TRL", _unless(high, None))
     yield Alias("loss_type", ("algorithm.loss.aggregation", "algorithm.loss.kind", "algorithm.kind"), "TRL", _loss_type, "`dapo` and `bnpo`: `token_mean`; `grpo`: `sequence_mean`; `dr_grpo`: `sequence_sum` over `team.sampling.max_tokens`; `cispo`, `sapo`; of `dpo`: `sigmoid`, `ipo`")  # fmt: skip
     yield Alias("scale_rewards", ("algorithm.scale",), "TRL", _one_of("algorithm.scale", {True: "std", "group": "std", False: "none", "none": "none"}, ". For `batch` set `algorithm.name: reinforce_plus_plus`"), "`group` is `std`")  # fmt: skip
     yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep", nothing=(False,)), "true is `mask`")  # fmt: skip
@@ -721,6 +737,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias("load_in_4bit", ("model.quantization",), "TRL", _truth("model.quantization", "nf4"), "true is `nf4`")  # fmt: skip
     yield Alias("load_in_8bit", (), "TRL", _truth("model.quantization", _refused("frozen weights are held in 4 bits here (`model.quantization: nf4`) or whole")), "true is refused: `model.quantization: nf4` has 4 bits")  # fmt: skip
     yield Alias("use_peft", ("team.sharing",), "TRL", _truth("team.sharing", "lora", "shared"), "true is `lora`, false `shared`: all weights")  # fmt: skip
+    yield Alias("peft_config", ("team.lora", "team.sharing"), "TRL", _peft, "`r`, `lora_alpha`, `lora_dropout`, `target_modules`, with PEFT's defaults; null is `team.sharing: shared`")  # fmt: skip
     yield Alias("vllm_mode", (), "TRL", _one_of("engine.server", {"colocate": {}}, ". For a server set `engine.server`"), "`colocate` is the default; for a server set `engine.server`")  # fmt: skip
     yield Alias("vllm_tensor_parallel_size", ("engine.options",), "TRL", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
     yield Alias("report_to", ("trackers",), "TRL", _trackers(("none", "")), "a name or a list; `none` is no tracker; kept on this machine unless `trackers.0.offline: false`")  # fmt: skip
@@ -888,6 +905,7 @@ def read_aliases(
                     said.append(_read(alias, names, by))
                 except ConfigError as error:
                     faults.append(error)
+    said += _adapters(names)
     known = [alias.name for alias in TABLE]
     for root in ROOTS.intersection(values):
         for key in leaves(values[root], root):
@@ -896,6 +914,21 @@ def read_aliases(
             faults.append(ConfigError(f"No setting is called '{key}'{_set_in(names.source_of(key))}, and it is no name of another library that is read.{hint}"))  # fmt: skip
         del values[root]
     return Reading((", ".join(said),) if said else (), by, tuple(faults))
+
+
+WHOLE = {"TRL": "`peft_config`", "verl": "`lora_rank`"}
+"""Libraries that train all weights, unless this names adapters."""
+
+
+def _adapters(names: Names) -> list[str]:
+    """Return what to say where settings of such a library leave open what trains, which is adapters here."""
+    chosen = names.set("team.sharing"), names.set("team.lora"), names.set("team.agents")
+    theirs = [WHOLE[each.library] for each in TABLE if each.name in names.theirs and each.library in WHOLE]
+    if not theirs or chosen[:2] != (NOTHING, NOTHING) or "weights" in str(chosen[2]):
+        return []
+    return [
+        f"adapters train, as nothing says what does (without {theirs[0]} it is all weights there: `team.sharing: shared`)"
+    ]
 
 
 def _collect(alias: Alias, names: Names) -> None:

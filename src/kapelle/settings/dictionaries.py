@@ -689,6 +689,10 @@ class GraderDict(TypedDict, total=False):
 class TheirNames(TypedDict, total=False):
     """Settings by the names of other libraries: `settings.aliases`."""
 
+    activation_checkpointing: object
+    """Of TRL: `training.gradient_checkpointing`."""
+    actor_learning_rate: object
+    """Of OpenRLHF: `optimizer.lr`."""
     actor_rollout_ref: Mapping[str, object]
     """Of verl, nested as there."""
     adam_beta1: object
@@ -697,8 +701,6 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `optimizer.betas`."""
     adam_epsilon: object
     """Of TRL: `optimizer.eps`."""
-    advantage_mode: object
-    """Of CoMLRL: left out."""
     advantage_normalization: object
     """Of CoMLRL: `algorithm.scale`."""
     agent_learning_rate: object
@@ -715,28 +717,24 @@ class TheirNames(TypedDict, total=False):
     """Of CoMLRL: `optimizer.critic_lr`."""
     custom_reward_function: Mapping[str, object]
     """Of verl, nested as there."""
+    dag: Mapping[str, object]
+    """Of verl, nested as there."""
     data: Mapping[str, object]
     """Of verl, nested as there."""
-    dataloader_num_workers: object
-    """Of TRL: left out."""
-    dataloader_pin_memory: object
-    """Of TRL: left out."""
     dataset_name: object
     """Of TRL: `environment.path`."""
-    ddp_find_unused_parameters: object
-    """Of TRL: left out."""
-    deepspeed: object
-    """Of TRL: left out."""
+    dataset_prompt_column: object
+    """Of TRL: `environment.question_field`."""
+    dataset_test_split: object
+    """Of TRL: `environment.test`."""
+    dataset_train_split: object
+    """Of TRL: `environment.train`."""
     delta: object
     """Of TRL: `algorithm.loss.dual_clip`."""
-    disable_tqdm: object
-    """Of TRL: left out."""
     discount: object
     """Of CoMLRL: `algorithm.gae.gamma_turn`."""
     dpo_beta: object
     """Of CoMLRL: `algorithm.beta`."""
-    ds3_gather_for_generation: object
-    """Of TRL: left out."""
     dtype: object
     """Of TRL: `model.dtype`."""
     enable_thinking: object
@@ -753,42 +751,38 @@ class TheirNames(TypedDict, total=False):
     """Of CoMLRL: `evaluation.every`."""
     eval_num_samples: object
     """Of CoMLRL: `evaluation.problems_while_training`."""
+    eval_on_start: object
+    """Of TRL: `evaluation.before_and_after`."""
     eval_steps: object
     """Of TRL: `evaluation.every`."""
     eval_strategy: object
     """Of TRL: `evaluation.every`."""
     fp16: object
     """Of TRL: `model.dtype`."""
+    generate_max_len: object
+    """Of OpenRLHF: `team.sampling.max_tokens`."""
     generation_batch_size: object
     """Of TRL: `training.tasks_per_step`."""
     gradient_accumulation_steps: object
     """Of TRL: `training.tasks_per_step`."""
     gradient_checkpointing: object
     """Of TRL: `training.gradient_checkpointing`."""
-    gradient_checkpointing_kwargs: object
-    """Of TRL: left out."""
     importance_sampling_level: object
     """Of TRL: `algorithm.loss.level`."""
+    input_key: object
+    """Of OpenRLHF: `environment.question_field`."""
     joint_mode: object
     """Of CoMLRL: `algorithm.joint`."""
+    label_key: object
+    """Of OpenRLHF: `environment.answer_field`."""
     label_smoothing: object
     """Of TRL: `algorithm.label_smoothing`."""
+    lambd: object
+    """Of OpenRLHF: `algorithm.gae.lam`."""
     learning_rate: object
     """Of TRL: `optimizer.lr`."""
     load_in_4bit: object
     """Of TRL: `model.quantization`."""
-    load_in_8bit: object
-    """Of TRL: left out."""
-    log_completions: object
-    """Of TRL: left out."""
-    log_on_each_node: object
-    """Of TRL: left out."""
-    logging_first_step: object
-    """Of TRL: left out."""
-    logging_steps: object
-    """Of TRL: left out."""
-    logging_strategy: object
-    """Of TRL: left out."""
     lora_alpha: object
     """Of TRL: `team.lora.alpha`."""
     lora_dropout: object
@@ -815,14 +809,14 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `training.steps`."""
     max_tool_calling_iterations: object
     """Of TRL: `environment.max_turns`."""
-    min_p: object
-    """Of TRL: left out."""
     model_name_or_path: object
     """Of TRL: `model.path`."""
+    n_samples_per_prompt: object
+    """Of OpenRLHF: `algorithm.group_size`."""
+    no_cuda: object
+    """Of TRL: `model.device`."""
     num_agents: object
     """Of CoMLRL: `team.agents`."""
-    num_completions_to_print: object
-    """Of TRL: left out."""
     num_generations: object
     """Of TRL: `algorithm.group_size`."""
     num_iterations: object
@@ -835,26 +829,28 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `algorithm.loss.sequence_mask`."""
     optim: object
     """Of TRL: `optimizer.name`."""
-    parallel_training: object
-    """Of CoMLRL: left out."""
-    per_device_eval_batch_size: object
-    """Of TRL: left out."""
+    peft_config: object
+    """Of TRL: `team.lora`, `team.sharing`."""
     per_device_train_batch_size: object
     """Of TRL: `training.tasks_per_step`, `algorithm.minibatches`."""
     preference_num_candidates: object
     """Of CoMLRL: `algorithm.group_size`."""
-    push_to_hub: object
-    """Of TRL: left out."""
+    pretrain: object
+    """Of OpenRLHF: `model.path`."""
+    project: object
+    """Of TRL: `trackers`."""
+    prompt_data: object
+    """Of OpenRLHF: `environment.path`."""
+    prompt_max_len: object
+    """Of OpenRLHF: `tasks.max_prompt_tokens`."""
     reference_kl_coef: object
     """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
     reference_kl_enabled: object
     """Of CoMLRL: `algorithm.loss.kl_coefficient`."""
-    remove_unused_columns: object
-    """Of TRL: left out."""
-    repetition_penalty: object
-    """Of TRL: left out."""
     report_to: object
     """Of TRL: `trackers`."""
+    rollout_batch_size: object
+    """Of OpenRLHF: `training.tasks_per_step`."""
     rollout_buffer_size: object
     """Of CoMLRL: `training.tasks_per_step`."""
     run_name: object
@@ -865,8 +861,6 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `algorithm.loss.tau_positive`."""
     save_steps: object
     """Of TRL: `checkpoint.every`."""
-    save_strategy: object
-    """Of TRL: left out."""
     save_total_limit: object
     """Of TRL: `checkpoint.keep`."""
     scale_rewards: object
@@ -875,6 +869,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `algorithm.minibatches`."""
     sync_ref_model: object
     """Of TRL: `algorithm.reference_every`."""
+    system_prompt: object
+    """Of TRL: `team.agents`."""
     temperature: object
     """Of TRL: `team.sampling.temperature`."""
     tf32: object
@@ -887,8 +883,8 @@ class TheirNames(TypedDict, total=False):
     """Of TRL: `model.dtype`."""
     trainer: Mapping[str, object]
     """Of verl, nested as there."""
-    use_liger_kernel: object
-    """Of TRL: left out."""
+    use_cpu: object
+    """Of TRL: `model.device`."""
     use_peft: object
     """Of TRL: `team.sharing`."""
     use_vllm: object
@@ -897,12 +893,14 @@ class TheirNames(TypedDict, total=False):
     """Of CoMLRL: `algorithm.value_loss.clip`."""
     value_loss_coef: object
     """Of CoMLRL: `algorithm.value_loss.coefficient`."""
-    vllm_gpu_memory_utilization: object
-    """Of TRL: left out."""
-    vllm_mode: object
-    """Of TRL: left out."""
+    vllm_server_base_url: object
+    """Of TRL: `engine.server`."""
+    vllm_structured_outputs_regex: object
+    """Of TRL: `team.sampling.regex`."""
     vllm_tensor_parallel_size: object
     """Of TRL: `engine.options`."""
+    wandb_project: object
+    """Of TRL: `trackers`."""
     warmup_ratio: object
     """Of TRL: `optimizer.warmup_steps`, `optimizer.warmup_share`."""
     warmup_steps: object

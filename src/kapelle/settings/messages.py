@@ -101,12 +101,13 @@ _ELSEWHERE = {
 _ITS_OWN = "a model brings its own tokeniser and chat template: `model.path`"
 _REFERENCE = "a reference is made where it is needed, of the policy at its start: `algorithm.loss.kl_coefficient`, `algorithm.reference_every`"
 UNREAD = {
-    "peft_config": "adapters are `team.sharing: lora`, and `team.lora` has `rank`, `alpha`, `dropout` and `targets`",
     "args": "the fields of a GRPOConfig are settings here, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
     **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
     **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
+    "callback": "an `observer` is called at every step: `kapelle.train(…, observer=…)`",
     **dict.fromkeys(
-        ("callbacks", "callback"), "an `observer` is told of every step: `kapelle.train(…, observer=…)`"
+        ("reward", "reward_func", "reward_function"),
+        "reward functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
     ),
     "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
     **dict.fromkeys(
@@ -116,19 +117,9 @@ UNREAD = {
     "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
     "tools": "tools are `environment.tools` of the environments `rewarded` and `tools`, and `kapelle.train(…, tools=[…])`",
     "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
-    "reward_weights": "a function's weight stands beside it: `environment.rewards=[{function: …, weight: …}]`",
     "batch_size": "a step takes `training.tasks_per_step` tasks, each tried `algorithm.group_size` times",
-    **dict.fromkeys(
-        ("hub_model_id", "hub_token", "hub_strategy", "hub_private_repo"),
-        "`kapelle export RUN --push OWNER/NAME` sends a run's weights",
-    ),
-    **dict.fromkeys(("evaluation_strategy", "do_eval"), "evaluations are every `evaluation.every` steps"),
-    "load_best_model_at_end": "`RUN@best` names the best checkpoint; `checkpoint.best` says by which metric it is kept",
-    "metric_for_best_model": "write `checkpoint.best=…`",
-    "logging_dir": "write `trackers=[{name: tensorboard}]`, which keeps its files in the run directory",
-    "data_seed": "`seed` decides on the order of tasks too",
+    "evaluation_strategy": "evaluations are every `evaluation.every` steps",
     "dataset_text_field": "write `environment.question_field=…`",
-    "attn_implementation": "`model.kernels` chooses them",
 }
 """Keys of other libraries that no value of ours stands for, or a name of ours is only near in letters → what to do here."""
 
@@ -160,14 +151,15 @@ def checked(
             # What was taken out, or stands beside a misspelt key, is not missing.
             if not missing or not any(_beside(key, ".".join(keys)) for key in taken):
                 faults.append(ConfigError(said))
-            # An entry of a list goes with the list, in which others would move up.
-            last = next((k for k, key in enumerate(keys) if key.isdigit()), len(keys))
-            key = ".".join(keys if keys and not keys[-1].isdigit() else keys[:last])
-            shorter = without(left, [key])
-            if missing or shorter == left:
+            # What lacks a key is taken out whole, and an entry of a list with the list, in which others would move up.
+            place = keys[:-1] if missing else keys
+            while place and place[-1].isdigit():
+                place = place[:-1]
+            shorter = without(left, [".".join(place)])
+            if shorter == left:
                 return None
             left = shorter
-            taken.append(key)
+            taken.append(".".join(place))
         else:
             return None if taken else made
 

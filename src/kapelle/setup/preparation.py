@@ -58,7 +58,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_pool_fits, check_run, unneeded
-from kapelle.team import Agent, Team
+from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
 
@@ -471,6 +471,26 @@ def _check_models(
         if path not in given:
             check_files(path, models[base])
     report("models", ", ".join(dict.fromkeys(team.bases.values())) + ": settings read, adapters fit")
+
+
+def in_training(config: RunConfig, team: Team) -> str:
+    """Return what learns, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
+    usual, found = config.optimizer, dict[tuple[str, str], list[str]]()
+    rates: list[tuple[Policy | Critic, float]] = [
+        (each, each.rate.lr or usual.lr) for each in team.policies.values() if each.trained
+    ]
+    rates += [
+        (each, each.rate.lr or usual.critic_lr or usual.lr) for each in team.critics.values() if each.trained
+    ]
+    for each, rate in rates:
+        kind = "all weights" if isinstance(each, Policy) or each.whole else "a head"
+        if each.lora is not None:
+            kind = f"adapters of rank {each.lora.rank} on {', '.join(each.lora.targets)}"
+        found.setdefault((kind, f"lr {rate:g}"), []).append(each.name)
+    return (
+        "; ".join(f"{kind} ({', '.join(names)}) at {rate}" for (kind, rate), names in found.items())
+        or "nothing"
+    )
 
 
 @dataclass(frozen=True, slots=True)

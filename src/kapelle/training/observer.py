@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kapelle.training.loop import Step
 
 
-REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker")
+REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker", "weights")
 """Phases that are remarks: the phase before them goes on."""
 
 

@@ -81,7 +81,7 @@ from kapelle.settings.schema import (
     WarmupConfig,
 )
 from kapelle.setup.model_loading import name_model
-from kapelle.setup.preparation import prepare, rows_left_out
+from kapelle.setup.preparation import in_training, prepare, rows_left_out
 from kapelle.setup.recipe import Recipe, derived, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
@@ -395,6 +395,7 @@ class Trainer:
             ranks = self.ranks = join_ranks(self.config)
             if ranks.rank:
                 self.observer = Silent()
+            self.observer.phase("weights", f"trained: {in_training(self.config, self.team)}")
             check_same_run(ranks, self.config, self.team, starts)
             self._records = open_records(
                 run_dir, self.config, recipe.origin, self.observer, resume=resume, ranks=ranks
