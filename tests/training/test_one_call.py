@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -527,3 +528,50 @@ def test_rendered_prompts_are_for_agents_without_prompts() -> None:
             workflow={"name": "solo"},
             algorithm={"name": "grpo"},
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"team": {"agents": [{"name": "a", "prompt": "A {question}"}, {"name": "b", "weights": "frozen"}]}}, ["a", "b"]),
+        ({"team": TeamConfig(agents=2)}, ["agent_0", "agent_1"]),
+        ({"num_agents": 2}, ["agent_0", "agent_1"]),
+        ({"agents": 2, "team": {"agents": 2}}, ["agent_0", "agent_1"]),
+        ({"max_prompt_length": 64, "algorithm": "grpo", "algorithm.adv_estimator": "rloo", "num_generations": 2}, ["agent_0"]),
+        ({"tasks": {"max_prompt_tokens": "context"}, "peft_config": {"r": 2}}, ["agent_0"]),
+    ],
+)  # fmt: skip
+def test_sections_and_names_of_other_libraries_count_beside_what_the_call_decides(
+    options: dict[str, Any], names: list[str]
+) -> None:
+    """Of `agents`, `algorithm` and the like nothing was given, so that they contradict nothing."""
+    heard: list[str] = []
+
+    class Hearing(Quiet):
+        def phase(self, name: str, detail: str) -> None:
+            heard.append(f"{name} {detail}")
+
+    given = {"team": {"sampling": {"max_tokens": 2}}, **options, "observer": Hearing()}
+    if isinstance(given["team"], dict):
+        given["team"] = {"sampling": {"max_tokens": 2}, **given["team"]}
+    with train(ROWS, vowel, **given) as run:
+        assert list(run.trainer.team.names) == names
+        assert run.trainer.config.workflow.name == ("solo" if len(names) == 1 else "chain")
+        assert run.trainer.config.algorithm.name == (
+            "rloo" if "algorithm.adv_estimator" in options else "grpo"
+        )
+    (trained,) = [line for line in heard if line.startswith("weights ")]
+    assert "adapters of rank" in trained
+    assert "at lr 1e-05" in trained
+    assert ("b" in trained.partition("(")[2]) == (names == ["a", "b"] and "frozen" not in str(options))
+
+
+def test_peft_s_object_and_none_say_what_trains() -> None:
+    lora = SimpleNamespace(
+        r=3, lora_alpha=6, lora_dropout=0.0, target_modules={"v_proj", "q_proj"}, use_dora=False
+    )
+    with train(ROWS, vowel, peft_config=lora, team={"sampling": {"max_tokens": 2}}) as run:
+        assert run.trainer.config.team.lora.rank == 3
+        assert run.trainer.config.team.lora.targets == ("q_proj", "v_proj")
+    with train(ROWS, vowel, peft_config=None, team={"sampling": {"max_tokens": 2}}) as run:
+        assert run.trainer.config.team.sharing == "shared"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kapelle.types import Json
 
@@ -58,6 +59,9 @@ def busy(message: str) -> Refusal:
 # -------- Bodies of calls, read strictly: wrong types, unknown names and non-finite numbers are refused, naming the parameter
 
 
+T = TypeVar("T")
+
+
 class Body(BaseModel):
     """Base of the forms that callers send."""
 
@@ -65,6 +69,17 @@ class Body(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
+
+def neutral(value: T, only: object = 0) -> T:
+    """Return a parameter that changes nothing; ValueError for any other value."""
+    if value != only:
+        raise ValueError("it is not supported. Leave it out")
+    return value
+
+
+Penalty = Annotated[float, AfterValidator(neutral)]
+"""A parameter that some clients always send, of which no value but 0 is supported."""
+Biases = Annotated[dict[str, float], AfterValidator(partial(neutral, only={}))]
 
 B = TypeVar("B", bound=Body)
 

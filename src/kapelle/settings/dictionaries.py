@@ -341,7 +341,7 @@ class OptimizerDict(TypedDict, total=False):
     schedule: Schedule
     """How the rate goes on after `warmup_steps`, until the last step."""
     warmup_steps: int
-    """Optimiser steps over which the learning rate rises: the first of n has an n-th of it, the n-th all of it."""
+    """Optimiser steps over which the learning rate rises from 0, at which the first is taken, as in transformers, TRL and verl."""
     warmup_share: float
     """The same as a share of all optimiser steps, whose number `training.epochs` may leave open; rounded up."""
 

@@ -79,6 +79,7 @@ _ELSEWHERE = {
         ("resume", "resume_from", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"
     ),
     "actor_lr": "write `optimizer.lr=…`",
+    "reward": "functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
     **dict.fromkeys(
         ("max_steps", "num_steps", "total_steps", "epochs", "num_train_epochs"), "write `training.steps=…`"
     ),
@@ -105,10 +106,6 @@ UNREAD = {
     **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
     **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
     "callback": "an `observer` is called at every step: `kapelle.train(…, observer=…)`",
-    **dict.fromkeys(
-        ("reward", "reward_func", "reward_function"),
-        "reward functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
-    ),
     "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
     **dict.fromkeys(
         ("optimizers", "optimizer_cls_and_kwargs"),

@@ -432,7 +432,7 @@ class OptimizerConfig(Settings):
     schedule: Schedule = "constant"
     """How the rate goes on after `warmup_steps`, until the last step."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps over which the learning rate rises: the first of n has an n-th of it, the n-th all of it."""
+    """Optimiser steps over which the learning rate rises from 0, at which the first is taken, as in transformers, TRL and verl."""
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
     """The same as a share of all optimiser steps, whose number `training.epochs` may leave open; rounded up."""
 

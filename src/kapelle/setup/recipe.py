@@ -258,8 +258,10 @@ def load_recipe(
 def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return overlays and settings, of which siiRL's `dag.workflow_path=FILE` is an overlay."""
     theirs = "dag.workflow_path="
-    files = [setting.removeprefix(theirs) for setting in settings if setting.startswith(theirs)]
-    return [*overlays, *files], [setting for setting in settings if not setting.startswith(theirs)]
+    files = [str(each) for each in settings if str(each).startswith(theirs)]
+    return [*overlays, *(each.removeprefix(theirs) for each in files)], [
+        s for s in settings if s not in files
+    ]
 
 
 def _files(

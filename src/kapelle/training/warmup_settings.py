@@ -71,7 +71,7 @@ def stage_of(config: RunConfig) -> RunConfig:
     warmup = config.warmup
     assert warmup is not None, "a run without a warm-up has no such stage"
     optimizer = OptimizerConfig(
-        lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps)
+        lr=warmup.lr, betas=(0.9, 0.95), schedule=warmup.schedule, warmup_steps=min(20, warmup.steps - 1)
     )
     # One set of weights for all agents, and no critics.
     agents = config.team.agents

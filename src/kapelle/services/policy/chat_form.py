@@ -7,9 +7,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import from_json
 
 from kapelle.engines.rollout.protocol import Likeliest
@@ -17,7 +18,7 @@ from kapelle.environments.tools.contract import tools_prompt
 from kapelle.grading.text.tool_call import Form, ReadCall, UnreadCall, write_calls
 from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import Speech
-from kapelle.services.refusals import Body, read_body, wrong
+from kapelle.services.refusals import Biases, Body, Penalty, neutral, read_body, wrong
 from kapelle.types import Json, Message, Sampling
 
 MOST_CHOICES = 128
@@ -166,11 +167,11 @@ class ChatRequest(Body):
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] = Field(default={"type": "text"})
     # Accepted with their neutral values only, which some clients always send.
-    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    logit_bias: dict[str, float] = Field(default={}, max_length=0)
-    repetition_penalty: float = Field(default=1.0, ge=1.0, le=1.0)
-    min_p: float = Field(default=0.0, ge=0.0, le=0.0)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Biases = Field(default={})
+    repetition_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
+    min_p: Penalty = 0.0
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     service_tier: Literal["auto", "default"] = "auto"
     # For a provider's own records; they change nothing.

@@ -24,7 +24,7 @@ from kapelle.services.policy.chat_form import (
     read_request,
     usage_row,
 )
-from kapelle.services.refusals import Body, Refusal, read_body, wrong
+from kapelle.services.refusals import Biases, Body, Penalty, Refusal, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
@@ -50,9 +50,9 @@ class CompletionRequest(Body):
     echo: Literal[False] = False
     best_of: int = Field(default=1, ge=1, le=1)
     suffix: Literal[""] = ""
-    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    logit_bias: dict[str, float] = Field(default={}, max_length=0)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Biases = Field(default={})
     # It changes nothing.
     user: str | None = None
 

@@ -338,11 +338,11 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
     """Return the factor on the learning rate at an optimiser step, counted from 0.
 
-    It rises linearly over `warmup_steps`, then stays (`constant`) or falls to 0 at `total`, linearly
+    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so that the first step changes nothing. Then it stays (`constant`) or falls to 0 at `total`, linearly
     (`linear`) or by a half cosine (`cosine`, 1608.03983 without restarts).
     """
     if step < settings.warmup_steps:
-        return (step + 1) / settings.warmup_steps
+        return step / settings.warmup_steps
     if settings.schedule == "constant":
         return 1.0
     progress = min(1.0, (step - settings.warmup_steps) / max(1, total - settings.warmup_steps))
