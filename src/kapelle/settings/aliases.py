@@ -544,16 +544,14 @@ def _val_files(value: Any, names: Names) -> Mapping[str, Any]:
 def _one_folder(names: Names) -> Mapping[str, Any] | None:
     """Return the folder of verl's two files and what each is for, where the run's environment reads a folder; else None."""
     files = [_one_file(names.theirs.get(each)) for each in ("data.train_files", "data.val_files")]
-    if names.lacks("environment.test") or not names.lacks("environment.eval_path"):
+    # An environment in siiRL's form asks the questions of another one.
+    at = "environment" if names.set("environment.questions") is NOTHING else "environment.questions"
+    if at == "environment" and (names.lacks(f"{at}.test") or not names.lacks(f"{at}.eval_path")):
         return None
     places = [each.rpartition("/") for each in files if isinstance(each, str)]
     if len(places) < 2 or places[0][0] != places[1][0] or not places[0][1]:
         return None
-    return {
-        "environment.path": places[0][0] or "/",
-        "environment.train": places[0][2],
-        "environment.test": places[1][2],
-    }
+    return {f"{at}.path": places[0][0] or "/", f"{at}.train": places[0][2], f"{at}.test": places[1][2]}
 
 
 def _machines(name: str) -> Convert:
@@ -738,6 +736,10 @@ def _trl() -> Iterator[Alias]:
     yield Alias("load_in_8bit", (), "TRL", _truth("model.quantization", _refused("frozen weights are held in 4 bits here (`model.quantization: nf4`) or whole")), "true is refused: `model.quantization: nf4` has 4 bits")  # fmt: skip
     yield Alias("use_peft", ("team.sharing",), "TRL", _truth("team.sharing", "lora", "shared"), "true is `lora`, false `shared`: all weights")  # fmt: skip
     yield Alias("peft_config", ("team.lora", "team.sharing"), "TRL", _peft, "`r`, `lora_alpha`, `lora_dropout`, `target_modules`, with PEFT's defaults; null is `team.sharing: shared`")  # fmt: skip
+    optimizers = "the section `optimizer` says which, with `lr` and `schedule`"
+    yield Alias(
+        "optimizers", (), "TRL", _only(None, (None, None), why=optimizers), f"unset alone: {optimizers}"
+    )
     yield Alias("vllm_mode", (), "TRL", _one_of("engine.server", {"colocate": {}}, ". For a server set `engine.server`"), "`colocate` is the default; for a server set `engine.server`")  # fmt: skip
     yield Alias("vllm_tensor_parallel_size", ("engine.options",), "TRL", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
     yield Alias("report_to", ("trackers",), "TRL", _trackers(("none", "")), "a name or a list; `none` is no tracker; kept on this machine unless `trackers.0.offline: false`")  # fmt: skip
@@ -817,7 +819,8 @@ def _verl() -> Iterator[Alias]:
     yield Alias("trainer.total_training_steps", ("training.steps",), "verl", _steps("trainer.total_training_steps", optimiser=False), "steps of one batch each, as here")  # fmt: skip
     yield Alias(f"{actor}.optim.lr_warmup_steps", ("optimizer.warmup_steps",), "verl", _batches_of_warmup, "steps of one batch each there, optimiser steps here; -1 is unset")  # fmt: skip
     yield Alias(f"{actor}.optim.lr_warmup_steps_ratio", ("optimizer.warmup_steps", "optimizer.warmup_share"), "verl", _warmup(f"{actor}.optim.lr_warmup_steps_ratio", f"{actor}.optim.lr_warmup_steps"), "a share of all optimiser steps; with epochs it is `optimizer.warmup_share`")  # fmt: skip
-    yield Alias(f"{actor}.optim.warmup_style", ("optimizer.schedule",), "verl", _one_of("optimizer.schedule", {"constant": "constant", "cosine": "cosine"}))  # fmt: skip
+    for name in ("warmup_style", "lr_scheduler_type"):
+        yield Alias(f"{actor}.optim.{name}", ("optimizer.schedule",), "verl", _one_of("optimizer.schedule", {None: {}, "constant": "constant", "cosine": "cosine"}))  # fmt: skip
     yield Alias("trainer.critic_warmup", ("training.critic_warmup",), "verl", lambda value, _: {"training.critic_warmup": max(0, int(number(value, "trainer.critic_warmup")) - 1)}, "verl counts steps from 1: n leaves out n − 1")  # fmt: skip
     yield Alias("trainer.save_freq", ("checkpoint.every",), "verl", _unless("checkpoint.every", -1), "-1 is unset: checkpoints are always kept")  # fmt: skip
     yield Alias("trainer.test_freq", ("evaluation.every",), "verl", _unless("evaluation.every", -1, becomes=0), "-1 is 0 here")  # fmt: skip
@@ -825,7 +828,7 @@ def _verl() -> Iterator[Alias]:
     yield Alias("trainer.project_name", ("trackers",), "verl", _left_out, "the project of the trackers in `trainer.logger`")  # fmt: skip
     for name in ("trainer.nnodes", "trainer.n_gpus_per_node"):
         yield Alias(name, (), "verl", _machines(name), "processes are started by `--launch torchrun --processes N`")  # fmt: skip
-    offloaded = [f"{part}.fsdp_config.{what}_offload" for part in (actor, "critic.model") for what in ("param", "grad", "optimizer")]  # fmt: skip
+    offloaded = [f"{part}.fsdp_config.{what}_offload" for part in (actor, "critic", "critic.model") for what in ("param", "grad", "optimizer")]  # fmt: skip
     for name in (f"{actor}.fsdp_config.offload_policy", *offloaded):
         yield Alias(name, ("train_engine.cpu_offload",), "verl", _offload, "one setting for weights, gradients and moments; false asks for nothing")  # fmt: skip
     yield Alias("data.filter_overlong_prompts", ("tasks.max_prompt_tokens",), "verl", _overlong, "true is `context`, what the model reads less `max_tokens`; beside a number, such as `data.max_prompt_length`, that number holds")  # fmt: skip

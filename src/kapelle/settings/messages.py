@@ -107,10 +107,7 @@ UNREAD = {
     **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
     "callback": "an `observer` is called at every step: `kapelle.train(…, observer=…)`",
     "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
-    **dict.fromkeys(
-        ("optimizers", "optimizer_cls_and_kwargs"),
-        "the section `optimizer` says which, with `lr` and `schedule`",
-    ),
+    "optimizer_cls_and_kwargs": "the section `optimizer` says which, with `lr` and `schedule`",
     "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
     "tools": "tools are `environment.tools` of the environments `rewarded` and `tools`, and `kapelle.train(…, tools=[…])`",
     "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
