@@ -208,9 +208,8 @@ def train(
         "question_field": question_field,
         "config": dataset_config,
         "max_unusable": max_unusable,
-        "max_turns": rounds + 1
-        if type(rounds) is int
-        else rounds,  # the answer after the last calls is a turn, too
+        # The answer after the last calls is a turn, too.
+        "max_turns": rounds + 1 if type(rounds) is int else rounds,
     }
     environment = _environment(dataset, eval_dataset, reward, reward_weights, success, tools, optional)
     team = _plain("team", own)
@@ -493,14 +492,10 @@ def _tools(tools: Any) -> list[Any]:
     entries, named = [], []
     held: dict[str, Callable[..., Any]] = {}
     for each in _listed(tools):
-        if isinstance(each, ToolSettings | Mapping):
-            entries.append(each)
-        elif callable(each) or isinstance(each, str):
+        if callable(each) or isinstance(each, str):
             named.append(_target(each, held))
         else:
-            raise ConfigError(
-                f"`tools` has {each!r:.40}. Give functions, `module:function`, or settings such as {{'tool': 'calculator'}}."
-            )
+            entries.append(each)
     return [*entries, ToolFunctions(functions=tuple(named)).holding(held)] if named else entries
 
 

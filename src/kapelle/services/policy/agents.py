@@ -21,6 +21,7 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.errors import ContextError, EngineError
 from kapelle.grading.text.tool_call import Form
+from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
@@ -46,15 +47,6 @@ from kapelle.services.policy.speech import (
 )
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.types import Json, Message, Sampling, Task
-
-
-@runtime_checkable
-class KnowsBytes(Protocol):
-    """A renderer that knows the bytes of a token that is a part of a character."""
-
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token's text."""
-        ...
 
 
 @runtime_checkable
@@ -372,7 +364,7 @@ class MarkedTexts:
     def spell(self, token: int) -> tuple[str, bytes]:
         """Return a token's text and its bytes."""
         text, decodes = self.decode([token]), self._decodes
-        return text, decodes.bytes_of(token) if isinstance(decodes, KnowsBytes) else text.encode(
+        return text, decodes.bytes_of(token) if isinstance(decodes, ChatRenderer) else text.encode(
             "utf-8", "surrogatepass"
         )
 
