@@ -64,7 +64,7 @@ class Gymnasium(Endless):
         if name or self.id.endswith(".py"):
             module = find_module(module_name, what, name)  # it may register ids
             if name not in gymnasium.registry and name in vars(module):
-                return make_own(vars(module)[name], self.arguments, what)
+                return make_own(vars(module)[name], self.arguments, what, "action_space")
         try:
             with importable_here():  # an entry point may be a text, `mine:Env`
                 return gymnasium.make(name or self.id, **self.arguments)

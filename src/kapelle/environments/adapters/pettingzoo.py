@@ -82,7 +82,8 @@ class PettingZoo(GameSettings, ListsMoves):
                 f"{module_name} has no `{function}`.{did_you_mean(function, vars(module))} Set another `environment.path` or "
                 f"`environment.turns`; a class is named as `{module_name}:Class`."
             )
-        return make_own(vars(module)[function], self.arguments, f"environment.path: {self.path}")
+        what = f"environment.path: {self.path}"
+        return make_own(vars(module)[function], self.arguments, what, "possible_agents")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooWorld:
         """Make the environment of one episode."""

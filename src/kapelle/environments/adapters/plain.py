@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -161,14 +161,17 @@ class _PlainWorld(SteppingWorld):
             self._made.close()
 
 
-def make_own(make: Callable[..., Any], arguments: Mapping[str, Json], what: str) -> Any:
-    """Return what a class or function of the user's makes; ConfigError, which begins with `what`, where it raises."""
+def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "reset") -> Any:
+    """Return what a class or function of the user's makes; ConfigError, which begins with `what`, where it raises or lacks `part`."""
     try:
-        return make(**arguments)
+        made = make(**arguments)
     except Exception as error:
         raise ConfigError(
             f"{what} cannot be made with `environment.arguments: {dict(arguments)}`: {reason(error)}"
         ) from error
+    if not hasattr(made, part):
+        raise ConfigError(f"{what} makes {made!r:.60}, which has no `{part}`. Name a class of environments.")
+    return made
 
 
 def check_alone(agents: Sequence[str], what: str) -> None:
