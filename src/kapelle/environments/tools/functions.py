@@ -8,6 +8,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
@@ -47,9 +48,11 @@ class Functions(ToolSettings):
 
     def open(self) -> Toolbox:
         """Return the functions; what they remember they share between episodes."""
-        return Toolbox(
-            *(function_tool(find_object(name, "tool", held=self._held)) for name in self.functions)
-        )
+        return Toolbox(*self._tools)
+
+    @cached_property
+    def _tools(self) -> Sequence[Tool]:
+        return [function_tool(find_object(name, "tool", held=self._held)) for name in self.functions]
 
     def holding(self, held: Mapping[str, Callable[..., Any]]) -> Functions:
         """Take the functions that `in-memory:name` names, and return these settings."""
