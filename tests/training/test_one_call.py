@@ -176,6 +176,7 @@ def test_an_episode_to_which_no_function_applies_leaves_its_group() -> None:
     ) as run:
         [step] = run.trainer.steps(1)
         assert step.metrics["unscored"] == 2.0
+        assert step.metrics["dead_groups"] == 1.0
         assert step.idle, "all that is left of the group earned the same"
 
 

@@ -653,9 +653,10 @@ def _terminal(agent: str, episodes: Sequence[Episode]) -> list[float]:
 
 def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = own_returns) -> bool:
     """Return whether no trained agent's return varies among a group's episodes."""
-    learners = _names((turn.agent for turn in episode.turns if turn.trained) for episode in group.valid)
-    seats = learners or _names(episode.agents for episode in group.valid)
-    earned = [returns(episode) for episode in group.valid]
+    compared = without_unscored(group).valid
+    learners = _names((turn.agent for turn in episode.turns if turn.trained) for episode in compared)
+    seats = learners or _names(episode.agents for episode in compared)
+    earned = [returns(episode) for episode in compared]
     return all(len({own.get(agent, 0.0) for own in earned}) < 2 for agent in seats)
 
 
