@@ -143,8 +143,8 @@ def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
     assert (port.setting("algorithm.scale"), port.setting("algorithm.truncated")) == ("std", "keep")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (5e-6, "cosine", 0.1)
-    # a tenth of two steps is one step of warm-up, which has the whole rate; transformers begins with 0
-    assert port.rates == [5e-6, 5e-6]
+    # a tenth of two steps is one step of warm-up, which begins at 0 as in transformers
+    assert port.rates == [0.0, 5e-6]
     assert (optimizer["betas"], optimizer["weight_decay"], optimizer["max_grad_norm"]) == (
         [0.9, 0.99],
         0.1,
