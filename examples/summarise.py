@@ -11,11 +11,10 @@ from pathlib import Path
 import kapelle
 from kapelle.environments import Summarisation
 from kapelle.grading.text.overlap import Length
-from kapelle.settings.dictionaries import ModelDict
 from kapelle.workflows import Solo
 
 WHO, WHERE = ("ann", "bo", "cy", "di"), ("home", "town", "work")
-SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
+SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
 
 
 def main(steps: int = 4) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 import kapelle
 from kapelle.algorithms import PPO
 from kapelle.environments import Code
-from kapelle.settings.dictionaries import ModelDict
 from kapelle.workflows import Solo
 
 PROBLEMS = [("doubles", "2 * x"), ("negates", "-x"), ("squares", "x * x"), ("halves", "x / 2")]
-SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
+SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
 
 
 def row(number: int, name: str, formula: str) -> str:

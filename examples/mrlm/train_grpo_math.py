@@ -8,10 +8,9 @@ import sys
 import kapelle
 from kapelle.algorithms import GRPO
 from kapelle.environments import MultiStep
-from kapelle.settings.dictionaries import ModelDict
 from kapelle.workflows import Solo
 
-SMALL: ModelDict = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
+SMALL = {"embedded": {"hidden": 64, "layers": 2, "intermediate": 128}}
 """A model that a laptop trains in seconds; in its place `"Qwen/Qwen3-0.6B"`, and another learning rate."""
 
 

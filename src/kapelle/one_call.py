@@ -19,7 +19,7 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from kapelle.algorithm import algorithm_class
 from kapelle.cli.progress import Lines, Watch
@@ -43,7 +43,7 @@ from kapelle.settings.messages import as_written, in_python, made, unknown_keywo
 from kapelle.settings.schema import AgentConfig
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.recipe import derived, from_keywords
-from kapelle.training.trainer import Metrics, SharedSections, Trainer
+from kapelle.training.trainer import Metrics, Trainer
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
@@ -67,15 +67,6 @@ CONVERTED = {
     "dict": "Give a list of rows, each a dict; one of columns is [dict(zip(d, row)) for row in zip(*d.values())].",
 }
 """Type that is not a data set → how to make one of it."""
-
-
-class OneCallSections(SharedSections, total=False):
-    """What else `train` takes by keyword: sections of a run, and TRL's names of arguments (`settings.aliases.ARGUMENTS`)."""
-
-    train_dataset: Dataset
-    reward_funcs: Functions | Mapping[str, Functions]
-    reward_fn: Functions | Mapping[str, Functions]
-    output_dir: str | Path | None
 
 
 class RunDir(Enum):
@@ -161,7 +152,7 @@ def train(
     resume: bool = False,
     observer: Observer | None = None,
     metrics: Metrics | None = None,
-    **sections: Unpack[OneCallSections],
+    **sections: Any,
 ) -> Trained:
     """Train a team on the questions of a data set, paid by functions, and return the run.
 

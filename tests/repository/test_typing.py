@@ -12,34 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tools import section_types
-
-from kapelle.one_call import OneCallSections
-from kapelle.settings.aliases import ARGUMENTS
-from kapelle.settings.dictionaries import TeamDict, TheirNames
-from kapelle.settings.schema import RunConfig, TeamConfig
-from kapelle.training.trainer import Sections, SharedSections
 
 ROOT = Path(__file__).parents[2]
 SPECIFIERS = {"Field", "PrivateAttr"}
-
-
-def test_dictionaries_have_the_keys_of_the_settings() -> None:
-    kept = (ROOT / "src/kapelle/settings/dictionaries.py").read_text(encoding="utf-8")
-    made = section_types.written()
-    assert TeamDict.__annotations__.keys() == TeamConfig.model_fields.keys()
-    assert ast.dump(ast.parse(kept)) == ast.dump(ast.parse(made)), "run: python tools/section_types.py"
-
-
-def test_one_call_takes_the_names_of_trl_arguments() -> None:
-    assert OneCallSections.__annotations__.keys() - SharedSections.__annotations__.keys() == ARGUMENTS.keys()
-
-
-def test_a_trainer_takes_the_sections_of_a_run() -> None:
-    # `engine=` is a rollout engine that is there already; its settings stand in a recipe. `start_from=` may be paths.
-    others = {"engine", "start_from"}
-    sections = Sections.__annotations__.keys() - TheirNames.__annotations__.keys()
-    assert sections - {"listener"} == RunConfig.model_fields.keys() - others
 
 
 def positional_defaults(source: str) -> list[int]:

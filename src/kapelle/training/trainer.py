@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import InMemory, offers
@@ -34,51 +34,12 @@ from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import RANK_LOG, doing
 from kapelle.runtime.ranks import broadcast
 from kapelle.settings.base import (
-    AlgorithmSettings,
-    EnvironmentSettings,
-    Section,
     Settings,
-    WorkflowSettings,
     parts_of,
-)
-from kapelle.settings.dictionaries import (
-    CheckpointDict,
-    EpisodeDict,
-    EpisodesDict,
-    EvaluationDict,
-    GraderDict,
-    LeagueDict,
-    ModelDict,
-    OptimizerDict,
-    RayDict,
-    RecordDict,
-    RewardModelDict,
-    TasksDict,
-    TeamDict,
-    TheirNames,
-    TrackerDict,
-    TrainingDict,
-    WarmupDict,
 )
 from kapelle.settings.messages import as_written, in_python, names_settings, unknown_keywords
 from kapelle.settings.schema import (
-    CheckpointConfig,
-    EpisodeConfig,
-    EpisodesConfig,
-    EvaluationConfig,
-    GraderConfig,
-    LeagueConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RayConfig,
-    RecordConfig,
-    RewardModelConfig,
     RunConfig,
-    TasksConfig,
-    TeamConfig,
-    TrackerConfig,
-    TrainingConfig,
-    WarmupConfig,
 )
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.preparation import in_training, prepare, rows_left_out
@@ -95,45 +56,7 @@ from kapelle.training.starting import check_same_run, join_ranks, load_pieces
 from kapelle.training.step_report import IdleSteps
 from kapelle.types import Episode, Group, as_table
 
-# -------- What `Trainer` takes as keywords, for editors and type checkers: a section is its settings, or a dictionary of them
-
-Plain = Mapping[str, Any]
-"""Settings as a dictionary that other code puts together, or of a plug-in: `{"name": "grpo", "group_size": 8}`."""
-
-
-class SharedSections(TheirNames, total=False):
-    """The sections that `kapelle.train` hands on as they are, and settings by the names of other libraries."""
-
-    name: str
-    description: str
-    seed: int
-    team: TeamConfig | TeamDict | Plain
-    train_engine: Section | Plain
-    warmup: WarmupConfig | WarmupDict | Plain | None
-    reward_model: RewardModelConfig | RewardModelDict | Plain | None
-    league: LeagueConfig | LeagueDict | Plain | None
-    optimizer: OptimizerConfig | OptimizerDict | Plain
-    episode: EpisodeConfig | EpisodeDict | Plain
-    grader: GraderConfig | GraderDict | Plain
-    training: TrainingConfig | TrainingDict | Plain
-    tasks: TasksConfig | TasksDict | Plain
-    evaluation: EvaluationConfig | EvaluationDict | Plain
-    checkpoint: CheckpointConfig | CheckpointDict | Plain
-    trackers: Sequence[TrackerConfig | TrackerDict | Plain]
-    episodes: EpisodesConfig | EpisodesDict | Plain
-    record: RecordConfig | RecordDict | Plain
-    ray: RayConfig | RayDict | Plain
-
-
-class Sections(SharedSections, total=False):
-    """All sections of a run, see `RunConfig`."""
-
-    model: str | LanguageModel | ModelConfig | ModelDict | Plain
-    environment: EnvironmentSettings | Plain
-    workflow: WorkflowSettings | Plain
-    algorithm: AlgorithmSettings | Plain
-    listener: Observer
-    """The former name of `observer`."""
+# -------- What `Trainer` takes beside the sections of a run
 
 
 def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
@@ -347,11 +270,12 @@ class Trainer:
         origin: Mapping[str, str] | None = None,
         start_from: str | Mapping[str, str | Path] | None = None,
         metrics: Metrics | None = None,
-        **sections: Unpack[Sections],
+        **sections: Any,
     ) -> None:
         """Check everything, then build it. Raises the errors of `errors.py`.
 
-        `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), where `model` may
+        `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), each as its typed settings
+        (`kapelle.settings.schema.TeamConfig(…)`) or as a dictionary, where `model` may
         also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
         the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine.
         `start_from` names weights as the setting does, in addition to it; a `Path` is a policy's own folder. `origin` says in
