@@ -15,7 +15,9 @@ from kapelle.environments.rewarded import answer_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play, rollout
 from kapelle.runs.episode_json import dump_episode, load_episode
-from kapelle.types import Episode
+from kapelle.settings.base import Settings
+from kapelle.types import Episode, Message
+from kapelle.workflow import Continued, Scene
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
@@ -91,3 +93,27 @@ async def test_a_lone_agent_s_answer_has_none() -> None:
     renderer = ChatRenderer(thinking_tokenizer(), 4096)
     [episode] = await play(Arithmetic(), Solo(), ["a"], {"a": lines(THOUGHT)}, TASK, renderer=renderer)
     assert (episode.final, episode.turns[0].text) == ("#### 132", THOUGHT)
+
+
+class Kept(Settings):
+    """A program that keeps its conversation itself, as those behind the API do."""
+
+    name: str = "kept"
+
+    def check(self, agents: object, environment: object) -> None: ...
+
+    async def run(self, scene: Scene) -> None:
+        first = (await scene.converse({"a": Continued((Message("user", "47+85?"),), None)}))["a"]
+        again = (await scene.converse({"a": Continued((Message("user", "Sure?"),), first.index)}))["a"]
+        assert first.text == THOUGHT, "it reads what was sampled"
+        await scene.step({"a": again.words}, final=again.words)
+
+
+async def test_a_conversation_that_a_program_keeps_follows_the_template_too() -> None:
+    renderer = ChatRenderer(thinking_tokenizer(), 4096)
+    scripts = {"a": lines(THOUGHT, THOUGHT)}
+    [episode] = await play(Arithmetic(), Kept(), ["a"], scripts, TASK, renderer=renderer)
+    prompt = renderer.decode(episode.turns[1].prompt_ids)
+    assert "No." not in prompt
+    assert "<|im_start|>assistant\n#### 132<|im_end|>\n<|im_start|>user\nSure?" in prompt
+    assert [message.role for message in episode.turns[1].heard] == ["user", "assistant", "user"]

@@ -242,7 +242,7 @@ class LiveSeat:
                 assert isinstance(renderer, ReadsPrompts), "`check_run` requires a model in this process"
                 prompt = renderer.plain(task.question)
         else:
-            known = (*self.last.prompt_ids, *self.last.completion_ids)
+            known = self.last.prompt_ids + self.last.completion_ids
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
             self.messages.extend(messages)
             if prompt[: len(known)] != known:  # without thoughts: it begins anew, and so does what was heard
@@ -277,7 +277,10 @@ class LiveSeat:
         else:
             earlier = self.ended[before.index]
             conversation = [*earlier, *messages]
+            known = before.prompt_ids + before.completion_ids
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
+            if prompt[: len(known)] != known:
+                messages = plain(conversation)
         own = play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
         form = asked.constraint or own.constraint
