@@ -216,7 +216,10 @@ class TestFolders:
                 for name, tensor in merged(family_model(family), place).items():
                     whole.get_parameter(name).copy_(tensor)
                 found = whole(input_ids=TOKENS, use_cache=False).logits
-            assert float((logits(model, TOKENS, ("a", 0, 3)) - found).abs().max()) < 1e-5
+            # Each layer sums over the hidden size, and may round once for each term.
+            terms = model.model.config.hidden_size * model.model.config.num_hidden_layers
+            bound = terms * torch.finfo(torch.float32).eps * float(found.abs().max())
+            assert float((logits(model, TOKENS, ("a", 0, 3)) - found).abs().max()) < bound < 1e-3
 
     def test_all_weights_of_a_saved_mixture_are_read_back_although_files_hold_experts_one_by_one(
         self, tmp_path: Path
