@@ -45,6 +45,9 @@ class TestArguments:
         renderer = ChatRenderer(thinking_tokenizer(), 512)
         with pytest.raises(ConfigError, match=r"does not read\. Did you mean 'enable_thinking'\?"):
             renderer.with_arguments({"enable_thinkin": False})
+        for inner in ("words", "messages", "m"):  # what the template sets itself is none either
+            with pytest.raises(ConfigError, match="does not read"):
+                renderer.with_arguments({inner: "x"})
 
 
 def turns(

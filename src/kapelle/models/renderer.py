@@ -558,14 +558,19 @@ _POWER = ("operator", "**")
 
 def template_variables(template: str) -> frozenset[str] | None:
     """Return the arguments that a chat template reads beside the conversation and its tools; None where it cannot be parsed."""
-    from jinja2 import Environment, TemplateError, meta
+    from jinja2 import Environment, TemplateError, meta, nodes
 
     parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
     try:  # transformers reads a tag of its own, which marks answers
-        read = meta.find_undeclared_variables(parser.parse(_GENERATION.sub("", template)))
+        parsed = parser.parse(_GENERATION.sub("", template))
     except TemplateError:
         return None
-    return frozenset(name for name in read - parser.globals.keys() - _GIVEN if not name.endswith("_token"))
+    names = {each.name for each in parsed.find_all(nodes.Name) if each.ctx == "store"}
+    # What a template sets itself is an argument only where it first looks whether one was given.
+    tests = (each.node for each in parsed.find_all(nodes.Test) if each.name == "defined")
+    own = names - {each.name for each in tests if isinstance(each, nodes.Name)}
+    read = meta.find_undeclared_variables(parsed) - own - parser.globals.keys() - _GIVEN
+    return frozenset(name for name in read if not name.endswith("_token"))
 
 
 def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
