@@ -15,11 +15,10 @@ pytestmark = pytest.mark.slow
 
 RECIPE = """
 name: marft
-team: {{agents: [{{name: reasoner}}, {{name: actor}}]}}
-environment: {{name: math, path: {rows}, train: train.parquet, test: test.parquet,
-              question_field: prompt, answer_field: reward_model.ground_truth, extraction: [last_box]}}
-workflow: {{name: chain}}
-algorithm: {{name: marft}}
+team: {agents: [{name: reasoner}, {name: actor}]}
+environment: {name: math, question_field: prompt, answer_field: reward_model.ground_truth, extraction: [last_box]}
+workflow: {name: chain}
+algorithm: {name: marft}
 """
 WORKFLOW = """
 dag_id: marft
@@ -77,11 +76,13 @@ class MathEnv:
 """
 
 
-def script(model: Path, length: int) -> list[str]:
-    """Return the arguments of the script, but for the rows; those that fit eight GPUs are smaller."""
+def script(rows: Path, model: Path, length: int) -> list[str]:
+    """Return the arguments of the script; those that fit eight GPUs are smaller."""
     actor, rollout, critic = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic"
     return [
         "algorithm.adv_estimator=gae_marft",
+        f"data.train_files={rows}/train.parquet",
+        f"data.val_files={rows}/test.parquet",
         "data.train_batch_size=2",
         "data.max_prompt_length=1024",
         f"data.max_response_length={length}",
@@ -152,11 +153,13 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     save_rows(tmp_path / "rows")
     save_qwen(tmp_path / "model", "qwen3")
-    files = {"workflow.yaml": WORKFLOW, "process.py": PROCESS, "math_env.py": MATH_ENV}
-    files["recipe.yaml"] = RECIPE.format(rows=tmp_path / "rows")
+    files = {"workflow.yaml": WORKFLOW, "process.py": PROCESS, "math_env.py": MATH_ENV, "recipe.yaml": RECIPE}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert main(["train", "recipe.yaml", *script(tmp_path / "model", 6), "--run-dir", "run"]) == 0
+    assert (
+        main(["train", "recipe.yaml", *script(tmp_path / "rows", tmp_path / "model", 6), "--run-dir", "run"])
+        == 0
+    )
     port = Port(tmp_path / "run", tmp_path / "model")
     assert port.batches == [(2, 1), (2, 1)]
     episode = port.episodes[0]
