@@ -46,6 +46,24 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_qwen(model, "qwen2")
     own = {"model": str(model), "train": "full"}
+    theirs: Any = {
+        "num_train_epochs": 1,
+        "agent_learning_rate": 5e-5,
+        "logging_steps": 10,
+        "num_generations": 4,
+        "num_turns": 1,
+        "max_new_tokens": 6,
+        "temperature": 0.6,
+        "joint_mode": "aligned",
+        "rollout_buffer_size": 2,
+        "advantage_normalization": True,
+        "advantage_mode": "mean",
+        "discount": 1.0,
+        "eval_interval": 0,
+        "reference_kl_enabled": False,
+        "parallel_training": "none",
+        "external_prompt_passthrough": False,
+    }
     kapelle.train(
         str(model),
         train_dataset=ROWS,
@@ -55,22 +73,7 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
         algorithm="magrpo",
         workflow="parallel",
         output_dir=str(tmp_path / "run"),
-        num_train_epochs=1,
-        agent_learning_rate=5e-5,
-        logging_steps=10,
-        num_generations=4,
-        num_turns=1,
-        max_new_tokens=6,
-        temperature=0.6,
-        joint_mode="aligned",
-        rollout_buffer_size=2,
-        advantage_normalization=True,
-        advantage_mode="mean",
-        discount=1.0,
-        eval_interval=0,
-        reference_kl_enabled=False,
-        parallel_training="none",
-        external_prompt_passthrough=False,
+        **theirs,
     ).trainer.close()
     port = Port(tmp_path / "run", model)
     # four joint samples of each of two prompts, and both agents read the same

@@ -90,6 +90,7 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
         connection.execute("CREATE TABLE interactions (a TEXT, b TEXT)")
         connection.execute("INSERT INTO interactions VALUES ('ABC1', 'XYZ2')")
     save_qwen(tmp_path / "model", "qwen3")
+    quiet: Any = {"log_completions": True}
     kapelle.train(
         str(tmp_path / "model"),
         train_dataset=ROWS,
@@ -107,7 +108,7 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
         beta=0.0,
         team={"sharing": "shared"},
         report_to="none",
-        log_completions=True,
+        **quiet,
     ).trainer.close()
     port = Port(tmp_path / "run", tmp_path / "model")
     assert port.batches == [(1, 8), (1, 8)]

@@ -98,6 +98,7 @@ def ported(tmp_path: Path, **more: Any) -> Port:
     """Train for two steps with the script's own arguments, but for the model and the lengths."""
     model = tmp_path / "model"
     save_qwen(model, "qwen2")
+    quiet: Any = {"logging_steps": 1, "log_on_each_node": False}
     kapelle.train(
         str(model),
         train_dataset=ROWS,
@@ -109,7 +110,6 @@ def ported(tmp_path: Path, **more: Any) -> Port:
         weight_decay=0.1,
         warmup_ratio=0.1,
         lr_scheduler_type="cosine",
-        logging_steps=1,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=8,
         num_generations=4,
@@ -119,8 +119,8 @@ def ported(tmp_path: Path, **more: Any) -> Port:
         save_steps=100,
         max_grad_norm=0.1,
         report_to="none",
-        log_on_each_node=False,
         run_name="Qwen-1.5B-GRPO-gsm8k",
+        **quiet,
         **more,
     ).trainer.close()
     return Port(tmp_path / "run", model)
