@@ -613,7 +613,7 @@ def _peft(value: Any, names: Names) -> Mapping[str, Any]:
     """Return the adapters that a mapping, or PEFT's LoraConfig, describes; null trains all weights."""
     if value is None:
         return {"team.sharing": "shared"}
-    given = value if isinstance(value, Mapping) else vars(value)
+    given = value if isinstance(value, Mapping) else getattr(value, "__dict__", {"peft_type": value})
     refused = [
         key
         for key in ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "target_parameters")
