@@ -642,9 +642,12 @@ def _lora_rank(value: Any, names: Names) -> Mapping[str, Any]:
 # -------- The table. Rows are read in this order: a conversion sees what the rows above it have set.
 
 
+_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+
 def _listed(library: str) -> tuple[list[Alias], list[Alias]]:
     """Return what `aliases.toml` has of a library: settings that mean the same, and names that are left out or refused."""
-    kinds = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))[library]
+    kinds = _DATA[library]
     same, others = [], []
     for name, ours in _flat(kinds["same"]):
         path, *nothing = [ours] if isinstance(ours, str) else ours

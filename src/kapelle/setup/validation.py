@@ -757,5 +757,6 @@ def _check_sampling(team: Team) -> None:
         if s.top_p < 1 or s.top_k > 0:
             raise ConfigError(
                 f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}: the trainer's "
-                "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`."
+                "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`; a lower "
+                "`temperature` narrows it, with exact log-probs."
             )
