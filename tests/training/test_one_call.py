@@ -230,6 +230,7 @@ def broken(completion: str) -> float:
             "`reward_funcs` is read as `reward`, and both are given. Leave one",
         ),
         ((), {"train_dataset": "nowhere.jsonl", "reward_fn": vowel}, "there is no /.*/nowhere.jsonl"),
+        ((), {"dataset_name": "nowhere.jsonl", "reward_fn": vowel}, "there is no /.*/nowhere.jsonl"),
         (
             (ROWS, vowel),
             {"steps": 3, "max_steps": 4},

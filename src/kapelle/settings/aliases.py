@@ -842,6 +842,7 @@ TABLE: tuple[Alias, ...] = (*_verl(), *_trl(), *_comlrl(), *_every())
 """Every name of another library that is read."""
 ARGUMENTS = {
     "train_dataset": "dataset",
+    "dataset_name": "dataset",
     "reward_funcs": "reward",
     "reward_fn": "reward",
     "output_dir": "run_dir",
