@@ -1095,7 +1095,9 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     with loading(path):
         generation: Any = GenerationConfig()
         with suppress(OSError):  # few models have no such file
-            generation = GenerationConfig.from_pretrained(path, local_files_only=local)
+            generation = GenerationConfig.from_pretrained(
+                path, trust_remote_code=False, local_files_only=local
+            )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=local)
         settings = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local)
         words = getattr(settings.get_text_config(), "vocab_size", None)

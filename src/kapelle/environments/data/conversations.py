@@ -180,12 +180,12 @@ def _call(value: Json) -> ReadCall | UnreadCall:
         call = json.loads(value) if isinstance(value, str) else value
         call = call.get("function", call)
         name, arguments = call["name"], call.get("arguments", {})
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         raise ValueError(f"has a tool call without name and arguments: {value!r:.60}") from None
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return UnreadCall(name, arguments)
     return (
         ReadCall(name, arguments) if isinstance(arguments, dict) else UnreadCall(name, json.dumps(arguments))
@@ -198,7 +198,7 @@ def _tools(row: DataRow) -> list[Json]:
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         return []
