@@ -21,7 +21,7 @@ import yaml
 from kapelle.algorithm import Taught, algorithm_class
 from kapelle.engines.rollout.protocol import EngineSettings, engine_class
 from kapelle.engines.train.protocol import TrainEngineSettings, train_engine_class
-from kapelle.environment import Environment, InMemory, environment_class, offers
+from kapelle.environment import Environment, InMemory, environment_class
 from kapelle.errors import ConfigError, did_you_mean, raise_all
 from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
@@ -250,7 +250,7 @@ def load_recipe(
     layers, unused = _files(name, overlays, real)
     recipe = lay_over(layers, settings, unused_real=unused)
     for _, part in parts_of(recipe.config.environment):
-        if offers(part, InMemory):
+        if isinstance(part, InMemory):  # `offers` may load packages, which reading a recipe does not need
             part.recall(Path(name).parent)
     return recipe
 
