@@ -39,10 +39,10 @@ ROLES: Mapping[str, str] = {
 """Role in OpenAI's, ShareGPT's or Gemma's words → the role that chat templates know."""
 
 RENDERED = re.compile(
-    r"\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)?\s*"
-    r"(?:<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|turn>|<\|(?:system|user|start)\|>|<｜User｜>|\[INST\]|\[SYSTEM_PROMPT\])"
+    r"<\|im_start\|>|<\|im_(?:system|user|assistant)\|>|<\|start_header_id\|>|<\|start_of_role\|>|<\|START_OF_TURN_TOKEN\|>"
+    r"|<start_of_turn>|<\|turn>|<\|(?:system|user|assistant|start)\|>|<｜(?:User|Assistant)｜>|\[/?INST\]|\[SYSTEM_PROMPT\]"
 )
-"""How a prompt begins that a chat template has rendered already."""
+"""Marks that open a message in the chat templates of common families."""
 
 
 # -------- Columns of a row
