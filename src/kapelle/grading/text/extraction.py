@@ -217,6 +217,17 @@ def _own(text: str) -> str:
     return _NOT_OWN.sub("", text)
 
 
+# Two stars or underscores around words; a power, as in `2**3`, has a number or bracket before or behind them.
+_EMPHASIS = re.compile(
+    r"(?<![\w)\]}*])(?P<mark>\*\*\*|\*\*|\*|___|__)(?=[^\s*_])(?P<words>[^*\n]*?)(?<=[^\s*_])(?P=mark)(?![\w(\[{*])"
+)
+
+
+def _unemphasised(text: str) -> str:
+    """Return a text without Markdown's marks of bold and italic words."""
+    return _EMPHASIS.sub(r"\g<words>", text)
+
+
 _HASH = re.compile(r"#{4,}((?:(?!####)[^\n])*)")
 
 
@@ -306,7 +317,7 @@ _PART_AFTER = re.compile(
 
 
 def _last_number(text: str) -> Extraction | None:
-    text = _own(text)
+    text = _unemphasised(_own(text))
     newest = deque(_LITERAL.finditer(text), maxlen=1)
     if not newest:
         return None
@@ -327,7 +338,7 @@ _SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\{A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}"
 
 
 def _prose(text: str) -> Extraction | None:
-    own = _own(text).strip()
+    own = _unemphasised(_own(text)).strip()
     if _ALL_FORMULA.fullmatch(own):
         return Extraction(own)
     marked = _last_box(own)
