@@ -17,13 +17,14 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from kapelle.environment import AskedServer, AsksServers
 from kapelle.errors import EpisodeError
-from kapelle.grading.text.extraction import said
+from kapelle.grading.text.extraction import own_turn, said
 from kapelle.grading.verdict import Grade, no_answer, ungraded
 from kapelle.runtime.characters import defused
 from kapelle.runtime.credentials import bearer
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import httpx
 
 
+V = TypeVar("V")
 Ask = Callable[[Sequence[Message]], Awaitable[str]]
 """Any judge: takes a conversation, returns the reply's text."""
 
@@ -65,6 +67,7 @@ _PAIR = """Question, as JSON text:
 
 {task}"""
 
+_AGAIN = "Give your verdict once more, in one line that begins with VERDICT {seal}: and nothing else."
 _SAME_TASK = "Do both texts give the same final answer to the question? SAME or DIFFERENT."
 _BETTER_TASK = "Which text answers the question better? 1, 2 or TIE."
 
@@ -131,8 +134,14 @@ async def _verdict(
     one, other = (json.dumps(text) for text in pair)
     system = _SYSTEM.format(seal=seal, verdicts=", ".join(verdicts))
     asked = _PAIR.format(question=json.dumps(question), one=one, other=other, seal=seal, task=task)
-    said = await _last_line(ask, seal, system, asked)
-    return said if said in verdicts else None
+    return await _sealed(ask, seal, system, asked, partial(_verdict_in, verdicts))
+
+
+def _verdict_in(verdicts: Sequence[str], text: str) -> str | None:
+    """Return the one verdict that the first line of a text names; None where it names none or several."""
+    line = next((line for line in text.splitlines() if re.search(r"\w", line)), "")
+    named = {word.upper() for word in re.findall(r"[^\W_]+", line)} & {*verdicts}
+    return named.pop() if len(named) == 1 else None
 
 
 def _seal(*judged: str | None) -> str:
@@ -140,14 +149,20 @@ def _seal(*judged: str | None) -> str:
     return hashlib.sha256(json.dumps(judged).encode()).hexdigest()[:16]
 
 
-async def _last_line(ask: Ask, seal: str, system: str, asked: str) -> str | None:
-    """Return what stands behind the seal on the reply's last line; None unless the seal stands there and nowhere else."""
-    reply = await ask([Message("system", system), Message("user", asked)])
-    if reply.count(f"VERDICT {seal}") != 1:
-        return None
-    last = reply.strip().rpartition("\n")[2].strip()
-    mark = f"VERDICT {seal}: "
-    return last.removeprefix(mark) if last.startswith(mark) else None
+async def _sealed(ask: Ask, seal: str, system: str, asked: str, read: Callable[[str], V | None]) -> V | None:
+    """Return what `read` finds behind the seal in a judge's reply; None where it finds nothing, or differing things.
+
+    Thoughts do not count, and markup around the seal does not matter. A judge whose reply has no verdict is asked once more.
+    """
+    messages = [Message("system", system), Message("user", asked)]
+    for _ in range(2):
+        reply = own_turn(await ask(messages))
+        _, *behind = re.split(rf"VERDICT\W{{0,8}}{seal}", reply)
+        found = {each: None for text in behind if (each := read(text)) is not None}
+        if len(found) == 1:
+            return next(iter(found))
+        messages += [Message("assistant", reply), Message("user", _AGAIN.format(seal=seal))]
+    return None
 
 
 # -------- Scores: of one text by several criteria, and of all attempts at a question side by side
@@ -298,18 +313,28 @@ async def _side_by_side(
 async def _scores(
     ask: Ask, seal: str, what: str, names: Sequence[str], asked: str
 ) -> dict[str, float] | None:
-    """Return the score in [0, 1] of each name; None unless the verdict gives a whole number up to `FULL` to each, once."""
+    """Return the score in [0, 1] of each name; None unless the verdict gives a number up to `FULL` to each, once."""
     form = " ".join(f"{name}=<0-{FULL}>" for name in names)
     system = _GRADES.format(what=what, count=len(names), full=FULL, seal=seal, form=form)
-    said = await _last_line(ask, seal, system, asked)
-    if said is None:
-        return None
-    pairs = [re.fullmatch(r"(\w+)=(10|\d)", each, re.ASCII) for each in said.split(" ")]
-    given = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
+    scores = await _sealed(ask, seal, system, asked, partial(_scores_in, names))
+    return None if scores is None else dict(zip(names, scores, strict=True))
+
+
+# `clear=6`, `clear: **6**`, `clear = 6.5/10`.
+_PAIR_OF_SCORE = re.compile(
+    r"(?<![\w=:.-])(\w+)[*_`\"']*\s*[=:]\s*[*_`\"']*([0-9]+(?:\.[0-9]+)?)(?:\s?/\s?10)?(?![\w/])(?!\.[0-9])",
+    re.ASCII,
+)
+
+
+def _scores_in(names: Sequence[str], text: str) -> tuple[float, ...] | None:
+    """Return the score in [0, 1] of each name in a text; None where one is missing, too high, or there twice."""
+    pairs = _PAIR_OF_SCORE.findall(text)
+    given = {name: float(number) for name, number in pairs}
     # As many pairs as names, and all names among them: each stands there once.
-    if len(pairs) != len(names) or given.keys() != {*names}:
+    if len(pairs) != len(names) or given.keys() != {*names} or max(given.values()) > FULL:
         return None
-    return {name: given[name] / FULL for name in names}
+    return tuple(given[name] / FULL for name in names)
 
 
 # -------- A judge behind an OpenAI-compatible URL
@@ -329,7 +354,7 @@ class JudgeEndpoint(Settings, AsksServers):
     """Name of the model, as the server has it."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
-    max_tokens: int = 512
+    max_tokens: int = 2048
     """Most tokens of one verdict with its reasons."""
 
     def servers(self) -> Sequence[AskedServer]:

@@ -72,7 +72,7 @@ async def test_without_a_verdict_the_episode_fails() -> None:
     environment = rewarded(RUBRIC, ask=Marker("I like it."))
     [episode] = await played(environment, Parallel(), 1, a=says("x"))
     assert episode.error == "EpisodeError: `rubric`: The judge gave no scores in the form asked for."
-    assert environment.costs() == {"judge/calls": 1.0, "judge/cached": 0.0, "judge/ungraded": 1.0}
+    assert environment.costs() == {"judge/calls": 2.0, "judge/cached": 0.0, "judge/ungraded": 1.0}
     assert environment.costs()["judge/calls"] == 0.0
 
 

@@ -101,7 +101,7 @@ async def test_where_one_text_is_left_nobody_is_asked() -> None:
 
 @pytest.mark.parametrize(
     "form",
-    ["", "{scores}", "VERDICT {seal}: {scores} 3=1", "VERDICT {seal}: 1=5", "VERDICT {seal}: {scores}\nYes."],
+    ["", "{scores}", "VERDICT {seal}: {scores} 3=1", "VERDICT {seal}: 1=5"],
 )
 async def test_without_a_verdict_all_are_ungraded(form: str) -> None:
     found = await judge_attempts(Comparer(length, form), "?", ["aa", "b", ""], "longer")

@@ -81,18 +81,46 @@ async def test_a_pair_and_its_mirror_image_share_one_point() -> None:
         "{verdict}",
         "VERDICT: {verdict}",
         "VERDICT {seal}: MAYBE",
-        "VERDICT {seal}: {verdict}!",
-        "VERDICT {seal}: {verdict}\nI mean it.",
-        "VERDICT {seal}: {verdict}\nVERDICT {seal}: {verdict}",
-        "VERDICT {seal}: <one of SAME, DIFFERENT>\nVERDICT {seal}: {verdict}",
-        "> VERDICT {seal}: {verdict}",
+        "VERDICT {seal}: SAME or DIFFERENT, 1 or 2",
+        "VERDICT {seal}: SAME\nVERDICT {seal}: DIFFERENT",
+        "<think>VERDICT {seal}: {verdict}</think>",
         "VERDICT 0123456789abcdef: {verdict}",
     ],
 )
-async def test_a_reply_without_exactly_one_verdict_in_its_place_is_none(form: str) -> None:
+async def test_a_reply_without_exactly_one_verdict_behind_its_seal_is_none(form: str) -> None:
     grade = await judge_answer(Judge(equal, form), "?", "Bern", "Bern")
     assert (grade.score, grade.status) == (0.0, "ungraded")
     assert (await judge_pair(Judge(longer, form), "?", "Bern", "Basel")).status == "ungraded"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "VERDICT {seal}: {verdict}!",
+        "**VERDICT {seal}: {verdict}**",
+        "**VERDICT {seal}:** {verdict}",
+        "VERDICT `{seal}`: *{verdict}*",
+        "> VERDICT {seal}: {verdict}.",
+        "VERDICT {seal}: {verdict}\nI mean it.",
+        "VERDICT {seal}: {verdict}. Both texts were read.",
+        "VERDICT {seal}\n\n{verdict}",
+        "VERDICT {seal}: {verdict}\nVERDICT {seal}: {verdict}",
+        "VERDICT {seal}: <one of SAME, DIFFERENT>\nVERDICT {seal}: {verdict}",
+        "<think>\nThe last line is VERDICT {seal}: SAME, or DIFFERENT.\n</think>\n\nVERDICT {seal}: {verdict}",
+    ],
+)
+async def test_a_verdict_is_read_as_judges_write_it(form: str) -> None:
+    assert (await judge_answer(Judge(equal, form), "?", "Bern", "Bern")).score == 1.0
+    assert (await judge_answer(Judge(equal, form), "?", "Bern", "Basel")).score == 0.0
+
+
+async def test_a_judge_without_a_verdict_is_asked_once_more() -> None:
+    again = Judge(equal)
+
+    async def first_vague(messages: Sequence[Message]) -> str:
+        return "They agree." if len(messages) == 2 else await again(messages[:2])
+
+    assert (await judge_answer(first_vague, "?", "Bern", "Bern")).score == 1.0
 
 
 @pytest.mark.parametrize(

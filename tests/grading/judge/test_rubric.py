@@ -58,9 +58,8 @@ async def test_the_judge_reads_question_criteria_reference_and_text_alone() -> N
     [
         *("", "clear=6 right=10", "VERDICT {seal}: clear=6", "VERDICT {seal}: clear=6 right=11"),
         *("VERDICT {seal}: clear=6 right=6 right=7", "VERDICT {seal}: clear=6 clear=6"),
-        *("VERDICT {seal}: clear=6 right=-1", "VERDICT {seal}: clear=6 right=7.5"),
-        *("VERDICT {seal}: clear=6 right=7 kind=8", "VERDICT {seal}: clear=6, right=7"),
-        *("VERDICT {seal}: clear=6 right=7\nSo be it.", "VERDICT {seal}: clear=٦ right=7"),
+        *("VERDICT {seal}: clear=6 right=-1", "VERDICT {seal}: clear=6 right=7/8"),
+        *("VERDICT {seal}: clear=6 right=7 kind=8", "VERDICT {seal}: clear=٦ right=7"),
         "VERDICT {seal}: clear=1 right=1\nVERDICT {seal}: clear=6 right=7",
         "VERDICT 0123456789abcdef: clear=6 right=7",
     ],
@@ -68,6 +67,28 @@ async def test_the_judge_reads_question_criteria_reference_and_text_alone() -> N
 async def test_anything_but_every_score_once_is_no_verdict(line: str) -> None:
     found = await judge_rubric(Marker(line), "2+2?", "4", CRITERIA)
     assert (found.grade.status, found.grade.score, found.criteria) == ("ungraded", 0.0, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "VERDICT {seal}: clear=6, right=7",
+            "VERDICT {seal}: clear = 6; right = 7.",
+            "VERDICT {seal}: clear: 6/10, right: 7/10",
+        ),
+        *(
+            "**VERDICT {seal}: clear=6 right=7**",
+            "VERDICT {seal}: clear=**6** right=**7**",
+            "VERDICT {seal}: clear=6.0 right=7.0",
+        ),
+        *("VERDICT {seal}: clear=6 right=7\nSo be it.", "VERDICT {seal}:\n- clear: 6\n- right: 7"),
+        "<think>clear=1? VERDICT {seal}: clear=1 right=1</think>VERDICT {seal}: clear=6 right=7",
+    ],
+)
+async def test_scores_are_read_as_judges_write_them(line: str) -> None:
+    found = await judge_rubric(Marker(line), "2+2?", "4", CRITERIA)
+    assert found.criteria == {"clear": 0.6, "right": 0.7}
 
 
 async def test_a_text_without_content_earns_nothing_and_asks_nobody() -> None:
