@@ -16,7 +16,7 @@ from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError
-from kapelle.types import Split
+from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 
 sympy: Any = importlib.import_module("sympy")
@@ -61,9 +61,12 @@ class Reading(Doubling):
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-    vars(module)["create_dataset"] = lambda name, **settings: {"doubling": Doubling}[name](**settings)
+    vars(module)["create_dataset"] = lambda name, **settings: {"doubling": Doubling, "reading": Reading}[
+        name
+    ](**settings)
     vars(factory)["DATASETS"] = {
         "doubling": (Doubling, object),
+        "reading": (Reading, object),
         "evaluating": (Evaluating, object),
         "composite": (Doubling, object),
     }
@@ -84,6 +87,18 @@ async def test_an_answer_earns_what_the_verifier_says() -> None:
     assert episode.rewards == {"a": 1.0, "b": 1.0, "c": 0.01}
     [solved] = await play(environment, Parallel(), ["a"], {"a": expert(environment)}, task)
     assert solved.success == 1.0
+
+
+async def test_an_answer_that_the_verifier_cannot_read_earns_nothing() -> None:
+    environment = ReasoningGym(dataset="reading")
+    task = environment.task("train", 0)
+    for said, paid in (("twelve", 0.0), (task_answer(environment, task), 1.0)):
+        [episode] = await play(environment, Parallel(), ["a"], {"a": lines(said)}, task)
+        assert (episode.error, episode.rewards) == (None, {"a": paid})
+
+
+def task_answer(environment: ReasoningGym, task: Task) -> str:
+    return environment.script("a", task, [], 0)
 
 
 def test_the_splits_share_no_question_and_a_task_is_always_the_same() -> None:

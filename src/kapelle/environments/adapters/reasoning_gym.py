@@ -16,6 +16,7 @@ from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split
 from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.grading.text.extraction import ExtractionRule, extract
 from kapelle.grading.verdict import Grade
+from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
@@ -70,7 +71,10 @@ class ReasoningGym(Questions):
         answer = self.extract(text)
         if answer is None:
             return Grade(0.0, None, "The text holds no answer.", "no_answer")
-        score = float(problems.score_answer(answer, problems[task.data["place"]]))
+        try:
+            score = float(problems.score_answer(answer, problems[task.data["place"]]))
+        except Exception as error:  # noqa: BLE001 - some verifiers raise on texts that are no answer
+            return Grade(0.0, answer, f"The verifier cannot read the answer: {reason(error)}.", "no_answer")
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
