@@ -205,8 +205,9 @@ async def test_a_prompt_column_wins_over_a_question_column() -> None:
 WHOLE = rendered(HISTORY)
 
 
-async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is() -> None:
-    wrapped = rewarded({"prompt": WHOLE}, {"prompt": "1+1"})
+@pytest.mark.parametrize("before", ["", "<s>", "<|begin_of_text|>\n", "Continue: "])
+async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is(before: str) -> None:
+    wrapped = rewarded({"prompt": before + WHOLE}, {"prompt": "1+1"})
     assert "1 of 2 prompts" in wrapped.remarks()[0]
     plain = rewarded({"prompt": WHOLE}, rendered_prompts=True)
     assert plain.remarks() == ()

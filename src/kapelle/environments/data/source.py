@@ -409,13 +409,11 @@ class AskingData(DataSettings, Remarking):
         key, setting, words = self._key()
         if self.rendered_prompts or words is not question_in:
             return ()
-        texts = [str(field_of(row, key, setting)) for row in self.rows.train]
-        count = sum(RENDERED.match(text) is not None for text in texts)
+        found = [field_of(row, key, setting) for row in self.rows.train]
+        count = sum(isinstance(text, str) and RENDERED.search(text) is not None for text in found)
         if not count:
             return ()
-        said = (
-            f"{count:,} of {len(texts):,} prompts (column `{key}`) begin like the output of a chat template"
-        )
+        said = f"{count:,} of {len(found):,} prompts (column `{key}`) hold a chat template's own marks"
         return (f"{said}, and the model's own template is applied to them again. {_HOW_TO_RENDER}",)
 
 
