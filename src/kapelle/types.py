@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
 
@@ -96,6 +96,14 @@ class Message:
     structured: str | None = None
     """The message as JSON in OpenAI's shape, with tool calls and `tools` (before the first message that needs them), for chat
     templates that write these in a form of their own; `content` says the same in words. None where it says no more."""
+
+    def worded(self, wording: Callable[[str], str]) -> Message:
+        """Return the same message with its text in other words, such as inside a prompt; tools stay with it."""
+        row = {} if self.structured is None else json.loads(self.structured)
+        structured = (
+            json.dumps({**row, "content": wording(row["content"])}, ensure_ascii=False) if row else None
+        )
+        return replace(self, content=wording(self.content), structured=structured)
 
 
 def as_text(messages: Sequence[Message]) -> str:

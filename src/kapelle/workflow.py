@@ -263,7 +263,8 @@ def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
         return [*before, replace(last, images=message.images)]
     if last.role != "user" or whole not in message.content:
         return [message]
-    return [*before, replace(message, content=message.content.replace(whole, last.content, 1))]
+    asked = last.worded(lambda text: message.content.replace(whole, text, 1))
+    return [*before, replace(message, content=asked.content, structured=asked.structured)]
 
 
 def opening(agent: Agent, task: Task) -> list[Message]:

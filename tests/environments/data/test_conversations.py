@@ -117,6 +117,7 @@ SHAREGPT = [
             None,
         ),
         ({"conversations": SHAREGPT}, CALLING, None),
+        ({"prompt": "1+1", "tools": [TOOL]}, CALLING[:1], [TOOL]),
         ({"prompt": [{"role": "developer", "content": "Be brief."}, *HISTORY[1:]]}, HISTORY, None),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}]}, CALLING[:1], None),
         ({"prompt": "1+1"}, CALLING[:1], None),
@@ -127,6 +128,23 @@ async def test_a_prompt_is_rendered_as_a_conversation(
 ) -> None:
     one = await episode(rewarded(row))
     assert prompt_of(one) == rendered(messages, tools)
+
+
+async def test_the_tools_of_a_row_stay_the_templates_inside_a_prompt(tmp_path: Path) -> None:
+    row = {"prompt": "1+1", "tools": [TOOL]}
+    one = await episode(rewarded(row), Solo(), Agent("solver", prompt="Solve this: {question}"))
+    assert prompt_of(one) == rendered([{"role": "user", "content": "Solve this: 1+1"}], [TOOL])
+    row = {**row, "choices": ["2", "3"], "answer": "A"}
+    two = await episode(Math(path=file_of(tmp_path, row), question_field="prompt"))
+    assert prompt_of(two) == rendered([{"role": "user", "content": "1+1\n\nA. 2\nB. 3"}], [TOOL])
+
+
+def test_a_tools_result_has_the_name_of_its_call_in_any_order() -> None:
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "ba"]
+    row = {"prompt": [CALLING[0], {"role": "assistant", "content": None, "tool_calls": calls}, *results]}
+    [read] = rewarded(row).task("train", 0).messages
+    assert [json.loads(message.structured or "")["name"] for message in read[2:]] == ["b", "a"]
 
 
 async def test_every_agent_that_reads_the_question_reads_its_history() -> None:
@@ -209,7 +227,7 @@ WHOLE = rendered(HISTORY)
 async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is(before: str) -> None:
     wrapped = rewarded({"prompt": before + WHOLE}, {"prompt": "1+1"})
     assert "1 of 2 prompts" in wrapped.remarks()[0]
-    plain = rewarded({"prompt": WHOLE}, rendered_prompts=True)
+    plain = rewarded({"prompt": WHOLE, "tools": [TOOL]}, rendered_prompts=True)
     assert plain.remarks() == ()
     assert prompt_of(await episode(plain)) == WHOLE
 

@@ -96,7 +96,7 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
     """
     value = field_of(row, field, setting)
     if isinstance(value, str | int | float):
-        return (Message("user", text_in(row, field, setting)),)
+        value = {"role": "user", "content": text_in(row, field, setting)}
     entries = [value] if isinstance(value, Mapping) else value
     if not isinstance(entries, list) or not entries:
         raise DataError(
@@ -162,10 +162,12 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
             text = "\n".join(part for part in (text, write_calls(read, "hermes")) if part)
     elif role == "tool":
         # Rows of ShareGPT have no ids: results come in the order of the calls.
-        first = open_calls.pop(0) if open_calls else ("call00000", "tool")
+        answered = next((call for call in open_calls if call[0] == fields.get("tool_call_id")), None)
+        answered = answered or next(iter(open_calls), ("call00000", "tool"))
+        open_calls[:] = [call for call in open_calls if call != answered]
         row |= {
-            "tool_call_id": fields.get("tool_call_id") or first[0],
-            "name": fields.get("name") or first[1],
+            "tool_call_id": fields.get("tool_call_id") or answered[0],
+            "name": fields.get("name") or answered[1],
         }
     return Message(role, text, structured=json.dumps(row, ensure_ascii=False) if len(row) > 2 else None)
 
@@ -233,12 +235,13 @@ class Question:
     def worded(self, wording: Callable[[str], str]) -> Question:
         """Return the same question with its last message in other words, such as inside a prompt."""
         *before, last = self.messages
-        return replace(
-            self, messages=(*before, replace(last, content=wording(last.content), structured=None))
-        )
+        return replace(self, messages=(*before, last.worded(wording)))
 
     def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
-        """Return the task of this name (`Task.id`) that asks it."""
+        """Return the task of this name (`Task.id`) that asks it; a rendered text as it is, without the row's tools."""
+        if rendered and len(self.messages) == 1 and not self.system:
+            row = json.loads(self.messages[0].structured or "{}")
+            return Task(name, row.get("content", self.text), data or {}, rendered=True)
         return Task(
             name, self.text, data or {}, system=self.system, messages=rounds(self.messages), rendered=rendered
         )
