@@ -327,6 +327,11 @@ ARC = {
         ({**MMLU, "answer": "two"}, "B"),
         ({"question": "Which is even?", "options": ["one", "two"], "answer": "1"}, "B"),
         (ARC, "2"),
+        ({**ARC, "answer": 2}, "2"),
+        ({**ARC, "choices": {"text": ["one", "two", "three"], "label": [1, 2, 3]}, "answer": 2}, "2"),
+        ({**MMLU, "answer": 1.0}, "B"),
+        ({**MMLU, "answer": "(b)"}, "B"),
+        ({"question": "Which?", "options": {"A": "one", "B": "two"}, "answer": "B"}, "B"),
     ],
 )
 async def test_a_multiple_choice_row_shows_its_options_and_is_answered_by_letter(
@@ -342,10 +347,27 @@ async def test_a_multiple_choice_row_shows_its_options_and_is_answered_by_letter
         assert one.rewards == {"solver": paid}
 
 
-@pytest.mark.parametrize("answer", [float("nan"), "nan", float("inf"), {**MMLU}["choices"]])
+@pytest.mark.parametrize(
+    "answer", [float("nan"), "nan", float("inf"), "#### nan", r"\boxed{NaN}", {**MMLU}["choices"]]
+)
 def test_a_gold_answer_that_is_missing_is_no_answer(answer: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1"):
         Math(path=folder(tmp_path, [{"question": "What?", "answer": answer}])).check(["solver"])
+
+
+def test_the_script_of_a_true_or_false_question_answers_by_letter(tmp_path: Path) -> None:
+    row = {"question": "Is 2 even?", "options": ["True", "False"], "answer": True}
+    environment = Math(path=folder(tmp_path, [row], [{**row, "question": "Is 4 even?"}]))
+    assert "A" in environment.script("solver", environment.task("train", 0), (), 0)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"text": ["one", "two"], "label": ["A"]}, {"text": ["one", "two"], "label": ["A", "A"]}, [{}, {}]],
+)
+def test_options_without_a_letter_or_text_each_make_a_row_unusable(choices: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1"):
+        Math(path=folder(tmp_path, [{**MMLU, "choices": choices, "answer": "A"}])).check(["solver"])
 
 
 def test_a_choice_that_is_none_of_the_options_is_no_answer(tmp_path: Path) -> None:

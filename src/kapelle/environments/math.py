@@ -133,30 +133,40 @@ class Math(AskingData, Questions, Doubting):
             return None
         value = field_of(row, field, "choices_field")
         texts, labels = value, None
-        if isinstance(value, Mapping):
-            texts, labels = value.get("text"), value.get("label")
+        if isinstance(value, Mapping) and "text" in value:
+            texts, labels = value["text"], value.get("label")
+        elif isinstance(value, Mapping):
+            texts, labels = list(value.values()), list(value)
         if not isinstance(texts, list) or not 1 < len(texts) <= len(ascii_uppercase):
             raise DataError(
                 f"{row.place}: the field '{field}' is no list of options. Fix or drop the row, or set `environment.choices_field`."
             )
-        if labels is None:
-            labels = ascii_uppercase[: len(texts)]
-        return dict(zip(map(str, labels), map(str, texts), strict=True))
+        named = list(map(str, ascii_uppercase[: len(texts)] if labels is None else labels))
+        if len(set(named)) != len(texts) or any(isinstance(text, Mapping | list) for text in texts):
+            raise DataError(
+                f"{row.place}: the field '{field}' needs a text and a letter of its own for each option. Fix or drop the row."
+            )
+        return dict(zip(named, map(str, texts), strict=True))
 
     def _right_option(self, row: DataRow, options: Mapping[str, str]) -> str:
         """Return the letter of the correct option."""
         value = field_of(row, self.answer_field, "answer_field")
         letters = list(options)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(letters):
-            return letters[value]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # how pandas writes a column of integers that has a missing value
         written = str(value).strip()
-        by_text = [letter for letter, text in options.items() if text.strip() == written]
         if written in options:
             return written
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(letters):
+            return letters[value]
+        by_text = [letter for letter, text in options.items() if text.strip() == written]
         if len(by_text) == 1:
             return by_text[0]
         if written.isdecimal() and int(written) < len(letters):
             return letters[int(written)]
+        letter = written.strip("().").upper()
+        if letter in options and not by_text:
+            return letter
         raise DataError(
             f"{row.place}: the answer {written[:40]!r} is none of the options {', '.join(letters)}. Fix or drop the row, or set "
             "`environment.answer_field`."
@@ -182,7 +192,7 @@ class Math(AskingData, Questions, Doubting):
             gold, problem = found.text, found.problem
         else:
             gold, problem = written, f"Its field '{self.answer_field}' is empty."
-        if not gold:
+        if not gold or gold.casefold() == "nan":
             raise DataError(f"{row.place} has no answer. {problem} Fix or drop the row.")
         unread = gold_problem(gold)
         if unread:
@@ -286,7 +296,10 @@ class Math(AskingData, Questions, Doubting):
             return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")
         row = self.rows.of("train" if split == "train" else "test")[int(index)]
-        solution = _ANNOTATION.sub("", str(self._written(row)))
+        options = task.data.get("choices")
+        solution = _ANNOTATION.sub(
+            "", str(self._written(row)) if options is None else options[task.data["answer"]]
+        )
         worked = solution.partition("####")[0].strip()
         answer = marked(task.data["answer"], self.extraction[0])
         role = self.roles.get(agent, "solve")
