@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -206,3 +207,13 @@ def test_an_endpoint_takes_none(capsys: pytest.CaptureFixture[str]) -> None:
     agent = "team.agents.actor={weights: {endpoint: 'http://localhost:1/v1', model: m}, chat_template_kwargs: {a: 1}}"
     assert main(["validate", *DEMO, agent]) == 2
     assert "is behind an endpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ending", "opened"), [("", "<think>\n"), ("<think>\n", "")])
+def test_a_recorded_answer_has_its_thoughts(ending: str, opened: str) -> None:
+    """`reasoning_content` of a data set is written behind the prompt, which may open the thoughts."""
+    template = f"{THINKING.removesuffix('{%- endif %}')}{ending}{{%- endif %}}" if ending else THINKING
+    renderer = ChatRenderer(thinking_tokenizer(template), 4096)
+    row = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
+    said = Message("assistant", "4", structured=json.dumps(row))
+    assert renderer.answer(said) == f"{opened}two and two\n</think>\n\n4"

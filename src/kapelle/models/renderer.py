@@ -41,7 +41,7 @@ from kapelle.runtime.characters import replace_surrogates
 from kapelle.runtime.clock import SuspendAwareClock
 from kapelle.runtime.hub import is_of_modelscope
 from kapelle.runtime.machine import refusal
-from kapelle.runtime.thoughts import OPENINGS, THOUGHT_MARKS, split_thoughts
+from kapelle.runtime.thoughts import EVERY_PAIR, OPENINGS, THOUGHT_MARKS, split_thoughts
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Image, Json, Message, Said, images_in
 
@@ -189,11 +189,17 @@ class ChatRenderer:
         return self._control.show(self._tools.called({"name": name, "arguments": dict(arguments)}))
 
     def answer(self, message: Message) -> str:
-        """Return how the template writes an assistant's message with tool calls, without the token that ends it."""
+        """Return an assistant's message with its thoughts and tool calls as the template has them, without the token that ends it."""
         row = {} if message.structured is None else json.loads(message.structured)
         calls = [call["function"] for call in row.get("tool_calls", ())]
         written = self._control.show(self._tools.called(*calls, content=row["content"])) if calls else ""
-        return written or message.content
+        thoughts, words = row.get("reasoning_content"), written or message.content
+        marks = next((pair for pair in EVERY_PAIR if pair[0] in self.template), None)
+        if not thoughts or marks is None:
+            return words
+        prompt = self._form.text([Message("user", "?")], speak=True)
+        opening = "" if prompt.rstrip().endswith(marks[0]) else f"{marks[0]}\n"
+        return f"{opening}{thoughts.strip()}\n{marks[1]}\n\n{words.lstrip()}"
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> ChatRenderer:
         """Return a renderer that gives the chat template these arguments, such as `enable_thinking`.
