@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -18,6 +19,8 @@ from kapelle.environment import Answerable, Outcome, Recorded, Scorable
 from kapelle.environments.data.conversations import (
     QUESTIONS,
     Question,
+    answered,
+    answers_in,
     field_of,
     message_in,
     messages_in,
@@ -242,7 +245,7 @@ class Preferences(RecordedData, Recorded):
         first = self.source.first_row()
         if self.question_field != "prompt" or first is None or was_collected(first, "chosen"):
             return self.question_field
-        return next((name for name in QUESTIONS if name in first.fields), None)
+        return next((name for name in QUESTIONS if first.fields.get(name) is not None), None)
 
     def _key(self) -> tuple[str, str, Words]:
         if self._asked is None:
@@ -258,9 +261,13 @@ class Preferences(RecordedData, Recorded):
     def _pair(self, row: DataRow) -> Pair:
         fields = ((self.chosen_field, "chosen_field"), (self.rejected_field, "rejected_field"))
         if self._asked is not None:
-            chosen, rejected = (message_in(row, *field) for field in fields)
-            return Pair(self.question_of(row), chosen, rejected)
-        (question, chosen), (other, rejected) = (_whole(row, *field) for field in fields)
+            asked = self.question_of(row)
+            found = (answered(asked, answers_in(row, *field)) for field in fields)
+            (question, chosen), (other, rejected) = (
+                (replace(asked, messages=(*asked.messages, *before)), last) for *before, last in found
+            )
+        else:
+            (question, chosen), (other, rejected) = (_whole(row, *field) for field in fields)
         if question != other:
             raise DataError(
                 f"{row.place}: '{self.chosen_field}' and '{self.rejected_field}' differ before their last messages. Only the "
@@ -498,7 +505,8 @@ class Trajectories(RecordedData, Recorded):
         if messages is None:
             field = self.answers.get(agent, answer)
             setting = f"answers.{agent}" if agent in self.answers else "answer_field"
-            return ((self.question_of(row).messages, message_in(row, field, setting)),)
+            asked = self.question_of(row)
+            return _turns(answered(asked, answers_in(row, field, setting)), asked.messages)
         return self._conversation(row, messages)
 
     def _conversation(self, row: DataRow, field: str) -> Spoken:
@@ -506,26 +514,21 @@ class Trajectories(RecordedData, Recorded):
         answer = self._named[1]
         if answer in row.fields:
             messages = (*messages, message_in(row, answer, "answer_field"))
-        turns: list[tuple[tuple[Message, ...], Message]] = []
-        read: list[Message] = []
-        for message in messages:
-            if message.role == "assistant":
-                turns.append((tuple(read), message))
-                read = []
-            elif message.role != "system":
-                read.append(message)
+        turns = _turns(messages)
         if not turns:
             raise DataError(
-                f"{row.place}: the field '{field}' has no message of the assistant. Fix or drop the row."
+                f"{row.place}: the field '{field}' has no message of the assistant that answers another one. Fix or drop the row."
             )
-        return tuple(turns)
+        return turns
 
     def task(self, split: Split, index: int) -> Task:
         """Return the record at an index; its question is what is read first."""
         row = self.rows.of(split)[index]
         messages = self._named[0]
         if messages is None:
-            return self.question_of(row).task(f"{split}-{index}", rendered=self.rendered_prompts)
+            task = self.question_of(row).task(f"{split}-{index}", rendered=self.rendered_prompts)
+            read = [heard for heard, _ in self._spoken(row, "")] if self._named[1] in row.fields else []
+            return replace(task, messages=rounds(*read)) if len(read) > 1 else task
         told = () if self._named == _COLLECTED else messages_in(row, messages, "messages_field")
         system = "\n\n".join(message.content for message in told if message.role == "system")
         read = [heard for heard, _ in self._conversation(row, messages)]
@@ -544,5 +547,26 @@ class Trajectories(RecordedData, Recorded):
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""
-        spoken = self._spoken(split_of(self.rows, task.id), agent)
-        return _answer(spoken[min(turn, len(spoken) - 1)][1])
+        answers = 0  # of the conversation so far, those in what the agent has read among them
+        for heard, said in self._spoken(split_of(self.rows, task.id), agent):  # noqa: B007 - the last one stays
+            answers += sum(message.role == "assistant" for message in heard)
+            if turn <= answers:
+                break
+            answers += 1
+        return _answer(said)
+
+
+def _turns(messages: Sequence[Message], before: Sequence[Message] = ()) -> Spoken:
+    """Return the answers in messages with what was read before each.
+
+    An answer to nothing, such as a greeting at the beginning, is read like another message.
+    """
+    turns: list[tuple[tuple[Message, ...], Message]] = []
+    read = list(before)
+    for message in messages:
+        if message.role == "assistant" and read and read[-1].role != "assistant":
+            turns.append((tuple(read), message))
+            read = []
+        elif message.role != "system":
+            read.append(message)
+    return tuple(turns)

@@ -568,7 +568,7 @@ class Rewarded(
         first = self.source.first_row() if self._own_split else next(iter(self._read_rows[0]), None)
         if first is None:
             raise DataError(f"The data set '{self.path}' is empty. Name another one, or add rows.")
-        found = next((name for name in QUESTIONS if name in first.fields), None)
+        found = next((name for name in QUESTIONS if first.fields.get(name) is not None), None)
         if found is None:
             raise DataError(
                 f"{first.place} has no column {', '.join(QUESTIONS)}. Name the one that asks "

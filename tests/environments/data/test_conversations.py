@@ -174,6 +174,13 @@ ANSWER = {"role": "assistant", "content": "4"}
         {"prompt": HISTORY, "chosen": "4", "rejected": "5"},
         {"prompt": HISTORY, "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "5"}]},
         {"chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY, {**ANSWER, "content": "5"}]},
+        {"prompt": None, "chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY, {**ANSWER, "content": "5"}]},
+        {"prompt": HISTORY, "chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY, {**ANSWER, "content": "5"}]},
+        {
+            "prompt": HISTORY[:2],
+            "chosen": [*HISTORY[2:], ANSWER],
+            "rejected": [*HISTORY[2:], {**ANSWER, "content": "5"}],
+        },
         {
             "chosen": "\n\nHuman: 1+1\n\nAssistant: 2\n\nHuman: and 2+2?\n\nAssistant: 4",
             "rejected": "\n\nHuman: 1+1\n\nAssistant: 2\n\nHuman: and 2+2?\n\nAssistant: 5",
@@ -189,8 +196,18 @@ async def test_both_answers_of_a_pair_follow_the_same_conversation(
     assert (one.turns[0].text, one.rewards) == ("4", {"solver": 1.0})
 
 
-def test_a_pair_whose_conversations_differ_is_no_pair(tmp_path: Path) -> None:
-    row = {"chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY[:3], {"role": "user", "content": "?"}, ANSWER]}
+OTHER = [*HISTORY[2:3], {"role": "user", "content": "?"}, ANSWER]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [*HISTORY, ANSWER], "rejected": [*HISTORY[:2], *OTHER]},
+        {"prompt": HISTORY[:2], "chosen": [*HISTORY[2:], ANSWER], "rejected": OTHER},
+        {"prompt": HISTORY, "chosen": HISTORY[1:2], "rejected": ANSWER},
+    ],
+)
+def test_a_pair_whose_conversations_differ_is_no_pair(row: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1"):
         Preferences(path=file_of(tmp_path, row)).check(["solver"])
 
@@ -213,11 +230,33 @@ async def test_a_recorded_conversation_with_tools_has_the_tokens_of_the_template
     assert one.rewards == {"solver": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("row", "read"),
+    [
+        ({"prompt": HISTORY[:2], "completion": [*HISTORY[2:], ANSWER]}, [HISTORY[:2], HISTORY]),
+        ({"prompt": HISTORY[:2], "completion": [*HISTORY[:2], ANSWER]}, [HISTORY[:2]]),
+        ({"prompt": HISTORY, "completion": [ANSWER]}, [HISTORY]),
+        ({"conversations": [ANSWER, *HISTORY]}, [[HISTORY[0], ANSWER, HISTORY[1]]]),
+        (
+            {"messages": [*HISTORY[:3], ANSWER, HISTORY[3], ANSWER]},
+            [HISTORY[:2], [*HISTORY[:3], ANSWER, HISTORY[3]]],
+        ),
+    ],
+)
+async def test_every_answer_of_a_record_follows_what_stands_before_it(
+    row: dict[str, Any], read: list[list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    one = await episode(Trajectories(path=file_of(tmp_path, row)), Parallel())
+    assert [prompt_of(one, turn) for turn in range(len(one.turns))] == [rendered(each) for each in read]
+    assert one.turns[-1].text == ("2" if "conversations" in row else "4")
+
+
 async def test_a_prompt_column_wins_over_a_question_column() -> None:
     made = rewarded({"question": "1+1", "prompt": HISTORY})
     assert prompt_of(await episode(made)) == rendered(HISTORY)
     assert "`prompt`" in made.remarks()[0]
     assert rewarded({"question": "1+1", "prompt": HISTORY}, question_field="question").remarks() == ()
+    assert prompt_of(await episode(rewarded({"question": HISTORY, "prompt": None}))) == rendered(HISTORY)
 
 
 WHOLE = rendered(HISTORY)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError, did_you_mean
@@ -278,15 +279,31 @@ def question_in(row: DataRow, field: str, setting: str) -> str:
     return read_question(row, field, setting).text
 
 
-def message_in(row: DataRow, field: str, setting: str) -> Message:
-    """Return the answer in a field: a text, a message, or the last message of a conversation."""
+def answers_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
+    """Return the answer in a field: a text, a message, or a conversation that ends with the assistant's answer."""
     value = field_of(row, field, setting)
     if isinstance(value, str):
-        return Message("assistant", value)
+        return (Message("assistant", value),)
     messages = messages_in(row, field, setting) if isinstance(value, list | Mapping) else ()
-    if not messages:
+    if not messages or messages[-1].role != "assistant":
         raise DataError(
-            f"{row.place}: the field '{field}' holds no text, message or conversation. Fix or drop the row, or set "
-            f"`environment.{setting}`."
+            f"{row.place}: the field '{field}' holds no text, and no message or conversation of which the assistant's answer is the last. "
+            f"Fix or drop the row, or set `environment.{setting}`."
         )
-    return messages[-1]
+    return messages
+
+
+def message_in(row: DataRow, field: str, setting: str) -> Message:
+    """Return the last message of the answer in a field."""
+    return answers_in(row, field, setting)[-1]
+
+
+def answered(question: Question, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages of an answer from the assistant's first one on; those of the question may be repeated before it."""
+    told = [message for message in messages if message.role != "system"]
+    count = len(question.messages)
+    repeats = len(told) > count and all(
+        (one.role, one.content.strip()) == (other.role, other.content.strip())
+        for one, other in zip(told[:count], question.messages, strict=True)
+    )
+    return tuple(dropwhile(lambda message: message.role != "assistant", told[count if repeats else 0 :]))
