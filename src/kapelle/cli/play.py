@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kapelle.environment import Environment
     from kapelle.rollout.play import Play
     from kapelle.team import Agent
-    from kapelle.types import Episode
+    from kapelle.types import Episode, Split, Task
     from kapelle.workflow import Workflow
 
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     table = _open(arguments)
     play, seat = seated(table, arguments.seat, input)
-    test, train = (play.environment.task(split, arguments.seed) for split in ("test", "train"))
+    test, train = (_task(play.environment, split, arguments.seed) for split in ("test", "train"))
     episode = run_async(lambda: play_episode(play, test, arguments.seed))
     if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
         # A seat that has nothing to do in tests, such as that of who writes problems.
@@ -75,6 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     for line in ending(episode, seat):
         say(line)
     return 0
+
+
+def _task(environment: Environment, split: Split, seed: int) -> Task:
+    """Return the task of a seed; one of training where nothing is kept for tests."""
+    size = environment.size(split)
+    if size == 0:
+        split, size = "train", environment.size("train")
+    return environment.task(split, seed % size if size else seed)
 
 
 def _exact(arguments: argparse.Namespace) -> int:
