@@ -382,12 +382,34 @@ class Algorithm:
         return self.data.group_size if self.data.tree is None else self.data.tree.candidates
 
 
+_OF_GRPO = "`algorithm.name: grpo` and {} (docs/algorithms/grpo.md)"
+ELSEWHERE = {
+    "dapo": _OF_GRPO.format("`algorithm.loss.clip_high: 0.28`, `algorithm.redraw: 3`"),
+    "dr_grpo": _OF_GRPO.format("`algorithm.scale: none`, `algorithm.loss.aggregation: sequence_sum`"),
+    "gspo": _OF_GRPO.format("`algorithm.loss.level: sequence`"),
+    "cispo": _OF_GRPO.format("`algorithm.loss.kind: cispo`"),
+    "sapo": _OF_GRPO.format("`algorithm.loss.kind: sapo`"),
+    "ipo": "`algorithm.name: dpo` and `algorithm.kind: ipo`",
+    "gae": "`algorithm.name: ppo`",
+    "gae_marft": "`algorithm.name: marft`",
+    "iac": "`algorithm.name: ippo`",
+    "maac": "`algorithm.name: mappo`",
+    "marloo": "`algorithm.name: rloo`",
+    "maremax": "`algorithm.name: remax`",
+    "madpo": "`algorithm.name: dpo`",
+    "gkd": "`algorithm.name: distill`",
+}
+"""Names that papers and other libraries have for what settings give here → those settings."""
+
+
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
-    if name.lower() in ("sac", "td3"):
+    if name.lower() in ("sac", "td3", "ddpg"):
         raise ConfigError(
             f"There is no algorithm '{name}', for the reason in docs/explanations/no_sac.md. Take `a2c`, or `ppo` with a KL penalty."
         )
+    if name.lower() in ELSEWHERE:
+        raise ConfigError(f"No algorithm is called '{name}' here. Set {ELSEWHERE[name.lower()]}.")
     return find_class("algorithm", name, catalogue("kapelle.algorithms"))
 
 
