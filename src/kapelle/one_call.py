@@ -225,13 +225,8 @@ def train(
         raise ConfigError(
             "`algorithm` is None. Name one, such as 'grpo', or give its settings: GRPO(group_size=8)."
         )
-    if isinstance(algorithm, str):
-        # Agents with functions of their own keep what they earn, unless settings say otherwise.
-        shares = "team_reward" in getattr(algorithm_class(algorithm), "model_fields", {})
-        section: AlgorithmSettings | dict[str, Any] = {"name": algorithm}
-        section = {"name": algorithm, "team_reward": "individual"} if apart and shares else section
-    else:
-        section = algorithm
+    section: Any = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    section = _keeping(section) if apart else section
     team["agents"] = seats
     training = _plain("training", own)
     for word, amount in amounts.items():
@@ -252,9 +247,10 @@ def train(
     # What the run's record says of these values: the keyword that gave them, or what they follow from.
     origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in SAID_AS.items()}
     origin |= {"environment.name": "kapelle.train"}
-    if isinstance(algorithm, str):
+    if section is not algorithm:
         origin |= {"algorithm.team_reward": "rewards by agent"}
-        origin |= {"algorithm.name": "default"} if algorithm == "grpo" else {}
+    if algorithm == "grpo":
+        origin |= {"algorithm.name": "default"}
     if workflow is None:
         origin |= {"workflow.name": "number of agents"}
     if agents == 1:
@@ -298,6 +294,20 @@ def train(
         failing.pop_all()
     trainer.close_at_exit()  # releases the run directory if the caller forgets to
     return Trained(summary, trainer)
+
+
+def _keeping(algorithm: Any) -> Any:
+    """Return an algorithm's settings with which each agent keeps what it earns, unless they say otherwise."""
+    if isinstance(algorithm, Settings):
+        kind, given = type(algorithm), algorithm.model_fields_set
+    elif isinstance(algorithm, Mapping) and isinstance(algorithm.get("name"), str):
+        kind, given = algorithm_class(algorithm["name"]), algorithm.keys()
+    else:
+        return algorithm  # refused when the section is made
+    if "team_reward" in given or "team_reward" not in getattr(kind, "model_fields", {}):
+        return algorithm
+    own = {"team_reward": "individual"}
+    return algorithm.model_copy(update=own) if isinstance(algorithm, Settings) else {**algorithm, **own}
 
 
 def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:

@@ -84,6 +84,22 @@ def test_a_chain_learns_what_functions_pay_and_goes_on(
     assert [each["weight"] for each in config["environment"]["rewards"]] == [1.0, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "kept"),
+    [
+        (GRPO(group_size=2), "individual"),
+        ({"name": "rloo", "group_size": 2}, "individual"),
+        (GRPO(group_size=2, team_reward="mean"), "mean"),
+        ({"name": "rloo", "group_size": 2, "team_reward": "sum"}, "sum"),
+    ],
+)
+def test_rewards_by_agent_stay_with_them_however_the_algorithm_is_given(algorithm: Any, kept: str) -> None:
+    rewards = {"a": lambda agent: 1.0, "b": length}
+    given = {**SMALL, "steps": 0, "algorithm": algorithm, "run_dir": None}
+    with kapelle.train(tiny_model(), ROWS, rewards, ["a", "b"], **given) as run:
+        assert run.trainer.config.algorithm.model_dump()["team_reward"] == kept
+
+
 def test_each_agent_learns_from_its_own_function_and_nothing_is_evaluated_without_data_for_it(
     tmp_path: Path,
 ) -> None:
