@@ -42,6 +42,24 @@ def test_a_coroutine_is_run_and_its_docstring_says_what_arguments_mean() -> None
     assert tool.call({"x": 3}) == "3"
 
 
+def test_what_may_be_anything_or_none_may_be_anything() -> None:
+    def keep(value: Any = None, more: Any | None = None) -> str:
+        return repr((value, more))
+
+    assert function_tool(keep).schema.parameters["properties"] == {
+        "value": {"default": None},
+        "more": {"default": None},
+    }
+
+
+def test_a_type_that_is_not_imported_is_named() -> None:
+    def keep(value: int) -> None: ...
+
+    keep.__annotations__["value"] = "Missing"
+    with pytest.raises(ConfigError, match=r"'keep' is annotated with what is not there: name 'Missing'"):
+        function_tool(keep)
+
+
 def test_plain_containers_and_none_have_schemas() -> None:
     tool = function_tool(tool_library.loose)
     assert tool.schema.parameters["properties"] == {

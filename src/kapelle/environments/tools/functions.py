@@ -68,7 +68,12 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     """
     if not inspect.isroutine(function):
         raise ConfigError(f"The tool {function!r:.60} is no function but {type(function).__name__}.")
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, AttributeError) as error:
+        raise ConfigError(
+            f"The tool '{function.__name__}' is annotated with what is not there: {error}. Import it where the function is written."
+        ) from error
     doc = inspect.getdoc(function) or ""
     meanings = _meanings(doc)
     properties: dict[str, Json] = {}
@@ -118,6 +123,8 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
         return {"type": "object", "additionalProperties": _schema(arguments[1], function, name)}
     if origin in {typing.Union, types.UnionType}:
         kinds = [_schema(argument, function, name) for argument in arguments]
+        if {} in kinds:
+            return {}  # whatever JSON has
         more = {key: value for kind in kinds for key, value in kind.items() if key != "type"}
         if "enum" in more and len(kinds) == 2 and type(None) in arguments:
             return {"enum": [*more["enum"], None]}
