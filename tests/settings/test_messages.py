@@ -101,6 +101,26 @@ def test_an_installed_module_goes_before_one_of_its_name_where_kapelle_runs(
     assert message.startswith("Module 'colorsys' has no 'Env'")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("colorsys:Env", "There is a file of that name here: write 'colorsys.py:Env'."),
+        ("my_word:Env", "No module named 'my_word'. Did you mean 'my_world'?"),
+        ("my_world:Env", "No module named 'absent_library'. Is its package installed?"),
+        ("inner/part.py:Env", "name it as a module, `package.module`, from the folder above its package."),
+    ],
+)
+def test_of_a_module_that_is_not_found_the_file_that_was_meant_is_named(
+    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "colorsys.py").write_text("class Env: ...\n")
+    (tmp_path / "my_world.py").write_text("import absent_library\n")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "part.py").write_text("from .other import Env\n")
+    assert said(f"environment: {{name: '{name}'}}\n", tmp_path).endswith(hint)
+
+
 def test_a_module_that_fails_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fails_at_once.py").write_text("1 / 0\n")

@@ -92,9 +92,14 @@ def find_object(
         )
     module = find_module(module_name, f"The {kind} '{name}'", attribute)
     if not hasattr(module, attribute):
+        file = Path(f"{module_name.replace('.', '/')}.py")
+        known = [word for word in vars(module) if not word.startswith("_")]
+        shadowed = (
+            file.is_file() and file.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
+        )
         raise ConfigError(
             f"{'File' if module_name.endswith('.py') else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
-            f"{did_you_mean(attribute, [word for word in vars(module) if not word.startswith('_')])}"
+            + (_write_file(file, attribute) if shadowed else did_you_mean(attribute, known))
         )
     return getattr(module, attribute)
 
@@ -126,11 +131,17 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
     except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
         file = Path(f"{name.replace('.', '/')}.py")
         why = f"{reason(error).removesuffix('.')}."
-        if isinstance(error, ImportError) and file.is_file():
-            why = f"{error}. There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            near = did_you_mean(name, [path.stem for path in Path().glob("*.py")])
+            near = near if "mean" in near else " Is its package installed?"
+            why = f"{error}.{_write_file(file, attribute) if file.is_file() else near}"
         elif isinstance(error, ImportError):
             why = f"{error}. Is its package installed?"
         raise ConfigError(f"{what} cannot be imported: {why}") from error
+
+
+def _write_file(file: Path, attribute: str) -> str:
+    return f" There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
 
 
 @contextmanager
@@ -167,7 +178,11 @@ def load_file(path: str, what: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-        raise ConfigError(f"{what}: {path} cannot be imported: {reason(error)}.") from error
+        alone = (
+            " A file is read alone: name it as a module, `package.module`, from the folder above its package."
+        )
+        hint = alone if "relative import" in str(error) else ""
+        raise ConfigError(f"{what}: {path} cannot be imported: {reason(error)}.{hint}") from error
 
 
 @lru_cache(maxsize=64)
