@@ -299,9 +299,9 @@ def train(
 def _keeping(algorithm: Any) -> Any:
     """Return an algorithm's settings with which each agent keeps what it earns, unless they say otherwise."""
     if isinstance(algorithm, Settings):
-        kind, given = type(algorithm), algorithm.model_fields_set
+        kind, given = type(algorithm), {*algorithm.model_fields_set}
     elif isinstance(algorithm, Mapping) and isinstance(algorithm.get("name"), str):
-        kind, given = algorithm_class(algorithm["name"]), algorithm.keys()
+        kind, given = algorithm_class(algorithm["name"]), {*algorithm}
     else:
         return algorithm  # refused when the section is made
     if "team_reward" in given or "team_reward" not in getattr(kind, "model_fields", {}):
@@ -312,6 +312,10 @@ def _keeping(algorithm: Any) -> Any:
 
 def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:
     """Raise ConfigError for what needs a run directory where there is none, or one that is named."""
+    if not isinstance(resume, bool):
+        raise ConfigError(
+            f"`resume` is {resume!r}. Give True to go on with the run in `run_dir`, from its newest checkpoint."
+        )
     if resume and not isinstance(run_dir, str | Path):
         raise ConfigError('`resume` goes on with a run. Name its directory: `run_dir="runs/…"`.')
     if run_dir is None:

@@ -352,6 +352,7 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"success": True}, "`success` is True. Give a function"),
         ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
         ((ROWS, vowel), {"resume": True}, "`resume` goes on with a run. Name its directory"),
+        ((ROWS, vowel), {"resume": "runs/a/checkpoints/1"}, "Give True to go on with the run in `run_dir`"),
         ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3. It is a section"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which samples nothing"),

@@ -117,8 +117,9 @@ class Names:
             if self.has(path):
                 return path
         section = paths[0].partition(".")[0]
+        named = self.set(f"{section}.name")
         raise ValueError(
-            f"`{section}.name: {self.set(f'{section}.name')}` has no {' and no '.join(f'`{p}`' for p in paths)}"
+            f"`{section}.name: {DEFAULTS.get(section) if named is NOTHING else named}` has no {' and no '.join(f'`{p}`' for p in paths)}"
         )
 
     def lacks(self, *paths: str) -> bool:
@@ -401,6 +402,27 @@ def _warmup(name: str, steps_name: str) -> Convert:
     return convert
 
 
+def _warmup_steps(value: Any, names: Names) -> Mapping[str, Any]:
+    """A number of optimiser steps; below 1 it is a share of them, as transformers 5 has it."""
+    if isinstance(value, float) and 0 < value < 1:
+        return _warmup("warmup_steps", "")(value, names)
+    return {"optimizer.warmup_steps": value}
+
+
+def _scale(value: Any, names: Names) -> Mapping[str, Any]:
+    """`batch` asks for nothing where the algorithm scales by its batch anyway."""
+    if value == "batch" and names.value("algorithm.name") == "reinforce_plus_plus":
+        return {}
+    words = {True: "std", "group": "std", False: "none", "none": "none"}
+    return _one_of("algorithm.scale", words, ". For `batch` set `algorithm.name: reinforce_plus_plus`")(value, names)  # fmt: skip
+
+
+def _vllm_mode(value: Any, names: Names) -> Mapping[str, Any]:
+    if value == "server" and names.set("engine.server") not in (NOTHING, None, ""):
+        return {}
+    return _one_of("engine.server", {"colocate": {}}, ". For a server set `engine.server` too")(value, names)
+
+
 def _betas(value: Any, names: Names) -> Mapping[str, Any]:
     first, second = names.value("optimizer.betas")
     return {
@@ -447,9 +469,8 @@ def _loss_type(value: Any, names: Names) -> Mapping[str, Any]:
         "cispo": {f"{at}.kind": "cispo"},
         "sapo": {f"{at}.kind": "sapo", f"{at}.aggregation": "sequence_mean"},
     }
-    if value == "dr_grpo":
-        length = names.value("team.sampling.max_tokens")
-        kinds["dr_grpo"] = {f"{at}.aggregation": "sequence_sum", f"{at}.constant": length}
+    length = names.value("team.sampling.max_tokens")
+    kinds["dr_grpo"] = {f"{at}.aggregation": "sequence_sum", f"{at}.constant": length}
     names.first(f"{at}.aggregation")
     return _one_of(f"{at}.aggregation", kinds)(value, names)
 
@@ -712,7 +733,7 @@ def _trl() -> Iterator[Alias]:
     high = "algorithm.loss.clip_high"
     yield Alias("epsilon_high", (high,), "TRL", _unless(high, None))
     yield Alias("loss_type", ("algorithm.loss.aggregation", "algorithm.loss.kind", "algorithm.kind"), "TRL", _loss_type, "`dapo` and `bnpo`: `token_mean`; `grpo`: `sequence_mean`; `dr_grpo`: `sequence_sum` over `team.sampling.max_tokens`; `cispo`, `sapo`; of `dpo`: `sigmoid`, `ipo`")  # fmt: skip
-    yield Alias("scale_rewards", ("algorithm.scale",), "TRL", _one_of("algorithm.scale", {True: "std", "group": "std", False: "none", "none": "none"}, ". For `batch` set `algorithm.name: reinforce_plus_plus`"), "`group` is `std`")  # fmt: skip
+    yield Alias("scale_rewards", ("algorithm.scale",), "TRL", _scale, "`group` is `std`; `batch` is left to `reinforce_plus_plus`")  # fmt: skip
     yield Alias("mask_truncated_completions", ("algorithm.truncated",), "TRL", _truth("algorithm.truncated", "mask", "keep", nothing=(False,)), "true is `mask`")  # fmt: skip
     # Completions → tasks: the group's size is known by now.
     yield Alias("per_device_train_batch_size", ("training.tasks_per_step", "algorithm.minibatches"), "TRL", _completions, "it counts completions: times `gradient_accumulation_steps` and processes, divided by `num_generations`")  # fmt: skip
@@ -723,6 +744,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias("num_train_epochs", ("training.epochs",), "TRL", _epochs("num_train_epochs"), "passes over the tasks; `max_steps` comes first")  # fmt: skip
     yield Alias("max_steps", ("training.steps",), "TRL", _steps("max_steps"), "optimiser steps: divided by those in one step of ours; -1 goes by epochs")  # fmt: skip
     yield Alias("warmup_ratio", ("optimizer.warmup_steps", "optimizer.warmup_share"), "TRL", _warmup("warmup_ratio", "warmup_steps"), "a share of all optimiser steps; with epochs it is `optimizer.warmup_share`")  # fmt: skip
+    yield Alias("warmup_steps", ("optimizer.warmup_steps", "optimizer.warmup_share"), "TRL", _warmup_steps, "a number; below 1 a share, as `warmup_ratio`")  # fmt: skip
     yield Alias("adam_beta1", ("optimizer.betas",), "TRL", _betas, "the first of two")
     yield Alias("adam_beta2", ("optimizer.betas",), "TRL", _betas, "the second of two")
     yield Alias("max_grad_norm", ("optimizer.max_grad_norm",), "TRL", _unless("optimizer.max_grad_norm", 0, becomes=None), "0 is null here")  # fmt: skip
@@ -743,7 +765,7 @@ def _trl() -> Iterator[Alias]:
     yield Alias(
         "optimizers", (), "TRL", _only(None, (None, None), why=optimizers), f"unset alone: {optimizers}"
     )
-    yield Alias("vllm_mode", (), "TRL", _one_of("engine.server", {"colocate": {}}, ". For a server set `engine.server`"), "`colocate` is the default; for a server set `engine.server`")  # fmt: skip
+    yield Alias("vllm_mode", (), "TRL", _vllm_mode, "`colocate` is the default; `server` goes with `vllm_server_base_url`")  # fmt: skip
     yield Alias("vllm_tensor_parallel_size", ("engine.options",), "TRL", _vllm_size, "`{tensor_parallel_size: N}`")  # fmt: skip
     yield Alias("report_to", ("trackers",), "TRL", _trackers(("none", "")), "a name or a list; `none` is no tracker; kept on this machine unless `trackers.0.offline: false`")  # fmt: skip
     yield Alias("sync_ref_model", ("algorithm.reference_every",), "TRL", _truth("algorithm.reference_every", _refused("theirs mixes the policy into the reference. Here `algorithm.reference_every: N` copies it every N steps")), "true is refused: `algorithm.reference_every` copies, theirs mixes")  # fmt: skip
