@@ -120,6 +120,7 @@ SAID_AS = {
     "environment.tools": "tools",
     "environment.max_turns": "max_tool_calling_iterations",
     "environment.question_field": "question_field",
+    "environment.rendered_prompts": "rendered_prompts",
     "environment.config": "dataset_config",
     "team.agents": "agents",
     "algorithm.name": "algorithm",
@@ -142,6 +143,7 @@ def train(
     success: float | Callable[..., Any] | str | None = None,
     tools: Sequence[Tool] = (),
     question_field: str | None = None,
+    rendered_prompts: bool = False,
     dataset_config: str | None = None,
     max_unusable: float | None = None,
     steps: int | None = None,
@@ -162,8 +164,8 @@ def train(
     number, names, or prompts by name, by default those of `team` or one; several agents speak as a chain unless a `workflow` is given. `tools`
     are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). Without an
     `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
-    `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions, `dataset_config` a
-    configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
+    `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions (`rendered_prompts`: of prompts that
+    a chat template has rendered), `dataset_config` a configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
     The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
     run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
@@ -197,6 +199,7 @@ def train(
     rounds = own.pop("max_tool_calling_iterations", None)
     optional = {
         "question_field": question_field,
+        "rendered_prompts": rendered_prompts,
         "config": dataset_config,
         "max_unusable": max_unusable,
         # The answer after the last calls is a turn, too.

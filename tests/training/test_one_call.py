@@ -24,6 +24,7 @@ from kapelle.runs.summary import own_settings
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import TeamConfig, TrainingConfig
 from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.types import Episode
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 EMPTY = [*ROWS[:6], {"question": " ", "answer": "a"}]
@@ -594,3 +595,14 @@ def test_peft_s_object_and_none_say_what_trains() -> None:
         assert run.trainer.config.team.lora.targets == ("q_proj", "v_proj")
     with train(ROWS, vowel, peft_config=None, team={"sampling": {"max_tokens": 2}}) as run:
         assert run.trainer.config.team.sharing == "shared"
+
+
+def test_one_call_takes_prompts_that_are_rendered_already() -> None:
+    text, prompts = "<|im_start|>user\n1+1<|im_end|>\n", []
+
+    def paid(episode: Episode) -> float:
+        prompts.append(episode.turns[0].prompt_ids)
+        return 0.0
+
+    train([{"prompt": text}], paid, rendered_prompts=True)
+    assert tiny_model().renderer.decode(prompts[0]) == text
