@@ -97,13 +97,12 @@ class Message:
     """The message as JSON in OpenAI's shape, with tool calls and `tools` (before the first message that needs them), for chat
     templates that write these in a form of their own; `content` says the same in words. None where it says no more."""
 
-    def worded(self, wording: Callable[[str], str]) -> Message:
-        """Return the same message with its text in other words, such as inside a prompt; tools stay with it."""
-        row = {} if self.structured is None else json.loads(self.structured)
-        structured = (
-            json.dumps({**row, "content": wording(row["content"])}, ensure_ascii=False) if row else None
-        )
-        return replace(self, content=wording(self.content), structured=structured)
+
+def worded(message: Message, wording: Callable[[str], str]) -> Message:
+    """Return the same message with its text in other words, such as inside a prompt; tools stay with it."""
+    row = {} if message.structured is None else json.loads(message.structured)
+    structured = json.dumps({**row, "content": wording(row["content"])}, ensure_ascii=False) if row else None
+    return replace(message, content=wording(message.content), structured=structured)
 
 
 def as_text(messages: Sequence[Message]) -> str:

@@ -23,7 +23,7 @@ from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.team import Agent
-from kapelle.types import Constraint, Message, Task, Turn, as_text
+from kapelle.types import Constraint, Message, Task, Turn, as_text, worded
 
 
 class Seat(Protocol):
@@ -263,7 +263,7 @@ def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
         return [*before, replace(last, images=message.images)]
     if last.role != "user" or whole not in message.content:
         return [message]
-    asked = last.worded(lambda text: message.content.replace(whole, text, 1))
+    asked = worded(last, lambda text: message.content.replace(whole, text, 1))
     return [*before, replace(message, content=asked.content, structured=asked.structured)]
 
 

@@ -16,7 +16,7 @@ from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError, did_you_mean
 from kapelle.grading.text.tool_call import ReadCall, UnreadCall, write_calls
 from kapelle.runtime.row_files import DataRow
-from kapelle.types import Json, Message, Task, as_text
+from kapelle.types import Json, Message, Task, as_text, worded
 
 QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
 """Columns in which the question is looked for by default, in this order."""
@@ -236,7 +236,7 @@ class Question:
     def worded(self, wording: Callable[[str], str]) -> Question:
         """Return the same question with its last message in other words, such as inside a prompt."""
         *before, last = self.messages
-        return replace(self, messages=(*before, last.worded(wording)))
+        return replace(self, messages=(*before, worded(last, wording)))
 
     def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
         """Return the task of this name (`Task.id`) that asks it; a rendered text as it is, without the row's tools."""
