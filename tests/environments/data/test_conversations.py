@@ -121,6 +121,7 @@ SHAREGPT = [
         ({"prompt": [{"role": "developer", "content": "Be brief."}, *HISTORY[1:]]}, HISTORY, None),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}]}, CALLING[:1], None),
         ({"prompt": "1+1"}, CALLING[:1], None),
+        ({"conversations": HISTORY[1:], "system": "Be brief."}, HISTORY, None),
     ],
 )
 async def test_a_prompt_is_rendered_as_a_conversation(

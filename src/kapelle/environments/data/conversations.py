@@ -113,6 +113,9 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
             raise DataError(
                 f"{row.place}: message {number} of the field '{field}' {fault}. Fix or drop the row, or set `environment.{setting}`."
             ) from None
+    system = row.fields.get("system")  # ShareGPT's rows have it in a column
+    if isinstance(value, list) and isinstance(system, str) and all(m.role != "system" for m in read):
+        read = [Message("system", system), *read] if system.strip() else read
     tools = _tools(row)
     first = next((place for place, message in enumerate(read) if message.role == "user"), None)
     if tools and first is not None:
