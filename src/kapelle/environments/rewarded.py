@@ -24,7 +24,7 @@ from statistics import fmean
 from types import CodeType
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat, PrivateAttr
+from pydantic import Field, FiniteFloat, PrivateAttr, field_validator
 
 from kapelle.environment import (
     Answerable,
@@ -304,7 +304,7 @@ class Rewarded(
 
     name: Literal["rewarded"] = "rewarded"
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
-    """What pays: functions (`{function: …}`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
+    """What pays: functions (`{function: …}`, or their place alone: `rewards: mine:exact`), judges that grade (`{rubric: …}`), judges that compare attempts (`{rank: …}`)."""
     question_field: str | None = None
     """Column of the question: text, or a conversation. null takes the first of `prompt`, `question`, `problem`, `messages` and
     `conversations` that the rows have. An answer at the end of a conversation is not part of the question."""
@@ -325,6 +325,15 @@ class Rewarded(
     def reward_range(self) -> tuple[float, float]:
         """A range so wide that no function leaves it on purpose."""
         return (-GREATEST, GREATEST)
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        """Take a text in place of an entry that has only a function."""
+        listed = [given] if isinstance(given, str) else given
+        if not isinstance(listed, list | tuple):
+            return given
+        return [{"function": each} if isinstance(each, str) else each for each in listed]
 
     @property
     def sources(self) -> Mapping[Split, str]:

@@ -38,6 +38,12 @@ def turns(episode: Episode) -> float:
     return float(len(episode.turns))
 
 
+@pytest.mark.parametrize("given", ["sums:exact", ["sums:exact"], [{"function": "sums:exact"}]])
+def test_a_function_is_named_by_its_place_alone_or_in_a_list(given: Any) -> None:
+    made = Rewarded.model_validate({"path": "rows.jsonl", "rewards": given})
+    assert made.rewards == (Reward(function="sums:exact"),)
+
+
 def paying(*rewards: Mapping[str, Any], rows: Any = ROWS, **settings: Any) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {
         "exact": exact,
