@@ -94,11 +94,13 @@ def unknown_word(
         after = argv[argv.index(word) + 1 :]
         shown = value or (after[0] if after and not after[0].startswith("-") else "VALUE")
         key = name[2:].replace("-", "_")
+        from kapelle.settings.aliases import TABLE
         from kapelle.settings.messages import settings_named
         from kapelle.settings.schema import RunConfig
 
         dotted = key if "." in key and key.partition(".")[0] in RunConfig.model_fields else ""
-        named = [dotted] if dotted else settings_named(key)
+        theirs = [alias.name for alias in TABLE if alias.name == key]
+        named = [dotted] if dotted else settings_named(key) or theirs
         hint = (f" Settings are written without dashes: {named[0]}={shown}" if named else "") or hint
     if name in ("--recipe", "--config"):
         hint = f" A recipe is named without it: `kapelle {command} RECIPE`."

@@ -70,7 +70,7 @@ _ELSEWHERE = {
         ),
         _PROCESSES,
     ),
-    **dict.fromkeys(("model_name", "model_name_or_path", "base_model"), "write `model.path=…`"),
+    **dict.fromkeys(("model_name", "model_name_or_path", "base_model", "model.name"), "write `model.path=…`"),
     **dict.fromkeys(
         ("out", "out_dir", "output", "output_dir", "run_dir", "save_dir", "logdir"),
         "`--run-dir DIR` says where",
@@ -108,6 +108,7 @@ UNREAD = {
     "callback": "an `observer` is called at every step: `kapelle.train(…, observer=…)`",
     "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
     "optimizer_cls_and_kwargs": "the section `optimizer` says which, with `lr` and `schedule`",
+    "environment_factory": "an environment of yours is `environment.name: my_module:Env` of a recipe or a `kapelle.Trainer`: docs/make_your_own.md",
     "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
     "tools": "tools are `environment.tools` of the environments `rewarded` and `tools`, and `kapelle.train(…, tools=[…])`",
     "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
@@ -255,8 +256,8 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
         hint = f" Did you mean {named}?"
     # Among sections closeness of letters says less than what the word means elsewhere: `ranks` is no `trackers`.
     section, inside, _ = path.partition(".")
-    guessed = inside and (section in PLUGGED or hint.startswith(" Did you mean"))
-    meant = "" if (elsewhere or guessed) and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, "")
+    guessed = elsewhere or (inside and section in PLUGGED)
+    meant = _ELSEWHERE.get(path, "" if guessed and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, ""))
     theirs = [setting for alias in TABLE if alias.name == key for setting in alias.ours[:1]]
     if not inside and key in UNREAD:
         meant = UNREAD[key]

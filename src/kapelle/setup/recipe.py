@@ -154,6 +154,10 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
         return ConfigError(
             f"'{word}' is neither a recipe nor a setting, which has no spaces: write {key[0].rstrip('.')}=VALUE."
         )
+    if word.startswith("~"):
+        return ConfigError(
+            f"'{word}' removes a key in Hydra. Leave it out: here a setting that is not given has its default."
+        )
     what, hint = "recipe", did_you_mean(word, recipes)
     if environments and not hint.startswith(" Did you mean"):
         what, hint = "recipe or environment", did_you_mean(word, [*recipes, *environments])
