@@ -148,7 +148,12 @@ def test_a_game_of_textarena_in_the_current_folder(
         ({"name": "pettingzoo", "path": "broken.py"}, "cannot be imported: ValueError: no"),
         ({"name": "gymnasium", "id": "{0}:Grid", "arguments": {"siz": 1}}, "cannot be made .* 'siz'"),
         ({"name": "gymnasium", "id": "./no_such.py:Grid"}, "there is no file './no_such.py'"),
-        ({"name": "gymnasium", "id": "{0}:Gird"}, "cannot be made"),
+        ({"name": "gymnasium", "id": "{0}:Gird"}, "no environment is called `Gird`. Did you mean 'Grid'"),
+        ({"name": "gymnasium", "id": "{0}"}, r"A class of yours is named as `own_games_\d+:Class`"),
+        (
+            {"name": "gymnasium", "id": "./{0}.py"},
+            r"A class of yours is named as `\./own_games_\d+\.py:Class`",
+        ),
         ({"name": "gymnasium", "id": "broken:Grid"}, "cannot be imported: ValueError: no"),
     ],
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own
 from kapelle.environments.base import Endless
-from kapelle.errors import AbsentPackage, ConfigError
+from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
@@ -61,6 +62,7 @@ class Gymnasium(Endless):
             ) from error
         module_name, name = split_target(self.id)
         what = f"environment.id: {self.id}"
+        module = None
         if name or self.id.endswith(".py"):
             module = find_module(module_name, what, name)  # it may register ids
             if name not in gymnasium.registry and name in vars(module):
@@ -69,11 +71,21 @@ class Gymnasium(Endless):
             with importable_here():  # an entry point may be a text, `mine:Env`
                 return gymnasium.make(name or self.id, **self.arguments)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ConfigError(f"environment.id {self.id} cannot be made: {error}") from error
+            own = [] if module is None else [word for word in vars(module) if not word.startswith("_")]
+            hint = did_you_mean(name, own) if name else f" A class of yours is named as `{self.id}:Class`."
+            misspelt = isinstance(error, gymnasium.error.NameNotFound) and own
+            meant = misspelt or (not name and _is_here(module_name))
+            why = f"no environment is called `{name or self.id}`.{hint}" if meant else error
+            raise ConfigError(f"environment.id {self.id} cannot be made: {why}") from error
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
         """Make the environment of one episode."""
         return _GymWorld(self._make(), self.penalty, agents[0], self.max_steps, seed)
+
+
+def _is_here(module: str) -> bool:
+    """Return whether a module is a file in the folder where kapelle runs."""
+    return Path(f"{module.removesuffix('.py')}.py").is_file()
 
 
 class _GymWorld(SteppingWorld):

@@ -78,8 +78,9 @@ class PettingZoo(GameSettings, ListsMoves):
             ) from error
         function = attribute or {"aec": "env", "parallel": "parallel_env"}[self.turns]
         if function not in vars(module):
+            known = [word for word in vars(module) if not word.startswith("_")]
             raise ConfigError(
-                f"{module_name} has no `{function}`.{did_you_mean(function, vars(module))} Set another `environment.path` or "
+                f"{module_name} has no `{function}`.{did_you_mean(function, known)} Set another `environment.path` or "
                 f"`environment.turns`; a class is named as `{module_name}:Class`."
             )
         what = f"environment.path: {self.path}"
