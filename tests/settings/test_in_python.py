@@ -51,6 +51,7 @@ def test_settings_are_given_by_name() -> None:
     [
         (lambda: trainer(enviroment=Arithmetic(), **REST), "`Trainer` has no keyword 'enviroment'. Did you mean 'environment'?"),
         (lambda: trainer(environment=Arithmetic, **REST), "`environment` is the class Arithmetic. Make one of it: environment=Arithmetic(…)."),
+        (lambda: trainer(environment="arithmetic", **REST), "`environment` is a section, and 'arithmetic' its `name`. Write `environment={'name': 'arithmetic'}`."),
         (lambda: trainer(environment=Solo(), **REST), "The environment 'Solo' has no `reward_range`, no `sources`, no `size`, no `task`, no `start`."),
         (lambda: trainer(environment=Arithmetic(), steps=3, **REST), "`Trainer` has no keyword 'steps'. `kapelle.train(model, dataset, reward)` takes it, or `training={'steps': …}`."),
         (lambda: trainer("demo"), "Trainer takes no name of a recipe. Write Trainer.from_recipe('demo')."),

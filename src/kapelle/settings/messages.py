@@ -500,6 +500,10 @@ _IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
 """What a message says to both, for those who write Python."""
 
 
+_SECTION = re.compile(r"`(\w+): \{name: (\w+|…)\}` in a recipe, \S+ on a command line")
+"""How a recipe and a command line name the class of a section."""
+
+
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
     """Let errors name what was given in Python: `resume=True` for `--resume`, `optimizer={'lr': …}` for `optimizer.lr`.
@@ -518,6 +522,7 @@ def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
         if error.args and isinstance(error.args[0], str):
             said = _calls(error.args[0])
             if arguments is not None:
+                said = _SECTION.sub(r"`\1={'name': '\2'}`", said)
                 said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), said)
                 said = re.sub(r"`(\w+): \{name: …\}`", r"`\1={'name': …}`", said)
             for theirs, ours in ARGUMENTS.items():
