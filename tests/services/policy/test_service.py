@@ -180,7 +180,8 @@ def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> 
         {"service_tier": "default"},
         {"prompt_cache_key": "mine"},
         {"modalities": ["text"]},
-        {"extra_body": {"repetition_penalty": 1.0, "min_p": 0.0}},
+        {"extra_body": {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": -1}},
+        {"extra_body": {"top_k": 0}},
         {"presence_penalty": 0.0, "frequency_penalty": 0.0},
     ):
         assert asked(plain, **extra) == expected
@@ -191,6 +192,7 @@ def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> 
     [
         ({"service_tier": "priority"}, "service_tier"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+        ({"extra_body": {"top_k": 5}}, "top_k"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),

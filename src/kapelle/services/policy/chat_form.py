@@ -172,6 +172,7 @@ class ChatRequest(Body):
     logit_bias: Biases = Field(default={})
     repetition_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
     min_p: Penalty = 0.0
+    top_k: Annotated[int, AfterValidator(lambda given: 0 if given == -1 else neutral(given))] = 0
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     service_tier: Literal["auto", "default"] = "auto"
     # For a provider's own records; they change nothing.
