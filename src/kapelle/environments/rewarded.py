@@ -158,10 +158,14 @@ class RewardFunction:
             if found is None:
                 return None
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
+            how = (
+                "It is called once for each episode and returns one number. If it is written for batches, as TRL's functions are, add "
+                "`**kwargs` to its parameters: it then takes and returns lists."
+            )
+            if self.takes_batches:
+                how = "Return a list with one number for each of `completions`."
             raise EpisodeError(
-                f"The {self.kind} function `{self.name}`{where} returned {type(found).__name__}. It is called once for each episode and returns "
-                "one number. If it is written for batches, as TRL's functions are, add `**kwargs` to its parameters: it then takes and "
-                "returns lists."
+                f"The {self.kind} function `{self.name}`{where} returned {type(found).__name__}. {how}"
             )
         value = finite(found)
         if value is None:

@@ -120,6 +120,15 @@ async def test_what_it_returns_must_be_a_number(function: Callable[..., Any], sa
     assert said in str(refused.value)
 
 
+async def test_a_function_for_batches_that_returns_no_list_of_numbers_is_not_sent_to_become_one() -> None:
+    def graded(completions: list[str], **rest: Any) -> list[dict[str, float]]:
+        return [{"score": 1.0} for _ in completions]
+
+    with pytest.raises(EpisodeError) as refused:
+        await read_function("graded", graded)({"completions": ["2"]})
+    assert str(refused.value).endswith("Return a list with one number for each of `completions`.")
+
+
 async def test_where_a_library_raises_the_line_that_called_it_is_named() -> None:
     def parsed(completion: str) -> float:
         return float(yaml.safe_load(completion))
