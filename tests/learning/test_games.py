@@ -105,7 +105,7 @@ class TestXor:
         ids=lambda a: a["name"],
     )
     def test_an_adapter_each_wins_always(self, algorithm: Mapping[str, Any]) -> None:
-        with xor("lora", 3e-3, algorithm, steps=35) as trainer:
+        with xor("lora", 3e-3, algorithm, steps=50) as trainer:
             assert differ(chances(trainer, "AB")) > 0.8
             assert trainer.evaluate(greedy=True).success == 1.0
 

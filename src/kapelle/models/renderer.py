@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kapelle.errors import ConfigError, ContextError, KapelleError, ModelError, did_you_mean
@@ -118,7 +117,7 @@ class ChatRenderer:
         context: int,
         embeddings: int | None = None,
         vision: Vision | None = None,
-        arguments: Mapping[str, Json] = MappingProxyType({}),
+        arguments: Mapping[str, Json] | None = None,
         ends: Iterable[int] = (),
     ) -> None:
         """Render for a model that reads `context` tokens and has so many `embeddings`; ModelError where they do not fit.
@@ -128,7 +127,7 @@ class ChatRenderer:
         """
         self._ends = frozenset(ends)
         self._vision = vision
-        self._arguments = arguments
+        self._arguments = dict(arguments or {})
         self._others: dict[str, ChatRenderer] = {}
         self._embeddings = sys.maxsize if embeddings is None else embeddings
         _check_vocabulary(tokenizer, self._embeddings)

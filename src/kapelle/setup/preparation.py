@@ -405,6 +405,9 @@ def prepare(
     left_out: tuple[str, ...] = ()
     with noting(absent, *unneeded(training)):
         tested = check_sets(config, team)
+        for _, part in parts_of(config.environment) if training else ():
+            for remark in part.remarks() if offers(part, Remarking) else ():
+                report(DOUBT, remark)
         if training:
             longer = _too_long(config, team, given, renderer_of)
             config, counted = _counted(config, longer)
@@ -570,9 +573,6 @@ def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple
 
 def _doubts(config: RunConfig) -> Iterator[str]:
     """Yield what training would do other than its settings seem to ask for."""
-    for _, part in parts_of(config.environment):
-        if offers(part, Remarking):
-            yield from part.remarks()
     rising, steps = config.optimizer.warmup_steps, config.training.steps
     if rising >= steps > 0:
         yield (
