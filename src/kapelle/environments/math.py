@@ -144,7 +144,7 @@ class Math(AskingData, Questions, Doubting):
         named = list(map(str, ascii_uppercase[: len(texts)] if labels is None else labels))
         if len(set(named)) != len(texts) or any(isinstance(text, Mapping | list) for text in texts):
             raise DataError(
-                f"{row.place}: the field '{field}' needs a text and a letter of its own for each option. Fix or drop the row."
+                f"{row.place}: the field '{field}' needs a text and a different letter for each option. Fix or drop the row."
             )
         return dict(zip(named, map(str, texts), strict=True))
 

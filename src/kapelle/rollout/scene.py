@@ -245,7 +245,7 @@ class LiveSeat:
             known = self.last.prompt_ids + self.last.completion_ids
             prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
             self.messages.extend(messages)
-            if prompt[: len(known)] != known:  # without thoughts: it begins anew, and so does what was heard
+            if prompt[: len(known)] != known:  # thoughts were removed, so the prompt starts over
                 messages = plain(self.messages)
         own, dropped = play.sampling_of(self.agent), 0
         if play.compaction is not None and not begins:

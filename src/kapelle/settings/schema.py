@@ -880,7 +880,7 @@ class EpisodeConfig(Settings):
     compaction: CompactionConfig | None = None
     """What is kept of a conversation that no longer fits; null lets its episode fail."""
     share_thoughts: bool = False
-    """True passes whole completions to other agents and to the environment; else thoughts (`<think>…</think>`) are left out."""
+    """True passes whole completions to other agents and to the environment; false removes thoughts (`<think>…</think>`)."""
 
 
 class GraderConfig(Settings):
