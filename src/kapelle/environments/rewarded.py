@@ -78,6 +78,10 @@ from kapelle.types import Episode, Json, Split, Task, Turn
 # with a batch of one, lists of length 1, and returns such a list. `completions` are then messages where the row's prompt is a
 # conversation or agents have tools, else texts.
 
+#
+# A function that takes `solution_str` is written for verl: that is the completion, and `ground_truth` the row's `reward_model.ground_truth`.
+VERL = "solution_str"
+"""What verl calls the completion."""
 BATCHES = ("prompts", "completions", "completion_ids")
 """What a function for batches may take besides lists of the row's columns."""
 GIVEN = ("completion", "completions", "question", "episode", "agent")
@@ -110,6 +114,8 @@ class RewardFunction:
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
         """Raise ConfigError, naming the parameter, for one without a value."""
         given = BATCHES if self.takes_batches else GIVEN
+        if VERL in self.may_take:
+            columns = {*columns, VERL, "ground_truth"}
         for name in self.may_take:
             if name in given and name in columns:
                 raise ConfigError(
@@ -157,6 +163,8 @@ class RewardFunction:
             found = next(iter(found))
             if found is None:
                 return None
+        if VERL in self.may_take and isinstance(found, Mapping) and "score" in found:
+            found = found["score"]
         if isinstance(found, Sequence | Mapping) and not isinstance(found, str):
             how = (
                 "It is called once for each episode and returns one number. If it is written for batches, as TRL's functions are, add "
@@ -688,6 +696,10 @@ class Rewarded(
 
     def _given(self, function: RewardFunction, given: Mapping[str, Any], row: DataRow) -> Mapping[str, Any]:
         """Return what a function takes: an episode's values by name, or the same as a batch of one."""
+        if VERL in function.may_take:
+            model = row.fields.get("reward_model")
+            truth = model.get("ground_truth") if isinstance(model, Mapping) else None
+            return {"ground_truth": truth, **given, VERL: given["completion"]}
         if not function.takes_batches:
             return given
         episode, text = given["episode"], given["completion"]

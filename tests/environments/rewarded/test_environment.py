@@ -398,3 +398,18 @@ def test_a_setting_that_is_called_pay_pays_no_episodes() -> None:
 
     assert not offers(Waged(), PaysEpisodes)
     assert offers(paying({"function": "exact"}), PaysEpisodes)
+
+
+@pytest.mark.parametrize(
+    "row", [{"reward_model": {"style": "rule", "ground_truth": "4"}}, {"ground_truth": "4"}]
+)
+async def test_a_function_written_for_verl_pays_as_it_is(row: Mapping[str, Any]) -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+        return {"score": float(solution_str == ground_truth), "acc": True, "from": data_source}
+
+    rows = [{"prompt": [{"role": "user", "content": str(k)}], "data_source": "sums", **row} for k in range(4)]
+    made = Rewarded.model_validate(
+        {"path": "in-memory", "eval_path": "none", "rewards": ["in-memory:compute_score"]}
+    ).holding(RowsInMemory(rows_in_memory(rows, "dataset"), (), {"compute_score": compute_score}))
+    for said, paid in (("4", 1.0), ("5", 0.0)):
+        assert (await earned(made, Parallel(), {"a": said})).rewards == {"a": paid}
