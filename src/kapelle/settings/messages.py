@@ -261,7 +261,8 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     theirs = [setting for alias in TABLE if alias.name == key for setting in alias.ours[:1]]
     if not inside and key in UNREAD:
         meant = UNREAD[key]
-    if meant:
+    one_letter = key.removesuffix("s") in known or f"{key}s" in known
+    if meant and not one_letter:
         hint = _sentence(meant)
     elif theirs and not hint.startswith(" Did you mean"):
         hint = f" Did you mean '{theirs[0]}'?"
