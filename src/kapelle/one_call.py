@@ -199,7 +199,7 @@ def train(
     rounds = own.pop("max_tool_calling_iterations", None)
     optional = {
         "question_field": question_field,
-        "rendered_prompts": rendered_prompts,
+        "rendered_prompts": rendered_prompts or None,
         "config": dataset_config,
         "max_unusable": max_unusable,
         # The answer after the last calls is a turn, too.
