@@ -16,6 +16,7 @@ from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.environments.yardsticks import Essay, Relay, Yardstick
 from kapelle.evaluation.exploitability import TabularPolicies, language_table
+from kapelle.feature import StartedRun, started
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
@@ -24,7 +25,6 @@ from kapelle.setup.model_loading import teacher as expert
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.signals.teacher import TEACHER
-from kapelle.training.league import League
 from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
@@ -108,10 +108,8 @@ class TableRun:
         shown = algorithm.data.source == "demonstrations"
         play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
         self.play = play
-        league = None
-        if config.league is not None:
-            league = League(config, play, self.engine, self.player.load, None, _never)
-        self.loop = Loop(config, algorithm, play, self.engine, player=self.player, league=league)
+        run = StartedRun(config, algorithm, self.team, models, {}, self.engine, play, None, None)
+        self.loop = Loop(config, algorithm, play, self.engine, player=self.player, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
         self.number = 0
@@ -178,10 +176,6 @@ class TableRun:
         if isinstance(self.environment, Matrix):
             return _matrix_values(self.environment, self.say)
         return cast("Yardstick", self.environment).expected(self.say)
-
-
-def _never(*_: object) -> None:
-    raise AssertionError("an experiment's league has no folder")
 
 
 def _alphabet(environment: object) -> Sequence[str]:

@@ -10,7 +10,8 @@ import torch
 from experiments.claim import Claim, Prediction, Result, better
 from experiments.claims.league_cycles import GAME, ONE
 from experiments.lab import Arm, TableRun, recipe_of
-from kapelle.league.pool import LeagueMember
+from kapelle.features.league.league import League
+from kapelle.features.league.pool import LeagueMember
 
 CERTAIN = 8.0
 """Logit of what a member plays; with it all but one game in a thousand."""
@@ -62,8 +63,8 @@ def measure(arm: Any, seed: int, rate: float) -> Result:
 
 def fill(run: TableRun) -> None:
     """Put the members into the pool."""
-    league = run.loop.league
-    assert league is not None
+    league = run.loop.features["league"]
+    assert isinstance(league, League)
     rows = [run.row(seen) for seen in ("1/2 RPS", "2/2 RPS")]
     for number, letter in enumerate(MEMBERS):
         table = torch.zeros_like(run.engine.weights("player")["table"])

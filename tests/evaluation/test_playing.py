@@ -10,7 +10,7 @@ from kapelle.evaluation.evaluate import evaluate_tasks
 from kapelle.evaluation.playing import model_config, open_play
 from kapelle.models.weights import save_model
 from kapelle.runtime.event_loop import run_async
-from kapelle.settings.schema import EndpointConfig
+from kapelle.settings.weights import EndpointConfig
 
 
 def test_an_environment_is_played_by_one_agent_alone() -> None:

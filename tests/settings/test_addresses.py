@@ -15,7 +15,7 @@ from kapelle.errors import ConfigError
 from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.base import open_address
-from kapelle.settings.schema import EndpointConfig
+from kapelle.settings.weights import EndpointConfig
 from kapelle.team import Endpoint
 
 WITH_SECRETS = [

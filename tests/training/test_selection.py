@@ -14,11 +14,11 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, sections
 from kapelle import Trainer
 from kapelle.cli import main
 from kapelle.errors import ConfigError
+from kapelle.features.replay.feature import remembered, replayed
+from kapelle.features.replay.settings import ReplayConfig
 from kapelle.runs.reader import read_metrics
-from kapelle.settings.schema import ReplayConfig
 from kapelle.setup.preparation import hardness, prepare
 from kapelle.setup.recipe import resolve
-from kapelle.training.selection import remembered, replayed
 from kapelle.types import Task
 
 LEVELS = (3, 1, 4, 1, 5, 2, 2, 4)

@@ -10,7 +10,8 @@ from tests.support.tiny import same_bits
 from kapelle.cli.arguments import EVERYONE, start_words
 from kapelle.errors import CheckpointError, ConfigError, ModelError
 from kapelle.settings import schema
-from kapelle.settings.schema import PastAdapter, by_agent
+from kapelle.settings.schema import by_agent
+from kapelle.settings.weights import PastAdapter
 from kapelle.training.trainer import Trainer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.league.pool import DRAFT
+from kapelle.features.league.pool import DRAFT
 from kapelle.runs.step_rows import pack
 from kapelle.viewer import lines as episode_lines
 from kapelle.viewer.episode import episode_of

@@ -18,7 +18,7 @@ from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError, did_you_mean
 from kapelle.runs.reader import is_run, planned_steps, read_config, read_status
 from kapelle.settings.overlays import nested, parse_yaml
-from kapelle.settings.schema import NAME
+from kapelle.settings.weights import NAME
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import Recipe, lay_over
 from kapelle.setup.team_builder import build_algorithm

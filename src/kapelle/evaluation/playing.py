@@ -9,7 +9,8 @@ from pathlib import Path
 from kapelle.environment import Answerable, environment_class
 from kapelle.models.adapters import base_and_adapter
 from kapelle.rollout.play import Play, make_play
-from kapelle.settings.schema import EndpointConfig, PastAdapter, RunConfig
+from kapelle.settings.schema import RunConfig
+from kapelle.settings.weights import EndpointConfig, PastAdapter
 from kapelle.setup.preparation import check_endpoints, prepare
 from kapelle.setup.recipe import lay_over, load_recipe, names_environment
 from kapelle.setup.team_builder import seats_of

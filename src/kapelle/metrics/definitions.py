@@ -18,6 +18,7 @@ from itertools import chain
 from statistics import fmean, pstdev
 from typing import Any
 
+from kapelle.runtime.plugins import find_object
 from kapelle.types import Episode, Group, Turn
 
 
@@ -32,7 +33,16 @@ class Metric:
     """What it looks like when something is wrong, and the usual cause."""
     known_as: str
     """What papers and other trainers call it."""
+    panel: tuple[str, str] | None = None
+    """The panel that it shares with other metrics, and whose number it is there."""
 
+
+FEATURES: Mapping[str, str] = {
+    "league": "kapelle.features.league.metrics:METRICS",
+    "replay": "kapelle.features.replay.metrics:METRICS",
+    "refresh": "kapelle.features.refresh.metrics:METRICS",
+}
+"""Feature of `kapelle.features` → the metrics that it reports."""
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -252,105 +262,6 @@ STEP_METRICS: tuple[Metric, ...] = (
         known_as="unparsable verdicts",
     ),
     Metric(
-        "league/return/<learner>",
-        "reward",
-        "Mean return of a learner (`self`, `exploiter`, `follower_0`) in the step's games against members of the league.",
-        "Stays far below 0: the pool is too strong to learn from. Set `league.population: pfsp` with `weight: even`, or a larger share of self-play.",
-        known_as="return against the league",
-    ),
-    Metric(
-        "league/points/<member>",
-        "share",
-        "Share of points that the learner wins against a member, a draw being half; earlier games count less (`league.forget`).",
-        "Near 1 for all: nobody teaches it anything. Let members enter sooner. Falls against old members: it forgets; draw them more often.",
-        known_as="win rate (PFSP payoff)",
-    ),
-    Metric(
-        "league/members",
-        "members",
-        "Members of the pool, those that are always there included.",
-        "Stays at its first value with `league.enter.beats`: the learner does not beat the pool.",
-        known_as="population size",
-    ),
-    Metric(
-        "league/effective_members",
-        "members",
-        "exp(entropy) of how likely members are drawn: so many members drawn alike would be as hard to foresee.",
-        "1: one opponent only. The learner overfits to it.",
-        known_as="perplexity of the opponents drawn",
-    ),
-    Metric(
-        "league/invalid",
-        "share",
-        "Share of the learners' turns that named no legal move, where the environment counts them (`info.invalid`).",
-        "Rises: play falls apart. Lower `optimizer.lr`, or add a KL term.",
-        known_as="illegal moves",
-    ),
-    Metric(
-        "league/cross_play_gap",
-        "reward",
-        "Mean return of the learner's games with itself less that of its games with members of the pool, in games in which all earn alike, "
-        "and in steps that have both (`league.population.share` below 1).",
-        "Rises: the learner agrees with itself on what others do not share. Take `fcp` with more partners or a `spread`, or other-play.",
-        known_as="self-play minus cross-play gap",
-    ),
-    Metric(
-        "league/parity",
-        "nats",
-        "Largest difference of trainer's and sampler's log-prob of a token that a member of the pool said; up to 16 turns of each are compared.",
-        "As parity/max: the run stops. The sampler plays a member with other weights than it entered with.",
-        known_as="rollout and trainer log-prob difference of the league",
-    ),
-    Metric(
-        "league/rating",
-        "Elo",
-        "Rating of the learner in the steps that led to the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",
-        "Does not rise from entry to entry: play changes without growing stronger, or goes in circles. Look at league/points.",
-        known_as="Elo rating",
-    ),
-    Metric(
-        "league/rating_low",
-        "Elo",
-        "Lower end of its 95 % interval.",
-        "As league/rating.",
-        known_as="Elo rating, 95 %",
-    ),
-    Metric(
-        "league/rating_high",
-        "Elo",
-        "Upper end of its 95 % interval.",
-        "As league/rating.",
-        known_as="Elo rating, 95 %",
-    ),
-    Metric(
-        "league/diversity",
-        "reward",
-        "Effective diversity of the pool (1901.08106): how much the members of its Nash average beat one another; of `psro`, of exact games, or by `league.pair_games`.",
-        "0: one member beats all others, so that there is nothing to mix.",
-        known_as="effective diversity",
-    ),
-    Metric(
-        "league/nash_conv",
-        "reward",
-        "NashConv of the newest past self, computed exactly when it enters: what all players together could gain by best responses.",
-        "Does not fall while league/nash_conv_mixture does: play goes in circles around an equilibrium. Play the mixture.",
-        known_as="NashConv, twice the exploitability of two players",
-    ),
-    Metric(
-        "league/nash_conv_mixture",
-        "reward",
-        "The same of the mixture of past selves, which draws one of them for a whole game: all alike, or by the meta-strategy of `psro`.",
-        "Does not fall: the learner is no best response to the pool. Let more steps pass between entries.",
-        known_as="NashConv of the average policy",
-    ),
-    Metric(
-        "league/legal",
-        "share",
-        "Least probability, over information states, with which the newest past self writes a legal move.",
-        "Falls: play falls apart. Lower `optimizer.lr`.",
-        known_as="probability of a legal move",
-    ),
-    Metric(
         "samples/<agent>",
         "turns",
         "Turns of the agent that the update learns from: those of a trained policy, including branches, in episodes "
@@ -386,27 +297,6 @@ STEP_METRICS: tuple[Metric, ...] = (
         "How often the first weights solved those tasks, as it was measured before the first step.",
         "Near 0 or 1: groups have no variance to learn from.",
         known_as="pass rate before training",
-    ),
-    Metric(
-        "replay_groups",
-        "groups",
-        "Past groups that the step learned from beside its own (`tasks.replay`).",
-        "0 for long: no group has both success and failure.",
-        known_as="replayed groups",
-    ),
-    Metric(
-        "replay_age",
-        "steps",
-        "How many steps ago those groups were played; other metrics of episodes leave them out.",
-        "Rises together with replay_log_ratio: set `tasks.replay.max_age`.",
-        known_as="age of the replay buffer",
-    ),
-    Metric(
-        "replay_log_ratio",
-        "nats",
-        "Mean of |log π(token) − log π_then(token)| over their tokens, before the update.",
-        "Above the clip range's logarithm most of their tokens teach nothing: they are too old.",
-        known_as="mean absolute log ratio",
     ),
     Metric(
         "time/tokens_per_second",
@@ -469,7 +359,6 @@ UPDATE_METRICS: tuple[Metric, ...] = (
     Metric("verifier_auc", "share", "Chance that a right answer scores above a wrong one, before learning from them.", "Stays at or sinks towards 0.5: it cannot tell them apart.", known_as="ROC AUC of the reward model"),
     Metric("verifier_accuracy/<learner>", "share", "Weighed share of answers judged rightly while learning.", "Far above verifier_auc: overfitting.", known_as="reward model accuracy"),
     Metric("verifier_right_share", "share", "Share of right answers among those that a verifier learns from.", "Near 0 or 1: few answers count; other questions or another temperature.", known_as="class balance"),
-    Metric("verifier_labels", "answers", "Answers graded so far for a verifier that goes on learning.", "No growth: nothing grades this environment's turns.", known_as="reward model labels"),
     Metric("custom/<name>", "yours", "A number of your own function `metrics`.", "Absent: the function raised, or returned no finite number.", known_as="custom metric"),
 )  # fmt: skip
 """What updates, algorithms and functions of your own add."""
@@ -486,8 +375,15 @@ MACHINE_METRICS: tuple[Metric, ...] = (
 
 
 @cache
+def metrics_of(feature: str) -> tuple[Metric, ...]:
+    """Return the metrics of a feature, in the order in which they are shown."""
+    metrics: tuple[Metric, ...] = find_object(FEATURES[feature], "metrics")
+    return metrics
+
+
+@cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
-    every = (*METRICS, *STEP_METRICS, *UPDATE_METRICS, *MACHINE_METRICS)
+    every = (*METRICS, *STEP_METRICS, *UPDATE_METRICS, *MACHINE_METRICS, *chain(*map(metrics_of, FEATURES)))
     escaped = [re.escape(metric.pattern).replace(r"\<", "<").replace(r"\>", ">") for metric in every]
     return tuple(
         (re.compile(re.sub(r"<\w+>", ".+", text)), metric)
@@ -503,7 +399,10 @@ def describe(name: str) -> Metric | None:
 def misspelt(name: str) -> str:
     """Return ` Did you mean 'success'?` for a name that begins like none listed here and nearly like one; else nothing."""
     kind, _, rest = name.partition("/")
-    kinds = {metric.pattern.partition("/")[0] for metric in (*METRICS, *STEP_METRICS, *UPDATE_METRICS)}
+    kinds = {
+        metric.pattern.partition("/")[0]
+        for metric in (*METRICS, *STEP_METRICS, *UPDATE_METRICS, *chain(*map(metrics_of, FEATURES)))
+    }
     near = [] if kind in kinds else get_close_matches(kind, kinds, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}{'/' if rest else ''}{rest}'?" if near else ""
 

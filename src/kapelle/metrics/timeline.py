@@ -7,7 +7,8 @@ While code of an activity runs, the time is that activity's. While all code wait
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -51,6 +52,15 @@ class Timeline:
         """End the activity that was entered last."""
         self._running.pop()
         self._turn()
+
+    @contextmanager
+    def phase(self, activity: str) -> Iterator[None]:
+        """Count the time in a `with` block as `activity`."""
+        self.enter(activity)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def await_more(self, activity: str, count: int) -> None:
         """Note that `count` more (or fewer) coroutines wait for `activity`."""

@@ -32,7 +32,8 @@ from kapelle.environment import (
     offers,
     task_of,
 )
-from kapelle.errors import ConfigError, ContextError, EpisodeError, noting
+from kapelle.errors import ConfigError, ContextError, EpisodeError, noting, raise_all
+from kapelle.feature import PlannedRun, sections_of
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -57,7 +58,7 @@ from kapelle.settings.base import Settings, parts_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.setup.validation import check_pool_fits, check_run, unneeded
+from kapelle.setup.validation import check_run, unneeded
 from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
@@ -442,7 +443,7 @@ def prepare(
     models: Mapping[str, Outline] = {}
     with noting(absent):
         models = read_outlines(team, config.model, given)
-        _check_models(config, team, models, given, training=training, report=report)
+        _check_models(config, algorithm, team, models, given, training=training, report=report)
     if passed is not None and models:
         for found in looked_into(config, team, models, given):
             report("weights", found)
@@ -453,6 +454,7 @@ def prepare(
 
 def _check_models(
     config: RunConfig,
+    algorithm: Algorithm,
     team: Team,
     models: Mapping[str, Outline],
     given: Mapping[str, LanguageModel],
@@ -462,7 +464,10 @@ def _check_models(
 ) -> None:
     """Refuse models that do not fit the settings: their files, their layers, and adapters on them."""
     check_adapters(team, models)
-    check_pool_fits(config, team, models)
+    plan = PlannedRun(config, algorithm, team)
+    raise_all(
+        [ConfigError(e) for each in sections_of(config).values() for e in each.check_memory(plan, models)]
+    )
     for path in {*team.bases.values()}.difference(given):
         if "vision_config" in read_settings(path):
             read_image_processor(located(path), read_architecture(path, config.model.embedded))

@@ -31,7 +31,8 @@ from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_alias
 from kapelle.settings.base import AlgorithmSettings, Settings, models_in, parts_of
 from kapelle.settings.messages import checked, in_python, settings_named, unknown_sections, without
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
-from kapelle.settings.schema import NAME, PastAdapter, RunConfig, timed
+from kapelle.settings.schema import RunConfig, timed
+from kapelle.settings.weights import NAME, PastAdapter
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.workflow import Workflow, workflow_class, workflow_files
 

@@ -5,38 +5,22 @@ No model is loaded here; `validation.py` checks the result before anything expen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
 from kapelle.errors import ConfigError, did_you_mean, noting
-from kapelle.league.pool import EXPLOITER, FOLLOWER, PARTNER, LeagueMember, followers_of, partners_of
+from kapelle.feature import sections_of
 from kapelle.models.devices import check_device
 from kapelle.rows import Beside
-from kapelle.runs.named_checkpoint import weights_of
-from kapelle.settings.schema import (
-    AgentConfig,
-    EndpointConfig,
-    LeagueConfig,
-    LoraConfig,
-    ModelConfig,
-    NamedAdapter,
-    OwnModel,
-    PastAdapter,
-    PerTurn,
-    RateConfig,
-    RunConfig,
-    TeamConfig,
-)
+from kapelle.settings.schema import AgentConfig, LoraConfig, ModelConfig, RateConfig, RunConfig, TeamConfig
+from kapelle.settings.weights import EndpointConfig, NamedAdapter, OwnModel, PastAdapter, PerTurn
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 
 BASE = "base"
-MOST_ADAPTERS = 10_000
-"""Most adapters that a league holds beside the team's: far more than one machine samples from, few enough to be counted one by one."""
 REWARD_BASE = "base@reward"
 """The base of a reward model that runs on a device of its own."""
 
@@ -143,8 +127,9 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
-    if config.league is not None:
-        policies |= _league_policies(config.league, policies, policy_of, config.team, bases)
+    learners = {name: policies[name] for name in dict.fromkeys(policy_of.values()) if policies[name].trained}
+    for section in sections_of(config).values():
+        policies |= section.policies(config, learners, bases)
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:
@@ -182,124 +167,6 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
     return team
 
 
-# -------- Policies of a league: those of members that are always there, slots for past selves, and who learns beside the team
-
-
-def slot_name(slot: int, policy: str) -> str:
-    """Return the name of the policy that plays a past self of `policy` from a slot of the league."""
-    return f"league:{slot}:{policy}"
-
-
-def exploiter_name(policy: str) -> str:
-    """Return the name of the policy that learns to beat `policy`."""
-    return f"exploiter:{policy}"
-
-
-def partner_name(partner: int, policy: str) -> str:
-    """Return the name of the policy that the partner of this number learns in place of `policy` (`league.population: fcp`)."""
-    return f"partner:{partner}:{policy}"
-
-
-def follower_name(follower: int, policy: str) -> str:
-    """Return the name of the policy that the follower of this number learns in place of `policy` (`league.population.learners`)."""
-    return f"follower:{follower}:{policy}"
-
-
-def added_learners(league: LeagueConfig) -> dict[str, Callable[[str], str]]:
-    """Return who learns beside the team, each with how its policies are called after those at whose seats it learns."""
-    exploiter = {} if league.exploiter is None else {EXPLOITER: exploiter_name}
-    partners = {f"{PARTNER}{k}": partial(partner_name, k) for k in range(partners_of(league))}
-    followers = {f"{FOLLOWER}{k}": partial(follower_name, k) for k in range(followers_of(league))}
-    return {**exploiter, **partners, **followers}
-
-
-def _member_name(member: str, policy: str) -> str:
-    return f"member:{member}:{policy}" if policy else f"member:{member}"
-
-
-def _league_policies(
-    league: LeagueConfig,
-    policies: Mapping[str, Policy],
-    policy_of: Mapping[str, str],
-    team: TeamConfig,
-    bases: Bases,
-) -> dict[str, Policy]:
-    """Return the policies that a league adds to those of the team."""
-    learners = {name: policies[name] for name in dict.fromkeys(policy_of.values()) if policies[name].trained}
-    for name, policy in learners.items():
-        if policy.lora is None:
-            raise ConfigError(
-                f"`league` keeps past selves as adapters, and '{name}' trains all weights of its model. Set `team.sharing: lora`, or give "
-                "agents that share weights one adapter: `weights: {adapter: player}`."
-            )
-    found: dict[str, Policy] = {}
-    followers = followers_of(league)
-    slots = min(league.slots, league.keep) if league.enter is not None else 0
-    # Counted before they are made: making thousands of millions would take the machine's memory before its check is reached.
-    count = (slots + partners_of(league) + 2 * followers + (league.exploiter is not None)) * len(learners)
-    if count > MOST_ADAPTERS:
-        asked = {
-            "league.slots": slots,
-            "league.population.partners": partners_of(league),
-            "league.population.learners": 2 * followers,
-        }
-        most = max(asked, key=lambda key: asked[key])
-        raise ConfigError(
-            f"`{most}` asks for {asked[most]} adapters for each policy that learns, {count} with all others, and a league holds at most "
-            f"{MOST_ADAPTERS} in memory. Lower it{'; the other past selves rest on the disk' if most == 'league.slots' else ''}."
-        )
-    for slot in range(
-        slots + followers
-    ):  # each learner with one behind it is met as a draft, which has a slot
-        found |= {
-            slot_name(slot, name): replace(policy, name=slot_name(slot, name), trained=False, rate=Rate())
-            for name, policy in learners.items()
-        }
-    for named in added_learners(league).values():
-        found |= {
-            named(name): replace(policy, name=named(name), learns_for=name)
-            for name, policy in learners.items()
-        }
-    for member, said in league.members.items():
-        match said:
-            case PastAdapter():
-                from kapelle.models.adapters import read_lora
-
-                for name, policy in learners.items():
-                    folder = weights_of(name, said.past, f"league.members.{member}.past")
-                    own = _member_name(member, name)
-                    found[own] = Policy(own, policy.base, read_lora(folder), trained=False, past=str(folder))
-            case OwnModel():
-                frozen = AgentConfig.model_construct(name=_member_name(member, ""))
-                made = _policy(frozen, said.model_copy(update={"train": "none"}), team, bases)
-                found[_member_name(member, "")] = replace(made, name=_member_name(member, ""))
-            case EndpointConfig():
-                frozen = AgentConfig.model_construct(name=_member_name(member, ""))
-                found[_member_name(member, "")] = _policy(frozen, said, team, bases)
-            case "frozen":
-                found[_member_name(member, "")] = Policy(_member_name(member, ""), BASE, None, trained=False)
-    return found
-
-
-def fixed_members(league: LeagueConfig, team: Team) -> list[LeagueMember]:
-    """Return the members of a league that are always there, with the policies of the team map that play for them."""
-    found = []
-    for name, said in league.members.items():
-        if isinstance(said, str) and said != "frozen":
-            found.append(LeagueMember(name, kind="player", plays=said))
-            continue
-        own = {
-            agent: _member_name(name, team.policy_of[agent] if isinstance(said, PastAdapter) else "")
-            for agent in team.names
-        }
-        policies = {
-            agent: policy if policy in team.policies else team.policy_of[agent]
-            for agent, policy in own.items()
-        }
-        found.append(LeagueMember(name, kind="policy", policies=policies))
-    return found
-
-
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
     """Return the agents in seat order; a number stands for that many identical ones."""
     if isinstance(team.agents, int):
@@ -318,7 +185,7 @@ def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
         names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
         made = tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
     else:
-        made = (_policy(seat, weights, team, bases),)
+        made = (policy_for(seat, weights, team, bases),)
     if seat.optimizer is None:
         return made
     if not all(policy.trained for policy in made):
@@ -329,7 +196,8 @@ def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
     return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
 
 
-def _policy(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
+def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
+    """Return the policy that an agent's weights describe; adds the model that they name to `bases`."""
     lora = _lora(seat.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)

@@ -24,7 +24,8 @@ import yaml
 from kapelle.errors import ConfigError, DataError
 from kapelle.runs.model_card import Exported
 from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import OwnModel, PastAdapter, RunConfig
+from kapelle.settings.schema import RunConfig
+from kapelle.settings.weights import OwnModel, PastAdapter
 from kapelle.setup.recipe import lay_over
 from kapelle.setup.team_builder import seats_of
 from kapelle.team import Team

@@ -6,9 +6,7 @@ Every message states what is wrong, where, and how to fix it.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Container, Mapping
-from pathlib import Path
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import (
@@ -31,7 +29,6 @@ from kapelle.environment import (
     PaysEpisodes,
     PaysGroups,
     PlayedFromOutside,
-    PlaysSeats,
     Recorded,
     Scorable,
     Scripted,
@@ -39,26 +36,21 @@ from kapelle.environment import (
     Teachable,
     check_capabilities,
     check_declared,
-    enumerable,
     offers,
     size_of,
     task_of,
 )
-from kapelle.errors import AbsentCode, ConfigError, DataError, KapelleError, did_you_mean, noting
-from kapelle.league.pool import DRAFT, EXPLOITER, FOLLOWER, MAIN, PARTNER, followers_of, partners_of
-from kapelle.metrics.ratings import SOLVER_NEEDS, check_packages
+from kapelle.errors import AbsentCode, ConfigError, DataError, KapelleError, did_you_mean, noting, raise_all
+from kapelle.feature import PlannedRun, sections_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
-from kapelle.models.outline import Outline, adapter_parameters, read_settings
+from kapelle.models.outline import read_settings
 from kapelle.models.paths import check_model_path
-from kapelle.runs.named_checkpoint import names_a_run, split_run
-from kapelle.runs.reader import read_config
 from kapelle.runs.trackers import check_tracker
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import Unfit, asked, check_parameters
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import parts_of
-from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import FcpPopulation, LeagueConfig, PastAdapter, PsroPopulation, RunConfig
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
@@ -66,7 +58,6 @@ from kapelle.signals.greedy import GreedyBaseline
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
-from kapelle.workflows.play import PlayWorkflow
 
 
 def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
@@ -417,8 +408,8 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
     environment = config.environment
     _check_own_rewards(config, environment, team)
     _check_staleness(config, algorithm)
-    if config.league is not None:
-        _check_league(config, config.league, algorithm, team)
+    plan = PlannedRun(config, algorithm, team)
+    raise_all([ConfigError(problem) for each in sections_of(config).values() for problem in each.check(plan)])
     if offers(environment, PlayedFromOutside):
         _check_outside(config)
     scripted = offers(environment, Scripted) or offers(environment, Recorded)
@@ -442,148 +433,9 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
         _check_sampling(team)
 
 
-def _check_league(config: RunConfig, league: LeagueConfig, algorithm: Algorithm, team: Team) -> None:
-    """Refuse a league that nobody could enter or meet, and what would not know who plays."""
-    environment, population = config.environment, league.population
-    homes = [name for name in team.names if team.policy(name).trained]
-    named: dict[str, str] = {}
-    for member, said in league.members.items():
-        if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER, DRAFT)):
-            raise ConfigError(
-                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, `{FOLLOWER}…`, "
-                f"`{DRAFT}…`). "
-                "Give the member another one."
-            )
-        if isinstance(said, PastAdapter) and names_a_run(said.past):
-            _check_same_game(config, f"`league.members.{member}.past: {said.past}`", split_run(said.past)[0])
-        if not isinstance(said, str) or said == "frozen":
-            continue
-        where = f"`league.members.{member}: {said}`"
-        if named.setdefault(said, member) != member:
-            raise ConfigError(f"{where} is the same player as `league.members.{named[said]}`. Name it once.")
-        if not offers(environment, PlaysSeats):
-            raise ConfigError(
-                f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a model, an "
-                "endpoint or `frozen`; OpenSpiel's games have players."
-            )
-        try:
-            environment.check_player(said)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-    reasons = {
-        "the team has one agent, and nobody sits opposite. Name two agents": len(team.names) < 2,
-        f"`{algorithm.name}` plays no episodes. Name an algorithm that does, for example `grpo`": not algorithm.plays,
-        "nobody is a member and nobody enters. Set `league.enter`, or name `league.members`": league.enter
-        is None
-        and not league.members
-        and population.name != "self_play",
-        f"agents '{', '.join(team.turns_of)}' have weights per turn, and a past self has one adapter. Give them `weights: lora`": bool(
-            team.turns_of
-        ),
-        "`training.partial_rollouts` continues episodes with other members in the slots. Set it to 0": bool(
-            config.training.partial_rollouts
-        ),
-        "worlds are played from outside, by programs that choose their agents themselves. Leave `league` out": offers(
-            environment, PlayedFromOutside
-        ),
-    }
-    observes = isinstance(config.workflow, PlayWorkflow) and config.workflow.memory == "observation"
-    exact = observes and enumerable(environment, len(team.names), league.exact) is not None
-    if isinstance(population, PsroPopulation):
-        check_packages(*SOLVER_NEEDS[population.by], what=f"`league.population.by: {population.by}`")
-        few = league.enter is not None and league.slots == 1 and league.keep > 1
-        mixtures = len({team.policy_of[home] for home in homes})
-        reasons |= {
-            "`psro` plays pairs: set `league.slots` to at least 2": few and not exact,
-            "with `psro` each of two adapters has a mixture of its own: set `league.slots` to at least 2": few
-            and len(homes) == mixtures == 2,
-            "`psro` compares members that sit opposite each other, and past selves of one agent have no seat but its own. Let several "
-            "agents learn, by one adapter if they are to be one player": len(homes) == 1,
-        }
-    elif league.pair_games and league.enter is not None:
-        reasons |= {
-            "`pair_games` plays pairs: set `league.slots` to at least 2": league.slots == 1
-            and league.keep > 1
-            and not exact
-        }
-    if followers_of(league):
-        learners = followers_of(league) + 1
-        reasons |= {
-            f"each of the {learners} `learners` has tasks of its own in every step. Set `training.tasks_per_step` to at least {learners}": (
-                config.training.tasks_per_step < learners
-            ),
-            "with several `learners` past selves enter. Set `league.enter`": league.enter is None,
-            "each of several `learners` has a mixture of its own, and all past selves are seated. Set `league.slots` to at least "
-            f"`league.keep` ({league.keep})": league.slots < league.keep,
-            "several `learners` answer one another, without an exploiter. Leave `league.exploiter` out": league.exploiter
-            is not None,
-        }
-    if isinstance(population, FcpPopulation):
-        reasons |= {
-            "`fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`": league.enter
-            is None,
-            "`fcp` has learners of its own, and no exploiter. Leave `league.exploiter` out": league.exploiter
-            is not None,
-            "with `fcp` partners enter, who meet no member, so that nobody knows the weakest. Set `league.leaves` to oldest or thinned": (
-                league.leaves == "weakest"
-            ),
-        }
-    if league.exploiter is not None or partners_of(league) or followers_of(league):
-        beside = "exploiters, partners and further `learners`"
-        reasons |= {
-            f"`{algorithm.name}` updates policies one after another, and {beside} have no agent of their own. Leave them out, or "
-            "name an algorithm that updates all at once": algorithm.update.order.sequential,
-            f"`{algorithm.name}` has critics, which would judge {beside} as if they were the agent whose seat they have. Leave them "
-            "out, or name an algorithm without critics": algorithm.critic is not None,
-        }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(f"`league`: {reason}.")
-
-
-def _check_same_game(config: RunConfig, where: str, run: Path) -> None:
-    """Refuse a past self that learned another game; of a mixture, one that did not learn this part of it."""
-    read = parse_yaml(read_config(run))
-    learned = read.get("environment") if isinstance(read, Mapping) else None
-    if not isinstance(learned, Mapping):
-        return
-    now = config.environment.model_dump(mode="json")
-    there, here = (
-        " ".join(str(each[key]) for key in ("name", "game") if key in each) for each in (learned, now)
-    )
-    if there != here and "mixture" not in (learned.get("name"), now.get("name")):
-        raise ConfigError(f"{where} learned {there}, and this run plays {here}. Name a run of the same game.")
-
-
-def check_pool_fits(config: RunConfig, team: Team, models: Mapping[str, Outline]) -> None:
-    """Refuse a league whose adapters and resting weights are larger than the machine's memory: of past selves and of all who learn."""
-    league = config.league
-    if league is None:
-        return
-    own = [
-        policy
-        for name, policy in team.policies.items()
-        if policy.lora is not None and name in set(team.policy_of.values())
-    ]
-    one = 4 * sum(
-        adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
-    )
-    slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
-    selves = slots + league.in_memory
-    learners = partners_of(league) + followers_of(league) + (league.exploiter is not None)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if (selves + learners) * one > memory:
-        more = f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
-        raise ConfigError(
-            f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
-            f"{memory / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
-        )
-
-
 def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse to choose among tasks, or to learn again, where that is not possible or would not mean what it says."""
     tasks, name = config.tasks, config.environment.name
-    exchanges = any(hook.moves_weights for hook in algorithm.after_update)
     measured, by_rate = tasks.difficulty is not None, tasks.curriculum and tasks.curriculum.by == "solve_rate"
     faults: Mapping[str, object] = {
         f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it": (
@@ -596,15 +448,6 @@ def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
         and not algorithm.plays,
         "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too, or "
         "`tasks.curriculum.by` to a field of the tasks": by_rate and not measured,
-        f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` does not play. Remove it": (
-            tasks.replay and not algorithm.plays
-        ),
-        f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it": (
-            tasks.replay and exchanges
-        ),
-        f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set `algorithm.tree: false`": (
-            tasks.replay and (algorithm.data.tree is not None or bool(algorithm.data.widths))
-        ),
     }
     for fault, holds in faults.items():
         if holds:

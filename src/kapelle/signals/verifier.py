@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Literal
 
 from kapelle.errors import ModelError
+from kapelle.features.refresh.settings import RefreshConfig
 from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
-from kapelle.settings.schema import RefreshConfig
 from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Group

@@ -17,7 +17,8 @@ from kapelle.errors import ConfigError, EpisodeError
 from kapelle.evaluation.arena import payoff_of
 from kapelle.metrics.statistics import mean_interval
 from kapelle.runs.named_checkpoint import names_a_run, split_run, weights_of
-from kapelle.settings.schema import PastAdapter, RunConfig
+from kapelle.settings.schema import RunConfig
+from kapelle.settings.weights import PastAdapter
 from kapelle.setup.team_builder import seats_of
 from kapelle.team import own_name
 from kapelle.training.provenance import config_of_run

@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from kapelle.algorithm import (
     MIXER_UNDONE,
     Algorithm,
-    CreditMemory,
     Loss,
     Mover,
     Order,
@@ -31,7 +27,7 @@ from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
 from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.league.seating import Seating
+from kapelle.feature import Feature, Roles, StepInProgress, sections_of
 from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
 from kapelle.metrics.distributions import Histogram
 from kapelle.metrics.statistics import merge_rows
@@ -41,19 +37,14 @@ from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
 from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, turns_of
 from kapelle.runs.episode_json import Trace
-from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import doing
-from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
-from kapelle.runtime.tensors import leaves
+from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig
-from kapelle.signals.samples import policy_sample
-from kapelle.signals.verifier import VerifierScores, calibration_of, scores
+from kapelle.signals.verifier import calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.league import League
-from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
-from kapelle.training.selection import Replay, remembered, replayed, tasks_of
+from kapelle.training.selection import tasks_of
 from kapelle.training.step_report import (
     advantages_of,
     credit_distributions,
@@ -65,81 +56,6 @@ from kapelle.training.step_report import (
     why_idle,
 )
 from kapelle.types import Group
-
-# -------- The state before a step of training, so that an interrupted step leaves no trace
-#
-# Playing changes the random generators and the queue of played steps. An update of one optimiser step can be interrupted
-# only before it; before an update of several, the learners are copied. Copies are kept in the machine's memory, not the
-# GPU's.
-
-MOST_HELD = 1 << 30
-"""Most bytes of weights and moments that are copied; above it a step that is interrupted late costs the steps since
-the last checkpoint."""
-
-
-class StepStart:
-    """The state before a step, as far as the step has changed it."""
-
-    def __init__(
-        self,
-        engine: TrainEngine,
-        memories: Sequence[CreditMemory | RefreshedVerifier | League],
-        queue: RolloutQueue,
-        *,
-        may_go_back: bool,
-    ) -> None:
-        """Take what a step changes; `may_go_back` is whether there is a checkpoint to return to if it cannot be undone."""
-        self.may_go_back = may_go_back
-        self.lost = False
-        """True if learners are changed without a copy."""
-        self._engine, self._memories, self._queue = engine, memories, queue
-        self._versions = dict(engine.versions)
-        self._random = capture_random()
-        self._played = queue.snapshot()
-        self._learners: Mapping[str, Any] | None = None
-        self._remembered: list[dict[str, object]] = []
-
-    def hold(self, *, learners: bool) -> None:
-        """Copy what an update changes: the memories, and the learners if there are several optimiser steps."""
-        if learners:
-            state = self._engine.state()
-            if sum(tensor.nbytes for tensor in tensors(state)) <= MOST_HELD:
-                self._learners = copied(state)
-            else:
-                self.lost = True
-        self._remembered = [deepcopy(memory.state()) for memory in self._memories]
-
-    def undo(self) -> bool:
-        """Restore everything; False if learners changed that were not copied."""
-        # An error may come between the steps of two learners, where a stop does not.
-        moved = self._learners is None and dict(self._engine.versions) != self._versions
-        if self.lost or moved:
-            return False
-        if self._learners is not None:
-            self._engine.load_state(self._learners)
-        if self._remembered:
-            for memory, state in zip(self._memories, self._remembered, strict=True):
-                memory.load_state(state)
-        self._queue.restore(self._played)
-        restore_random(self._random)
-        return True
-
-
-def tensors(tree: object) -> Iterator[Tensor]:
-    """Yield the tensors of a tree of mappings, lists and tuples."""
-    return (leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor))
-
-
-def copied(tree: Any) -> Any:
-    """Return a tree with every tensor copied to the CPU."""
-    if isinstance(tree, Tensor):
-        return torch.empty_like(tree, device="cpu").copy_(tree.detach())
-    if isinstance(tree, Mapping):
-        return {key: copied(inner) for key, inner in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(copied(inner) for inner in tree)
-    return tree
-
 
 # -------- One update of a step: all policies at once, some of them, or one after another, by the algorithm's order
 #
@@ -157,6 +73,7 @@ def update_in_order(
 COMPARED = 16
 """Turns of each policy that are compared with the trainer when a step is played before its turn, and of each member of a league."""
 
+Phase = Literal["before_rollouts", "after_rollouts", "before_update", "after_update"]
 Source = Callable[[int], list[Group]]
 """Number of a step (from 1) → what it learns from; called once for each step, in order."""
 
@@ -164,10 +81,10 @@ Source = Callable[[int], list[Group]]
 class Sampler(Protocol):
     """Plays the steps of training somewhere else, while this process learns."""
 
-    def begin(self, number: int, left: Sequence[PartialGroup], seating: Seating | None = None) -> Pending:
-        """Begin to play step `number` with the weights that were published last; return what waits for its episodes.
+    def begin(self, number: int, left: Sequence[PartialGroup], roles: Roles | None = None) -> Pending:
+        """Begin to collect step `number` with the weights that were published last; return what waits for its episodes.
 
-        `left` is what the step before it has left, `seating` says who of a league sits where.
+        `left` is what the step before it has left, `roles` has the roles that others take in each of its tasks.
         """
         ...
 
@@ -199,9 +116,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What an update has done."""
+    """What an update has done, beside the metrics that it adds."""
 
-    metrics: Mapping[str, float]
     updated: bool
     """Whether there was anything to learn from."""
     traces: tuple[Trace, ...] = ()
@@ -210,7 +126,7 @@ class Learned:
 
 
 class Loop:
-    """Plays, credits, updates and publishes, one step at a time."""
+    """Collects episodes, credits, updates and publishes, one step at a time."""
 
     def __init__(
         self,
@@ -222,15 +138,15 @@ class Loop:
         player: RolloutEngine | None = None,
         sampler: Sampler | None = None,
         learners: Learners | None = None,
-        league: League | None = None,
+        features: Mapping[str, Feature] | None = None,
     ) -> None:
-        """Take what plays (`play`) and what learns (`engine`); for demonstrations a teacher plays.
+        """Take what collects episodes (`play`) and what is trained (`engine`); for demonstrations a teacher plays.
 
-        A `source` gives what each step learns from, and nothing is played. `player` is the rollout engine that gets new
-        weights; None for none. A `sampler` plays the steps in `play`'s place, and gets new weights too. `learners` is asked by
-        signals and hooks; None for the engine. A `league` seats others in the places of the team's agents.
+        A `source` gives what each step learns from, and nothing is collected. `player` is the rollout engine that gets new
+        weights; None for none. A `sampler` collects in `play`'s place, and gets new weights too. `learners` answers signals and
+        hooks; None for the engine. `features` are by the path of their section.
         """
-        self.league = league
+        self.features: Mapping[str, Feature] = features or {}
         self._learners = learners or engine
         self._sampler = sampler
         self._source = source
@@ -245,12 +161,12 @@ class Loop:
         self._token_texts: dict[str, dict[int, str]] = {}
         """Texts of tokens, by policy and id."""
         self._memory = algorithm.memory(play.team, config.seed) if algorithm.memory else None
-        payer = algorithm.need(VerifierScores)
-        refresh = None if payer is None else payer.refresh
-        self._refreshed = None if refresh is None else RefreshedVerifier(refresh, config.seed, engine)
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
                 signal.load()
+        self._on_policy = not config.training.max_staleness and not any(
+            section.off_policy for section in sections_of(config).values()
+        )
         critic, update = algorithm.critic, algorithm.update
         self._objective = Objective(
             checked_loss(algorithm.name, "policy_loss", algorithm.policy_loss),
@@ -259,116 +175,107 @@ class Loop:
             update.entropy,
             update.epochs,
             update.minibatches,
-            parity=algorithm.plays and not config.training.max_staleness and config.tasks.replay is None,
+            parity=algorithm.plays and self._on_policy,
         )
 
-    def start_step(self, *, may_go_back: bool = False) -> StepStart:
-        """Return the state before the next step; `may_go_back` as for `StepStart`."""
-        memories = [each for each in (self._memory, self._refreshed, self.league) if each is not None]
-        return StepStart(self._engine, memories, self._queue, may_go_back=may_go_back)
-
-    def step(self, number: int, start: StepStart | None = None) -> Step:
-        """Take step `number` (from 1) and return what happened; the result follows from the loop's state and the seed.
-
-        If it is interrupted or fails, `start` (of `start_step`) can undo it.
-        """
-        start = start or self.start_step()
-        config, algorithm = self._config, self._algorithm
+    def step(self, number: int) -> Step:
+        """Take step `number` (from 1) and return what happened; the result follows from the loop's state and the seed."""
         clock = Timeline()
-        play = replace(self._play, timeline=clock)
+        step = StepInProgress(number, replace(self._play, timeline=clock))
 
-        # Rollout: play the step's tasks, or take what a step before it has played ahead.
         doing(f"step {number}, rollout")
-        self.tasks.measure(play)
-        if self.league is not None:
-            self.tasks.seating = self.league.seat(number)
-        groups, parity = self._episodes(play.as_asked(algorithm.data), number)
-        halt_on_failures(groups, config.training.max_failed_share)
-        metrics = rollout_metrics(groups, algorithm.returns or own_returns)
-        if not algorithm.plays:
-            metrics = demonstrated(metrics)
-        if config.training.max_staleness:
-            metrics |= {"staleness": self._queue.staleness(groups)}
-        metrics |= {**parity, **self.tasks.metrics()}
-        if self.league is not None:
-            others = self._engine.check_parity(self.league.parity_samples(groups, COMPARED))
-            metrics |= {"league/parity": others["parity/max"]} if others else {}
-        again: Replay = ()
-        if (replay := config.tasks.replay) is not None:
-            again = replayed(self._queue.replay, replay, number, config.seed, groups)
-            self._queue.replay = remembered(self._queue.replay, replay, number, groups)
+        self._each("before_rollouts", step)
+        parity = self._collect(step)
+        self._each("after_rollouts", step)
 
-        # Signals: what credit and loss need to know of the turns (values, reference log-probs, a verifier's scores).
         doing(f"step {number}, scores")
-        clock.enter("score")
-        learning = [*groups, *(group for _, group in again)]
-        judged = config.reward_model is not None or algorithm.data.scores
-        if algorithm.returns is not None and not judged:
-            learning = [without_unscored(group) for group in learning]
-        sampled = Sampled(number, learning, play.team, lambda: self._greedily(play, learning, number))
-        signals = gather_signals(algorithm, sampled, self._learners)
-        clock.leave()
-        if signals.score:
-            metrics |= verifier_metrics(learning, signals.score)
-        if config.tasks.replay is not None:
-            metrics |= self._age(again, number)
+        with clock.phase("score"):
+            sampled, signals = self._score(step)
+            self._each("before_update", step)
 
-        # Credit and update.
         doing(f"step {number}, update")
-        clock.enter("update")
-        self._play.engine.release_caches()
-        several = (
-            algorithm.update.order.sequential
-            or self._refreshed is not None
-            or self._objective.epochs * self._objective.minibatches > 1
-        )
-        start.hold(learners=several)
-        # Where nothing could restore the weights, a stop waits for the update's end.
-        with unbroken() if start.lost and not start.may_go_back else nullcontext():
-            learned = self._learn(sampled, signals, len(groups))
-            metrics |= learned.metrics
-            if self._refreshed is not None:
-                metrics |= self._refreshed.learn(number, groups)
-        if self.league is not None:
-            with unbroken():  # weights have changed: a stop waits for the step's end
-                metrics |= self.league.learn(number, groups)
-        clock.leave()
+        with clock.phase("update"):
+            learned = self._learn(step, sampled, signals)
+            self._each("after_update", step)
+        with clock.phase("generate"):
+            self._settle(step, parity)
 
-        # Wait for the episodes that were played while this step learned; compare them with the weights that played.
-        clock.enter("generate")
+        doing(f"step {number}, publishing its weights")
+        with clock.phase("publish"):
+            after_update(self._algorithm, sampled, self._learners)
+            self.publish()
+        return self._finished(step, learned, clock)
+
+    def _each(self, phase: Phase, step: StepInProgress) -> None:
+        for feature in self.features.values():
+            getattr(feature, phase)(step)
+
+    def _collect(self, step: StepInProgress) -> dict[str, float]:
+        """Collect the step's episodes, or take those that were collected ahead; return how far trainer and sampler differ."""
+        config, algorithm = self._config, self._algorithm
+        self.tasks.measure(step.play)
+        self.tasks.assign = step.assign
+        step.groups, parity = self._episodes(step.play.as_asked(algorithm.data), step.number)
+        halt_on_failures(step.groups, config.training.max_failed_share)
+        step.metrics = rollout_metrics(step.groups, algorithm.returns or own_returns)
+        if not algorithm.plays:
+            step.metrics = demonstrated(step.metrics)
+        if config.training.max_staleness:
+            step.metrics |= {"staleness": self._queue.staleness(step.groups)}
+        step.metrics |= {**parity, **self.tasks.metrics()}
+        return parity
+
+    def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
+        """Return what is learned from, and what credit and loss need to know of its turns: values, reference log-probs, scores."""
+        algorithm, number = self._algorithm, step.number
+        learning = [*step.groups, *step.earlier]
+        if algorithm.returns is not None and not self._judged:
+            learning = [without_unscored(group) for group in learning]
+        sampled = Sampled(
+            number, learning, step.play.team, lambda: self._greedily(step.play, learning, number)
+        )
+        signals = gather_signals(algorithm, sampled, self._learners)
+        if signals.score:
+            step.metrics |= verifier_metrics(learning, signals.score)
+        return sampled, signals
+
+    @property
+    def _judged(self) -> bool:
+        """Whether turns have a worth that is not the environment's reward."""
+        return self._config.reward_model is not None or self._algorithm.data.scores
+
+    def _settle(self, step: StepInProgress, parity: Mapping[str, float]) -> None:
+        """Wait for the episodes that were collected during the update; compare them with the weights that sampled them."""
         settled = self._queue.settle()
         if settled is not None:
             assert self._sampler is not None, "only a sampler plays meanwhile"
             parity = self._compare(*settled, parity, self._sampler.weights)
-        metrics |= parity
-        if self.league is not None and self.league.began_anew:
+        step.metrics |= parity
+        if step.restarted:
             self._queue.forget()
-        clock.leave()
+            for feature in self.features.values():
+                feature.forget()
 
-        # Publish the new weights.
-        doing(f"step {number}, publishing its weights")
-        clock.enter("publish")
-        after_update(algorithm, sampled, self._learners)
-        self.publish()
-        clock.leave()
-
-        # What another process plays, it counts itself, and nobody reads it there.
+    def _finished(self, step: StepInProgress, learned: Learned, clock: Timeline) -> Step:
+        """Return the step's record."""
+        play, groups, metrics = step.play, step.groups, step.metrics
+        # Environment costs of other sampling processes are not collected.
         if offers(play.environment, CountsCosts) and not (
             self._sampler or isinstance(play.engine, PlaysGroups)
         ):
             metrics |= play.environment.costs()
         seconds = clock.seconds()
         total = sum(seconds.values())
-        told = (turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied)
-        tokens = sum(len(turn.completion_ids) for turn in told)
+        sampled = (turn for _, turn in turns_of(groups, trained_only=False) if not turn.copied)
+        tokens = sum(len(turn.completion_ids) for turn in sampled)
         tokens += sum(sum(e.continued.values()) for group in groups for e in group.episodes)
-        idle = why_idle(algorithm, metrics, updated=learned.updated, judged=judged)
+        idle = why_idle(self._algorithm, metrics, updated=learned.updated, judged=self._judged)
         metrics |= {f"time/{name}": spent for name, spent in seconds.items()}
         metrics |= {"time/step": total, "time/tokens_per_second": tokens / max(total, 1e-9)}
         spread = {**played_distributions(groups), **learned.distributions}
         if isinstance(self._engine, CountsTokens):
             spread |= self._engine.distributions()
-        return Step(number, tuple(groups), metrics, learned.traces, idle, spread)
+        return Step(step.number, tuple(groups), metrics, learned.traces, idle, spread)
 
     def _episodes(self, play: Play, number: int) -> tuple[list[Group], dict[str, float]]:
         """Return what step `number` learns from, and how far trainer and sampler differ where they are compared now.
@@ -388,32 +295,20 @@ class Loop:
             step = (
                 play_step(play, config, algorithm, self.tasks, k, left)
                 if sampler is None
-                else sampler.begin(k, left, self.tasks.seating)()
+                else sampler.begin(k, left, self.tasks.roles(k))()
             )
-            # Where steps are played ahead, the update comes too late to compare trainer and sampler.
-            if config.training.max_staleness or config.tasks.replay:
+            # Where the update also learns from older samples, it does not compare trainer and sampler.
+            if not self._on_policy:
                 parity = self._compare(step, versions, parity)
                 play.engine.release_caches()  # as a sampling process does: what is kept would be read by the next play
             return step
 
         def begin(k: int, left: Sequence[PartialGroup]) -> Pending:
             assert sampler is not None, "only a sampler plays meanwhile"
-            return sampler.begin(k, left, self.tasks.seating)
+            return sampler.begin(k, left, self.tasks.roles(k))
 
         groups = self._queue.take(number, versions, played, None if sampler is None else begin)
         return groups, parity
-
-    def _age(self, again: Replay, number: int) -> dict[str, float]:
-        """Return how many groups are learned from again, how old they are, and how far the weights have moved since."""
-        row = {"replay_groups": float(len(again))}
-        if again:
-            turns = turns_of([group for _, group in again])
-            scored = self._engine.score([policy_sample(t, self._play.team, t.policy, {}) for _, t in turns])
-            gaps = [now_T - torch.tensor(t.logprobs) for now_T, (_, t) in zip(scored, turns, strict=True)]
-            row["replay_age"] = sum(number - when for when, _ in again) / len(again)
-            if gaps:
-                row["replay_log_ratio"] = float(torch.cat(gaps).abs().mean())
-        return row
 
     def _compare(
         self,
@@ -431,22 +326,26 @@ class Loop:
         fresh = fresh_samples(turns, self._play.team, COMPARED, versions if partial else None)
         return merge_rows([before, self._engine.check_parity(fresh, weights)])
 
-    def _learn(self, sampled: Sampled, signals: Signals, fresh: int) -> Learned:
-        """Give credit to a step's turns, and update policies and critics; the first `fresh` groups are the step's own."""
+    def _learn(self, step: StepInProgress, sampled: Sampled, signals: Signals) -> Learned:
+        """Give credit to a step's turns, update policies and critics, and add metrics."""
         config, algorithm, engine, team = self._config, self._algorithm, self._engine, self._play.team
+        fresh = len(step.groups)
+        self._play.engine.release_caches()
         groups, number = sampled.groups, sampled.number
         if config.reward_model is not None:
             groups = with_scores(groups, signals.score, config.reward_model.weight)
         give = self._memory or algorithm.credit
         if give is None:
             shown = demonstrated_samples(groups, team, algorithm.data.observations)
-            return Learned(engine.update(shown, self._objective) if shown else {}, updated=bool(shown))
+            step.metrics |= engine.update(shown, self._objective) if shown else {}
+            return Learned(updated=bool(shown))
 
         # Credit: the advantage of every token, and the return that critics learn.
         stop = config.training.non_finite == "stop"
         credit = give_credit(algorithm, give, sampled, groups, signals, stop)
         advantages = advantages_of(sampled.trained, credit)
-        metrics = credit_metrics(sampled.trained, credit, advantages)
+        metrics = step.metrics
+        metrics |= credit_metrics(sampled.trained, credit, advantages)
         if self._memory is not None:
             metrics |= self._memory.metrics()
             if MIXER_UNDONE in metrics and stop:
@@ -475,12 +374,9 @@ class Loop:
         )
         found: tuple[Trace, ...] = ()
         if most := config.record.credit_episodes:
-            with unbroken():  # weights have changed: a stop waits for the step's end
-                found = traces(
-                    groups[:fresh], sampled.trained, credit, learned, engine, most, self._token_texts
-                )
+            found = traces(groups[:fresh], sampled.trained, credit, learned, engine, most, self._token_texts)
         spread = credit_distributions(advantages) | traced_distributions(groups[:fresh], found)
-        return Learned(metrics, updated=bool(learned or critics), traces=found, distributions=spread)
+        return Learned(updated=bool(learned or critics), traces=found, distributions=spread)
 
     def _objective_at(self, number: int) -> Objective:
         """Return what the update of a step minimises."""
@@ -506,28 +402,22 @@ class Loop:
         return with_scores(played, judged, model.weight)
 
     def state(self) -> dict[str, object]:
-        """Return the memories of credit and of graded answers, and the queue of played steps, for a checkpoint."""
-        memory = self._memory.state() if self._memory is not None else {}
-        refreshed = {} if self._refreshed is None else {"refreshed": self._refreshed.state()}
-        league = {} if self.league is None else {"league": self.league.state()}
+        """Return the memory of credit, the queue of collected steps and the features' states, for a checkpoint."""
         return {
-            "memory": memory,
+            "memory": self._memory.state() if self._memory is not None else {},
             "ahead": self._queue.state(),
             "tasks": self.tasks.state(),
-            **refreshed,
-            **league,
+            "features": {path: feature.state() for path, feature in self.features.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._queue.load_state(state["ahead"])
-        self.tasks.load_state(state.get("tasks", "null"))
+        self.tasks.load_state(state["tasks"])
         if self._memory is not None:
             self._memory.load_state(state["memory"])
-        if self._refreshed is not None:
-            self._refreshed.load_state(state["refreshed"])
-        if self.league is not None:
-            self.league.load_state(state["league"])
+        for path, feature in self.features.items():
+            feature.load_state(state["features"][path])
 
     def publish(self) -> None:
         """Load weights that changed since the last call into the rollout engine."""

@@ -29,7 +29,7 @@ from kapelle.runs.reader import read_evaluations
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
-from kapelle.runtime.interrupts import StopRequested, stop_asked, unbroken
+from kapelle.runtime.interrupts import stop_asked, unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
@@ -141,19 +141,10 @@ class Progress:
     def step(self) -> Step:
         """Take the next step."""
         self.settle()
-        start = self._pieces.loop.start_step(may_go_back=self.kept)
         try:
-            step = self._pieces.loop.step(self.done + 1, start)
-        except StopRequested:
-            # Undo an interrupted step, or return to the last checkpoint.
-            with unbroken():
-                if not start.undo() and self.kept:
-                    self.go_back()
-                    self.went_back = True
-            raise
+            step = self._pieces.loop.step(self.done + 1)
         except BaseException:
-            self._torn = True  # unless everything can be restored
-            self._torn = not start.undo()
+            self._torn = True
             raise
         self.done = step.number
         return step
@@ -218,9 +209,9 @@ class Progress:
             self._warned = True
             self._say(why_no_best(run.path, metric))
         run.prune(self._config.checkpoint.keep, newest, best)
-        league, left = self._pieces.loop.league, [step_of(each) for each in list_checkpoints(run.checkpoints)]
-        if league is not None:
-            league.forget_unless_in(step for step in left if step is not None)
+        left = [step for each in list_checkpoints(run.checkpoints) if (step := step_of(each)) is not None]
+        for feature in self._pieces.loop.features.values():
+            feature.pruned(left)
         run.forget_episodes("train", done, self._config.episodes.keep)
         run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 

@@ -25,7 +25,7 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.training.selection import Replay, TrainingTasks
+from kapelle.training.selection import TrainingTasks
 from kapelle.types import Group
 
 # -------- The episodes of one step of training
@@ -233,9 +233,6 @@ Pending = Callable[[], PlayedStep]
 """Waits for the episodes of a step that another process plays."""
 
 
-Snapshot = tuple[deque[list[Group]], deque[dict[str, int]], Left, Replay]
-
-
 class RolloutQueue:
     """The queue, and which versions of each policy may be in it."""
 
@@ -250,8 +247,6 @@ class RolloutQueue:
         self._left: Left = ()
         self._versions: deque[dict[str, int]] = deque(maxlen=self._oldest + 1)
         self._pending: Pending | None = None
-        self.replay: Replay = ()
-        """Past groups that later steps learn from again (`tasks.replay`)."""
 
     def take(
         self,
@@ -290,10 +285,10 @@ class RolloutQueue:
         return played, self._versions[-1]
 
     def forget(self) -> None:
-        """Forget what was played ahead and what later steps would learn from again: a learner began anew, and would be taught by games that it has not played."""
+        """Drop the episodes that were collected ahead: a policy started again, and they are of other weights."""
         assert self._pending is None, "what a step began is settled first"
         self._queue.clear()
-        self._left, self.replay = (), ()
+        self._left = ()
 
     def _keep(self, played: PlayedStep) -> None:
         """Put a step that the current weights played into the queue; groups that a step before it began may have older weights."""
@@ -330,14 +325,6 @@ class RolloutQueue:
             )
         return sum(ages) / len(ages) if ages else 0.0
 
-    def snapshot(self) -> Snapshot:
-        """Return the queue and its versions as they are now, for `restore`."""
-        return self._queue.copy(), self._versions.copy(), self._left, self.replay
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot, which is used once, with nothing under way."""
-        (self._queue, self._versions, self._left, self.replay), self._pending = snapshot, None
-
     def state(self) -> dict[str, object]:
         """Return the queue and its versions as plain values."""
         assert self._pending is None, "a checkpoint is written between steps"
@@ -345,17 +332,13 @@ class RolloutQueue:
             "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
             "versions": [dict(versions) for versions in self._versions],
             **({"left": dump_partial(self._left)} if self._left else {}),
-            "replay": [dump_groups(step, [group]).decode("ascii") for step, group in self.replay],
-            "replay_steps": [step for step, _ in self.replay],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+        self._pending = None  # of a step that did not end
         self._queue = deque(
             load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
         )
         self._versions = deque((dict(each) for each in state["versions"]), maxlen=self._oldest + 1)
         self._left = load_partial(state.get("left", ""))
-        texts = state.get("replay", [])
-        kept = [load_groups([json.loads(line) for line in text.splitlines()])[0] for text in texts]
-        self.replay = tuple(zip(state.get("replay_steps", []), kept, strict=True))

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,7 +28,7 @@ from torch import Tensor, get_num_threads
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
-from kapelle.league.seating import Seating
+from kapelle.feature import Roles
 from kapelle.metrics.timeline import Timeline
 from kapelle.models.weights import copy_weights
 from kapelle.rollout.partial import PartialGroup, dump_partial
@@ -111,10 +111,8 @@ class SamplingProcess:
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
-    def begin(
-        self, number: int, left: Sequence[PartialGroup] = (), seating: Seating | None = None
-    ) -> Pending:
-        """Begin to play step `number` with a league's `seating`, and continue what the step before it has left.
+    def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
+        """Begin to play step `number`, in whose tasks others take `roles`, and continue what the step before it has left.
 
         Returns a function that waits for the episodes, and leaves the global random generators as if they had been played
         here. EngineError if the process is lost twice, or has read other weights from the disk than this one.
@@ -123,8 +121,12 @@ class SamplingProcess:
             self._end()
         place = self._meeting.begin()
         random = random_as_lists(capture_random())
-        seats = None if seating is None else seating.plain()
-        question = (number, dict(self._versions), random, dump_partial(left), place, seats)
+        casts = (
+            None
+            if roles is None
+            else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
+        )
+        question = (number, dict(self._versions), random, dump_partial(left), place, casts)
         self.ask(question)
         return partial(together, self._ranks, self._meeting, partial(self._share, question))
 
@@ -258,16 +260,14 @@ class SamplingWorkers:
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
         """Do nothing: the workers are the run's rollout engine, which has taken them."""
 
-    def begin(
-        self, number: int, left: Sequence[PartialGroup] = (), seating: Seating | None = None
-    ) -> Pending:
+    def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
         """Let the workers begin with step `number`, and with what the step before it has left; see `SamplingProcess.begin`."""
         ranks, play = self._play.ranks, replace(self._play, timeline=Timeline())
         meeting = ranks.meeting()
         meeting.begin()
         if self._busy:  # the step that they play was interrupted
             self._engine.abandon()
-        self._tasks.seating = seating
+        self._tasks.assign = None if roles is None else lambda step, count: roles
         rest = begin_share(play, self._config, self._algorithm, self._tasks, number, left, meeting)
         self._busy = True
 

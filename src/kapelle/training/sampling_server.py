@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -90,19 +90,19 @@ class _Player:
         random: Mapping[str, Any],
         left: str,
         place: int,
-        seats: Mapping[str, Any] | None,
+        roles: Sequence[Mapping[str, Sequence[str]]] | None,
     ) -> dict[str, Any]:
         """Play this rank's share of a step and of what the one before it has left (JSON lines).
 
-        `place` is the number of the play among those that the meeting has seen, `seats` a league's seating. Returns the share (`dump_share`) and the seconds
-        that it took.
+        `place` is the number of the play among those that the meeting has seen, `roles` has policy and name of who takes an agent's
+        role in each task. Returns the share (`dump_share`) and the seconds that it took.
         """
-        from kapelle.league.seating import Seating
         from kapelle.metrics.timeline import Timeline
         from kapelle.rollout.partial import load_partial
         from kapelle.runtime.randomness import random_from_lists, restore_random
         from kapelle.training.rollouts import begin_share, dump_share
         from kapelle.training.selection import tasks_of
+        from kapelle.types import Cast
 
         started = time.perf_counter()
         team = self._team
@@ -111,7 +111,8 @@ class _Player:
         restore_random(random_from_lists(random))
         play = replace(team.play.as_asked(team.algorithm.data), timeline=Timeline())
         self._tasks = self._tasks or tasks_of(play, team.config)
-        self._tasks.seating = None if seats is None else Seating.of_plain(seats)
+        casts = [{agent: Cast(*cast) for agent, cast in each.items()} for each in roles or ()]
+        self._tasks.assign = None if roles is None else lambda step, count: casts
         self._meeting.begin(place)
         try:
             share = begin_share(

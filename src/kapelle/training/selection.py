@@ -1,4 +1,4 @@
-"""Which tasks the steps of training play: those that fit, of fitting difficulty, easy ones first; and groups that are learned from again.
+"""Which tasks the steps of training play: those that fit, of fitting difficulty, easy ones first.
 
 Everything here follows from the settings, the number of the step, and solve rates that are measured once and saved, so that a run
 that was stopped goes on with the same tasks.
@@ -14,14 +14,14 @@ from math import ceil, inf
 
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError
-from kapelle.league.seating import Seating
+from kapelle.feature import Assign, Roles
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
-from kapelle.settings.schema import ReplayConfig, RunConfig
+from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import SOLVE_RATE, hardness, short_enough
 from kapelle.setup.problems import drawn, untested
-from kapelle.types import Group, Task
+from kapelle.types import Task
 
 REDRAWN = 1000
 """Draws of a split without end after which no task fits."""
@@ -50,19 +50,22 @@ class TrainingTasks:
         """Index of a task → how hard it is, of a finite split."""
         self._levels: Sequence[float] | None = None
         """How hard the tasks are, ascending, once that is known."""
-        self.seating: Seating | None = None
-        """Who of a league plays in place of the team's own agents, in the steps that are asked for next."""
+        self.assign: Assign | None = None
+        """Who takes which role in the tasks of the next steps; None follows the team map."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step (from 1), cast where a league is seated.
+        """Return the tasks of a step (from 1), with the roles that others take in them.
 
         `attempt` gives another draw for the same step, of tasks that later steps play too.
         """
-        tasks = self._of(step, attempt)
-        if self.seating is None:
+        tasks, roles = self._of(step, attempt), self.roles(step)
+        if roles is None:
             return tasks
-        casts = self.seating.casts(self._config.seed, step, len(tasks))
-        return [replace(task, cast=cast) for task, cast in zip(tasks, casts, strict=True)]
+        return [replace(task, cast=cast) for task, cast in zip(tasks, roles, strict=True)]
+
+    def roles(self, step: int) -> Roles | None:
+        """Return the roles that others take in each task of a step; None where the team plays alone."""
+        return None if self.assign is None else self.assign(step, self._config.training.tasks_per_step)
 
     def _of(self, step: int, attempt: int) -> list[Task]:
         config, environment = self._config, self._environment
@@ -203,35 +206,3 @@ def training_tasks(environment: Environment, config: RunConfig, step: int, attem
 def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
     """Return the tasks that a run's steps play."""
     return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))
-
-
-# -------- Groups that are learned from again
-
-Replay = tuple[tuple[int, Group], ...]
-"""Step → a group that it played, oldest first."""
-
-
-def replayed(kept: Replay, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Replay:
-    """Return the past groups that a step learns from beside its `fresh` ones: a seeded draw, of other tasks than these."""
-    now = {group.task.id for group in fresh}
-    free = [
-        (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
-    ]
-    draw = random.Random(derive_seed(seed, "replay", step))
-    return tuple(sorted(draw.sample(free, min(settings.groups, len(free))), key=lambda each: each[0]))
-
-
-def remembered(kept: Replay, settings: ReplayConfig, step: int, fresh: Sequence[Group]) -> Replay:
-    """Return what is kept after a step: its groups in which some episodes succeeded and others did not join, the oldest leave."""
-    mixed = []
-    for group in fresh:
-        scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
-        if any(scored) and not all(scored):
-            mixed.append((step, group))
-    newer = {group.task.id for _, group in mixed}
-    before = [each for each in kept if each[1].task.id not in newer and _young(settings, step + 1, each[0])]
-    return (*before, *mixed)[-settings.capacity :]
-
-
-def _young(settings: ReplayConfig, step: int, when: int) -> bool:
-    return settings.max_age is None or step - when <= settings.max_age

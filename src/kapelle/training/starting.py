@@ -12,18 +12,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, check_abilities, notes_of
 from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
-from kapelle.models.adapters import named
+from kapelle.feature import StartedRun, started
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import layers_of
-from kapelle.models.weights import hash_of_base, save_adapter
+from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, PlaysGroups, make_play
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.rows import Learners
@@ -37,7 +34,6 @@ from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team, split_scored
-from kapelle.training.league import League
 from kapelle.training.loop import Loop, Sampler
 from kapelle.training.provenance import provenance_of
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
@@ -86,7 +82,7 @@ def load_pieces(
     """Warm up the base if the recipe does, load all models and build the engines and the loop.
 
     `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of weights that a policy starts from,
-    which are its reference too. A league keeps its members in `run_dir`, where there is one. `warmup` is called at every step of the warm-up, `say` at every phase. All `ranks` load
+    which are its reference too. Features may keep files in `run_dir`, where there is one. `warmup` is called at every step of the warm-up, `say` at every phase. All `ranks` load
     everything; the first one warms up for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
@@ -176,23 +172,7 @@ def load_pieces(
                 )
             sampler = process = SamplingProcess(config, team, warmed.team.bases, hashes, engine, ranks)
             failing.callback(process.close)
-        league = None
-        if config.league is not None:
-
-            def save(folder: Path, policy: str, weights: Mapping[str, Tensor]) -> None:
-                own = team.policies[policy]
-                assert own.lora is not None, "a member of a league is an adapter"
-                layers = named(layers_of(models[own.base].model), own.lora)
-                save_adapter(folder, weights, layers, models[own.base].name, hashes[own.base])
-
-            place = None if run_dir is None else run_dir / "league"
-            ahead = None if sampler is None else sampler.load
-            league = League(config, play, engine, play.engine.load, place, save, ahead)
-            if league.plays_pairs and isinstance(sampler, SamplingWorkers):
-                raise ConfigError(
-                    "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers, which play them, play the "
-                    "next step at that time. Set `training.overlap: false`."
-                )
+        run = StartedRun(config, algorithm, team, models, hashes, engine, play, sampler, run_dir)
         loop = Loop(
             config,
             algorithm,
@@ -201,7 +181,7 @@ def load_pieces(
             player=play.engine,
             sampler=sampler,
             learners=learners,
-            league=league,
+            features=started(run),
         )
         loop.publish()
         closing = failing.pop_all()

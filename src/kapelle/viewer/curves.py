@@ -12,7 +12,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from kapelle.metrics.definitions import Metric, describe
+from kapelle.metrics.definitions import FEATURES, Metric, describe, metrics_of
 from kapelle.metrics.distributions import KINDS, TRACED, stacked
 from kapelle.metrics.statistics import t_quantile
 from kapelle.metrics.timeline import ACTIVITIES
@@ -29,6 +29,31 @@ Spread = Literal["mean", "median"]
 BANDS = (*ACTIVITIES, "idle")
 """The parts of a step's time, from the bottom of the band to its top."""
 
+
+def panel_of(name: str) -> str:
+    """Return the panel that a metric is drawn in."""
+    return _owner(name)[0]
+
+
+def _owner(name: str) -> tuple[str, str]:
+    """Return the panel of a metric, and whose number it is: empty for the whole team."""
+    described = describe(name)
+    if described is not None and described.panel is not None:
+        return described.panel
+    if name.startswith("time/"):
+        return name, ""
+    family, _, who = name.partition("/")
+    if family in ("paid", "paid_std"):
+        # A reward and its criteria share a panel, `rubric` and `rubric/clear`, and so do mean and standard deviation.
+        kind, _, part = who.partition("/")
+        spread = "standard deviation" if family == "paid_std" else ""
+        return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
+    if family in FEATURES:
+        kind, _, who = who.partition("/")
+        family = f"{family}/{kind}"
+    return family, who
+
+
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is learned": ("success", "reward", "return", "reward_max", "dead_groups"),
     "How far weights move": (
@@ -36,12 +61,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "loss", "nll", "preference_accuracy", "preference_margin", "lr", "skipped", "undone", "parity",
     ),
     "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
-    "League": (
-        "league/rating", "league/points", "league/return", "league/nash_conv", "league/legal", "league/members",
-        "league/effective_members", "league/diversity", "league/invalid", "league/cross_play_gap", "league/parity",
-    ),
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
+    **{feature.capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
 """Sections of a page with their panels in order, by family: the part of a metric's name before the slash.
 
@@ -50,16 +72,6 @@ What each reward paid has a section of its own, with a panel for each, as their 
 PAID = "What each reward paid"
 PAID_SHARES = ("paid_none", "paid_failed")
 """Shares of episodes, in which all rewards are comparable and share a panel."""
-
-
-_OWNERS = {
-    "league/rating": ("league/rating", "newest member"),
-    "league/rating_low": ("league/rating", "lower end"),
-    "league/rating_high": ("league/rating", "upper end"),
-    "league/nash_conv": ("league/nash_conv", "newest member"),
-    "league/nash_conv_mixture": ("league/nash_conv", "mixture of the pool"),
-}
-"""Names that share a panel with others: the panel, and whose number it is."""
 
 
 _UNKNOWN = Metric(
@@ -307,29 +319,6 @@ def page(
     }  # fmt: skip
 
 
-def panel_of(name: str) -> str:
-    """Return the panel that a metric is drawn in."""
-    return _owner(name)[0]
-
-
-def _owner(name: str) -> tuple[str, str]:
-    """Return the panel of a metric, and whose number it is: empty for the whole team."""
-    if name in _OWNERS:
-        return _OWNERS[name]
-    if name.startswith("time/"):
-        return name, ""
-    family, _, who = name.partition("/")
-    if family in ("paid", "paid_std"):
-        # A reward and its criteria share a panel, `rubric` and `rubric/clear`, and so do mean and standard deviation.
-        kind, _, part = who.partition("/")
-        spread = "standard deviation" if family == "paid_std" else ""
-        return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
-    if family == "league":
-        kind, _, who = who.partition("/")
-        family = f"league/{kind}"
-    return family, who
-
-
 def _panel(
     family: str, names: Sequence[str], sources: Sequence[CurveSource], agents: Sequence[str]
 ) -> dict[str, Any]:
@@ -351,10 +340,7 @@ def _panel(
         "name": family,
         "title": family.removeprefix("paid/")  # a function's own name stays as it is written
         if family.startswith("paid/")
-        else family.removeprefix("time/")
-        .removeprefix("league/")
-        .replace("_", " ")
-        .replace("nash conv", "NashConv"),
+        else family.rpartition("/")[2].replace("_", " ").replace("nash conv", "NashConv"),
         "unit": described.unit,
         "meaning": described.meaning,
         "warning": described.warning,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +19,14 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, tiny_model, 
 from kapelle import Trainer
 from kapelle.algorithms.maporl import MAPoRL
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.features.refresh.feature import RefreshedVerifier
+from kapelle.features.refresh.settings import RefreshConfig
 from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.adapters import read_lora
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.reader import read_metrics
-from kapelle.settings.schema import RefreshConfig
 from kapelle.signals.verifier import calibration_of, verifier_samples
 from kapelle.team import VERIFIER, Critic, Lora
-from kapelle.training.refreshing import RefreshedVerifier
 from kapelle.types import Group, Task
 
 Said = tuple[str, float | None]
@@ -45,6 +45,11 @@ def groups_of(said: Sequence[Said]) -> list[Group]:
 def judge(rank: int = 4) -> TorchTrainEngine:
     critic = Critic(VERIFIER, lora=Lora(rank=rank, alpha=2.0 * rank))
     return train_engine([], [critic], models={"base": tiny_model(hidden=32, intermediate=64)}, lr=3e-3)
+
+
+def refreshed(settings: RefreshConfig, engine: TorchTrainEngine) -> RefreshedVerifier:
+    run: Any = SimpleNamespace(config=SimpleNamespace(seed=0), engine=engine)
+    return RefreshedVerifier(settings, run)
 
 
 class TestLearning:
@@ -69,7 +74,7 @@ class TestLearning:
             return found
 
         engine = judge()
-        verifier = RefreshedVerifier(RefreshConfig(share=0.25, updates=4, memory=64), 0, engine)
+        verifier = refreshed(RefreshConfig(share=0.25, updates=4, memory=64), engine)
         for number in range(1, 31):
             verifier.learn(number, groups_of(words("a", "b", 32)))
         then, now = words("a", "b", 100), words("ac", "ad", 100)
@@ -82,7 +87,7 @@ class TestLearning:
     def test_right_and_wrong_weigh_the_same(self) -> None:
         # Nine right answers and a wrong one, alike to it: what it believes of them is one half.
         engine = judge()
-        verifier = RefreshedVerifier(RefreshConfig(share=1.0, updates=50, memory=10), 0, engine)
+        verifier = refreshed(RefreshConfig(share=1.0, updates=50, memory=10), engine)
         said = groups_of([("a", 1.0)] * 9 + [("a", 0.0)])
         verifier.learn(1, said)
         samples = verifier_samples(said, engine.renderer(VERIFIER))
@@ -91,7 +96,7 @@ class TestLearning:
 
 class TestLabels:
     def test_a_share_of_the_answers_is_graded_and_the_newest_are_remembered(self) -> None:
-        verifier = RefreshedVerifier(RefreshConfig(share=0.3, updates=1, memory=5), 0, judge())
+        verifier = refreshed(RefreshConfig(share=0.3, updates=1, memory=5), judge())
         first = verifier.learn(1, groups_of([(f"a{k}", float(k % 2)) for k in range(10)]))
         assert first["verifier_labels"] == 3
         second = verifier.learn(2, groups_of([(f"b{k}", float(k % 2)) for k in range(10)]))
@@ -101,14 +106,14 @@ class TestLabels:
         assert all(label == float(int(text[1]) % 2) for _, text, label in remembered)
 
     def test_an_answer_that_nothing_graded_costs_no_label(self) -> None:
-        verifier = RefreshedVerifier(RefreshConfig(share=1.0), 0, judge())
+        verifier = refreshed(RefreshConfig(share=1.0), judge())
         row = verifier.learn(1, groups_of([("a", None), ("b", 1.0)]))
         assert row["verifier_labels"] == 1
 
     def test_answers_of_one_kind_teach_nothing(self) -> None:
         engine = judge()
         before = frozen_copy(engine.weights(VERIFIER))
-        RefreshedVerifier(RefreshConfig(share=1.0), 0, engine).learn(1, groups_of([("a", 1.0)] * 4))
+        refreshed(RefreshConfig(share=1.0), engine).learn(1, groups_of([("a", 1.0)] * 4))
         assert same_bits(before, frozen_copy(engine.weights(VERIFIER)))
 
     def test_it_learns_only_while_it_pays(self) -> None:
@@ -194,17 +199,6 @@ class TestRuns:
             list(trainer.steps(1))
             assert same_bits((weights_of(trainer), trainer.engine.state(), trainer._loop.state()), expected)
         assert [told(row) for row in read_metrics(cut)] == [told(row) for row in read_metrics(whole)]
-
-    def test_a_step_that_is_taken_back_leaves_no_label(self, folder: Path) -> None:
-        with Trainer(**paid(folder)) as trainer:
-            next(trainer.steps(1))
-            loop = trainer._loop
-            before = deepcopy((weights_of(trainer), trainer.engine.state(), loop.state()))
-            start = loop.start_step()
-            loop.step(2, start)
-            assert not same_bits(before, (weights_of(trainer), trainer.engine.state(), loop.state()))
-            assert start.undo()
-            assert same_bits(before, (weights_of(trainer), trainer.engine.state(), loop.state()))
 
     def test_a_checkpoint_holds_it_as_a_verifier_that_may_pay_again(
         self, folder: Path, tmp_path: Path

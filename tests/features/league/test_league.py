@@ -22,14 +22,21 @@ from kapelle import Trainer
 from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
-from kapelle.league.pool import MAIN
+from kapelle.features.league.league import League
+from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
+from kapelle.features.league.pool import MAIN
 from kapelle.metrics.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
-from kapelle.setup.team_builder import exploiter_name, follower_name, slot_name
 from kapelle.training.sampling_process import SamplingProcess
 
 ONE = {"adapter": "player"}
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+
+
+def league_of(trainer: Trainer) -> League:
+    league = trainer._loop.features["league"]
+    assert isinstance(league, League)
+    return league
 
 
 def game(**over: Any) -> dict[str, Any]:
@@ -89,7 +96,7 @@ def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> Non
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
-        trainer._loop.league._here.load = lambda *_: None  # type: ignore[union-attr]
+        league_of(trainer)._here.load = lambda *_: None
         with pytest.raises(ParityError, match="league:"):
             trainer.train()
 
@@ -159,7 +166,7 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
     league = {"population": population, "enter": {"every": 1}, "members": {"base": "frozen"}}
     with Trainer(**game(**KUHN, league=league)) as trainer:
         rows = [step.metrics for step in trainer.steps(2)]
-        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        pool = league_of(trainer).pool
     past = [member.name for member in pool.past]
     assert {name for _, *pair in pool.payoffs for name in pair} == set(past)
     first, second = ([[pool.payoffs[home, a, b] for b in past] for a in past] for home in ("first", "second"))
@@ -169,7 +176,7 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
     played = {"enter": {"every": 1}, "slots": 2, "keep": 3, "population": population}
     with Trainer(**game(league={**played, "pair_games": 3})) as trainer:
         trainer.train(2)
-        counts = trainer._loop.league.pool.payoff_games  # type: ignore[union-attr]
+        counts = league_of(trainer).pool.payoff_games
     assert set(counts.values()) == {3}
     assert len(counts) == 2 * 3 * 3
     with Trainer(**game(league=played)) as trainer:
@@ -189,7 +196,7 @@ def test_without_scipy_psro_is_refused_at_once_and_other_populations_have_no_div
     with Trainer(**game(**KUHN, league={"population": "pfsp", "enter": {"every": 1}})) as trainer:
         [step] = trainer.steps(1)
         assert "league/diversity" not in step.metrics
-        assert len(trainer._loop.league.pool.payoffs) == 2 * 2 * 2  # type: ignore[union-attr]
+        assert len(league_of(trainer).pool.payoffs) == 2 * 2 * 2
 
 
 def test_a_table_is_played_where_not_all_of_it_is_computed() -> None:
@@ -202,20 +209,20 @@ def test_a_table_is_played_where_not_all_of_it_is_computed() -> None:
         (KUHN, psro, False), (KUHN, pairs, False), (KUHN, {**psro, **base}, True), (KUHN, {**pairs, **base}, False),
     ):  # fmt: skip
         with Trainer(**game(**over, league=league)) as trainer:
-            assert trainer._loop.league is not None
-            assert trainer._loop.league.plays_pairs is plays
+            assert league_of(trainer) is not None
+            assert league_of(trainer).plays_pairs is plays
 
 
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
     with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
         trainer.train(2)
-        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        pool = league_of(trainer).pool
         homes = len({agent for agent, _, _ in pool.payoffs})
-        assert trainer._loop.league._payoff_games(*pool.names[:2]) == 3 * homes  # type: ignore[union-attr]
+        assert league_of(trainer)._payoff_games(*pool.names[:2]) == 3 * homes
         counted = dict(pool.payoff_games)
         pool.payoff_games.clear()
-        assert trainer._loop.league._payoff_games(*pool.names[:2]) is None, "as of an older checkpoint"  # type: ignore[union-attr]
+        assert league_of(trainer)._payoff_games(*pool.names[:2]) is None, "as of an older checkpoint"
     assert len(pool.payoffs) > 1
     assert counted == dict.fromkeys(pool.payoffs, 3)
     newest = max(
@@ -267,7 +274,7 @@ def test_the_exploiter_learns_against_the_learner_and_begins_anew() -> None:
         start = frozen_copy(trainer.engine.weights(own))
         moved = [not same_bits(start, frozen_copy(trainer.engine.weights(own))) for _ in trainer.steps()]
         assert moved == [True, True, False, True, True, False]
-        assert [name for name in trainer._loop.league.pool.names if name.startswith("exploiter")] == [  # type: ignore[union-attr]
+        assert [name for name in league_of(trainer).pool.names if name.startswith("exploiter")] == [
             "exploiter@3",
             "exploiter@6",
         ]
@@ -308,7 +315,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
     league = {"population": "psro" if each == "psro" else "fictitious", "enter": {"every": 1}}
     with Trainer(**game(**KUHN, league=league)) as trainer:
         rows = [step.metrics for step in trainer.steps(2)]
-        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        pool = league_of(trainer).pool
     assert all(0.0 < row["league/nash_conv"] < 4.0 for row in rows)
     if each == "psro":
         assert pool.payoff_games == dict.fromkeys(pool.payoffs, 0), "nothing was played for them"
@@ -322,7 +329,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
     [
         ({"team": {"agents": 1}}, "one agent"),
         ({"team": {"sharing": "shared", "agents": 2}}, "weights: {adapter: player}"),
-        ({"league": {"enter": None}}, "nobody is a member"),
+        ({"league": {"enter": None}}, "has no members"),
         ({"league": {"members": {"x": "nash"}}}, "has none"),
         ({**KUHN, "league": {"members": {"x": "nahs"}}}, "no player 'nahs'"),
         ({"league": {"members": {"x": {"past": "runs/nowhere"}}}}, "runs/nowhere"),
@@ -354,12 +361,12 @@ def test_small_games_are_measured_exactly(each: str) -> None:
                     "agents": [{"name": "first"}, {"name": "second", "weights": "frozen"}],
                 },
             },
-            "no seat but its own",
+            "no role but its own",
         ),
         ({"league": line(2), "algorithm": {"name": "ippo", "team_reward": "individual"}}, "critics"),
         (
             {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
-            "one after another",
+            "one agent after another",
         ),
         (
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
@@ -368,11 +375,11 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ({**KUHN, "league": {"members": {"x": "mcts(200)"}}}, r"Write mcts\(simulations=200\)"),
         (
             {"league": {"population": "psro", "slots": 1}},
-            "`psro` plays pairs: set `league={'slots': …}` to at least 2",
+            "`psro` plays pairs of members. Set `league={'slots': …}` to at least 2",
         ),
         (
             {**KUHN, "league": {"population": "psro", "slots": 1, "exact": 0}},
-            "`psro` plays pairs: set `league={'slots': …}` to at least 2",
+            "`psro` plays pairs of members. Set `league={'slots': …}` to at least 2",
         ),
         (
             {
@@ -384,11 +391,11 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         (
             {**KUHN, "team": {"agents": 2}, "league": {"population": "psro", "slots": 1}},
-            "each of two adapters has a mixture of its own: set `league={'slots': …}` to at least 2",
+            "each of two adapters has its own mixture of members. Set `league={'slots': …}` to at least 2",
         ),
         (
             {"league": {"population": {"name": "fcp", "partners": 2}, "leaves": "weakest"}},
-            "nobody knows the weakest",
+            "the weakest is unknown",
         ),
         (
             {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
@@ -427,7 +434,7 @@ def test_mixtures_that_differ_share_the_slots_and_are_met_as_often_as_they_shoul
         **game(team=team, league={"population": "fictitious", "enter": {"every": 1}, "slots": 2})
     ) as trainer:
         trainer.train(3)
-        league = trainer._loop.league
+        league = league_of(trainer)
         assert league is not None
         names = league.pool.names
         first = dict(zip(names, (1.0, 0.0, 0.0, 0.0), strict=True))
@@ -451,7 +458,7 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
     )  # fmt: skip
     with Trainer(**settings) as trainer:
         trainer.train(3)
-        league, world = trainer._loop.league, trainer.play.environment
+        league, world = league_of(trainer), trainer.play.environment
         assert league is not None
         assert isinstance(world, Enumerable)
         draw = random.Random(0)
@@ -492,7 +499,7 @@ def test_psro_needs_one_slot_where_no_two_past_selves_play(over: dict[str, Any])
     league = {"population": {"name": "psro", "games": 2}, "enter": {"every": 1}, "slots": 1, **over}
     with Trainer(**game(**KUHN, league=league)) as trainer:
         trainer.train(3)
-        assert len(trainer._loop.league.pool.payoffs) == 2 * len(trainer._loop.league.pool.names) ** 2  # type: ignore[union-attr]
+        assert len(league_of(trainer).pool.payoffs) == 2 * len(league_of(trainer).pool.names) ** 2
 
 
 def test_a_model_is_not_booked_as_the_player_whose_name_it_has() -> None:
@@ -502,7 +509,7 @@ def test_a_model_is_not_booked_as_the_player_whose_name_it_has() -> None:
     league = {"population": "fictitious", "enter": None, "members": members}
     with Trainer(**game(**KUHN, league=league)) as trainer:
         trainer.train(1)
-        met = trainer._loop.league.pool.met  # type: ignore[union-attr]
+        met = league_of(trainer).pool.met
     assert {member: score.games for (_, member), score in met.items()} == {"nash": 8.0, "x": 8.0}
 
 
@@ -519,7 +526,7 @@ def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
             moved.append([not same_bits(before[name], now[name]) for name in names])
             before = now
             met.append({each.player for group in step.groups for each in group.task.cast.values()})
-        members = trainer._loop.league.pool.names  # type: ignore[union-attr]
+        members = league_of(trainer).pool.names
     assert moved == [[False, True, True]] * 3 + [[True, False, False]] * 3
     assert met[:3] == [{"partner_0", "partner_1"}] * 3
     assert all(each <= set(members) and each for each in met[3:])
@@ -556,7 +563,7 @@ def test_each_learner_of_a_line_answers_those_before_it_and_goes_to_its_end_when
     with Trainer(**settings) as trainer:
         start = {name: frozen_copy(own) for name, own in learners_of(trainer).items()}
         rows, met = steps_of_a_line(trainer)
-        own = trainer._loop.league
+        own = league_of(trainer)
         assert own is not None
         assert own.pool.names == ["self@0", "follower_0@4", "follower_1@6"], "three are kept"
         assert [draft.name for draft in own.pool.drafts] == ["draft-self@6", "draft-follower_0@6"]
@@ -600,7 +607,7 @@ def test_a_learner_of_a_line_goes_on_where_nobody_begins_anew() -> None:
 def test_drafts_are_taken_every_so_many_steps_and_at_entries() -> None:
     league = line(2, every=5, refresh=3)
     with Trainer(**game(league=league, training={"steps": 7, "tasks_per_step": 2})) as trainer:
-        pool = trainer._loop.league.pool  # type: ignore[union-attr]
+        pool = league_of(trainer).pool
         seen = [[draft.name for draft in pool.drafts] for _ in trainer.steps()]
     assert [name.partition("@")[2] for [name] in seen] == ["0", "0", "3", "3", "5", "6", "6"]
 
@@ -623,7 +630,7 @@ def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() ->
             for cast in casts:
                 for agent, (policy, player) in cast.items():
                     assert policy in ("", "member:base") or policy.rpartition(":")[2] == agent, player
-        names = trainer._loop.league.pool.names  # type: ignore[union-attr]
+        names = league_of(trainer).pool.names
     assert names == ["solver", "base", "self@0", "self@2"]
 
 
@@ -675,7 +682,7 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
             }
             assert min(versions) >= born, "games of who has entered"
             ages.append(step.metrics["staleness"])
-            again = trainer._loop._queue.replay
+            again = trainer._loop.features["tasks.replay"].kept  # type: ignore[attr-defined]
             assert {
                 turn.version >= born
                 for _, group in again
@@ -683,7 +690,7 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
                 for turn in each.turns
                 if turn.trained
             } <= {True}
-            if trainer._loop.league.began_anew:  # type: ignore[union-attr]
+            if league_of(trainer).began_anew:
                 born = trainer.engine.versions["player"]
     assert ages == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
@@ -692,7 +699,7 @@ def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays()
     """Tables are filled by this process while the other one plays."""
     training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}
     with Trainer(**game(league=line(2, every=2, refresh=1), training=training)) as trainer:
-        league, sampler = trainer._loop.league, trainer._loop._sampler
+        league, sampler = league_of(trainer), trainer._loop._sampler
         assert league is not None
         assert isinstance(sampler, SamplingProcess)
         ahead, busy = league._players_of_steps[1], list[bool]()
@@ -717,7 +724,7 @@ def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: P
     )
     with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
         trainer.train()
-        league = trainer._loop.league
+        league = league_of(trainer)
         assert league is not None
         found = {folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.is_dir()}
         kept = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
@@ -734,12 +741,12 @@ def test_what_a_killed_process_left_goes_when_no_checkpoint_names_it(tmp_path: P
     settings = game(league=line(2, every=100, refresh=1), checkpoint={"every": 2, "keep": 1})
     with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
         trainer.train(3)
-        kept = trainer._loop.league
+        kept = league_of(trainer)
         assert kept is not None
         state, resting = kept.state(), tmp_path / "run" / "league"
     shutil.copytree(resting / "draft-self@3", resting / "draft-self@1")
     with Trainer(**settings, run_dir=tmp_path / "run", resume=True) as trainer:
-        league = trainer._loop.league
+        league = league_of(trainer)
         assert league is not None
         assert league.state() == state
         assert list(league.pool.gone["draft-self@1"]) == [1, 3]
@@ -749,7 +756,7 @@ def test_what_a_killed_process_left_goes_when_no_checkpoint_names_it(tmp_path: P
 
 def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
     with Trainer(**game(league=line(2))) as trainer:
-        league = trainer._loop.league
+        league = league_of(trainer)
         assert league is not None
         for checkpoints, left in (((1, 8), {"a", "d"}), ((8,), {"d"}), ((), set[str]())):
             league.pool.gone = {"a": (1, 2), "b": (2, 3), "d": (8, 9)}
@@ -760,7 +767,7 @@ def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
 def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() -> None:
     """Names stand for other weights when steps are played again and come out otherwise."""
     with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:
-        league = trainer._loop.league
+        league = league_of(trainer)
         assert league is not None
         league.seat(1)
         before = league.state()
@@ -782,7 +789,7 @@ def test_a_step_whose_table_could_not_be_played_is_taken_again(monkeypatch: pyte
     with Trainer(**settings) as trainer:
         trainer.train(1)
         with monkeypatch.context() as broken:
-            broken.setattr("kapelle.training.league.shared_rollout", lambda *_: [])
+            broken.setattr("kapelle.features.league.league.shared_rollout", lambda *_: [])
             with pytest.raises(EpisodeError, match="No game of"):
                 trainer.train(1)
         assert len(list(trainer.steps(2))) == 2
@@ -794,7 +801,7 @@ def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
     league = {**line(3, every=2, refresh=1), "slots": 4, "keep": 4}
     with Trainer(**game(**KUHN, league=league), seed=1) as trainer:
         trainer.train(3)
-        own = trainer._loop.league
+        own = league_of(trainer)
         assert own is not None
         pool, homes = own.pool, ("first", "second")
         assert pool.payoff_games == dict.fromkeys(pool.payoffs, 0)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Enumerable, enumerable
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.evaluation.exploitability import (
@@ -31,7 +31,9 @@ from kapelle.evaluation.exploitability import (
     evaluate_table,
     language_table,
 )
-from kapelle.league.pool import (
+from kapelle.feature import Feature, StartedRun, StepInProgress
+from kapelle.features.league.policies import added_learners, fixed_members, slot_name
+from kapelle.features.league.pool import (
     EXPLOITER,
     FOLLOWER,
     MAIN,
@@ -40,7 +42,8 @@ from kapelle.league.pool import (
     MemberPool,
     dependence,
 )
-from kapelle.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
+from kapelle.features.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
+from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
 from kapelle.metrics.ratings import (
     can_measure_diversity,
     effective_diversity,
@@ -49,16 +52,16 @@ from kapelle.metrics.ratings import (
     meta_strategy,
     ratings,
 )
-from kapelle.models.weights import read_adapter
-from kapelle.rollout.play import Play, shared_rollout
+from kapelle.models.adapters import named
+from kapelle.models.lora_bank import layers_of
+from kapelle.models.weights import read_adapter, save_adapter
+from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
 from kapelle.rows import Column, Sample, turns_of
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runtime.files import replace_file
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
-from kapelle.settings.schema import FcpPopulation, PsroPopulation, RunConfig
-from kapelle.setup.team_builder import added_learners, fixed_members, slot_name
 from kapelle.signals.samples import policy_sample
 from kapelle.types import Cast, Group
 
@@ -72,6 +75,19 @@ SMALL = 1e-12
 """A weight that keeps a mixture defined where the meta-strategy draws only members whose policies are no tables."""
 START = "start"
 """Under this name the weights of the learners at the start are kept, for those that begin anew."""
+
+
+COMPARED = 16
+"""Turns of each member that are compared with the train engine in each step."""
+
+
+def _save(run: StartedRun, folder: Path, policy: str, weights: Mapping[str, Tensor]) -> None:
+    own = run.team.policies[policy]
+    assert own.lora is not None, "a member of a league is an adapter"
+    model = run.models[own.base]
+    save_adapter(
+        folder, weights, named(layers_of(model.model), own.lora), model.name, run.base_hashes[own.base]
+    )
 
 
 class SnapshotStore:
@@ -140,25 +156,20 @@ class SlotHolder:
     """Slot → the member whose weights it has."""
 
 
-class League:
+class League(Feature):
     """Seats members before a step is played, and learns from its games who is how strong."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        play: Play,
-        engine: TrainEngine,
-        load: Load,
-        folder: Path | None,
-        save: Save,
-        load_ahead: Load | None = None,
-    ) -> None:
-        """Take how the team plays, what learns, what plays here (`load`) and in a process of its own, and the run's folder of resting weights, if it has one."""
-        assert config.league is not None, "`load_pieces` makes a league where the settings have one"
-        self._settings, self._seed, self._steps = config.league, config.seed, config.training.steps
+    def __init__(self, settings: LeagueConfig, run: StartedRun) -> None:
+        """Keep resting weights in the folder `league` of the run's directory, if it has one. Raises ConfigError for workers that cannot play pairs."""
+        config, play, engine = run.config, run.play, run.engine
+        self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
         self._play, self._engine = play, engine
-        self._here = SlotHolder(load)
-        self._players_of_steps = [self._here, *([] if load_ahead is None else [SlotHolder(load_ahead)])]
+        self._here = SlotHolder(play.engine.load)
+        self._players_of_steps = [
+            self._here,
+            *([] if run.sampler is None else [SlotHolder(run.sampler.load)]),
+        ]
+        folder = None if run.run_dir is None else run.run_dir / "league"
         team = play.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
         self._learners: dict[str, dict[str, str]] = {
@@ -175,7 +186,7 @@ class League:
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
-        self._snapshots = SnapshotStore(folder, self._settings.in_memory, play.ranks, save)
+        self._snapshots = SnapshotStore(folder, self._settings.in_memory, play.ranks, partial(_save, run))
         self._kept = folder is not None
         self._in_slot: dict[int, str] = {}
         self._tables: dict[str, TabularPolicies] = {}
@@ -187,6 +198,11 @@ class League:
         self._step = 0
         """The last one that it has learned from."""
         self._exact = _tabulated(play, self._settings.exact)
+        if self.plays_pairs and run.sampler is not None and isinstance(play.engine, PlaysGroups):
+            raise ConfigError(
+                "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers, which play them, play the "
+                "next step at that time. Set `training.overlap: false`."
+            )
 
     def _spread(self) -> None:
         """Let partners begin apart from one another: noise on the matrices B of their adapters (`population.spread`)."""
@@ -203,6 +219,27 @@ class League:
                     for key, own in self._engine.weights(policy).items()
                 }
                 self._engine.load_weights(policy, moved)
+
+    # -------- The phases of a step
+
+    def before_rollouts(self, step: StepInProgress) -> None:
+        """Assign roles to members in the tasks of the steps that are collected next."""
+        seating = self.seat(step.number)
+        step.assign = lambda number, count: seating.casts(self._seed, number, count)
+
+    def after_rollouts(self, step: StepInProgress) -> None:
+        """Compare the members' samples with the train engine's log-probs."""
+        gaps = self._engine.check_parity(self.parity_samples(step.groups, COMPARED))
+        step.metrics |= {"league/parity": gaps["parity/max"]} if gaps else {}
+
+    def after_update(self, step: StepInProgress) -> None:
+        """Count the games, and let learners enter."""
+        step.metrics |= self.learn(step.number, step.groups)
+        step.restarted = step.restarted or self.began_anew
+
+    def pruned(self, steps: Collection[int]) -> None:
+        """Delete the weights of members that left and that no checkpoint names."""
+        self.forget_unless_in(steps)
 
     # -------- Before a step
 
@@ -687,7 +724,7 @@ class League:
             mine: self._engine.weights(mine) for each in learners for mine in self._learners[each].values()
         }
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: everything but the weights of snapshots, which rest in the run's folder."""
         return {
             "pool": self.pool.state(),
@@ -705,8 +742,8 @@ class League:
         self._tables.clear()
         self._strategies.clear()
         self._begun = bool(state["begun"])
-        self._line = list(state.get("line", self._line))  # older checkpoints have one learner
-        self._step = int(state.get("step", 0))
+        self._line = list(state["line"])
+        self._step = int(state["step"])
         here = {member.name for member in self._everybody}
         for name in here & self.pool.gone.keys():
             del self.pool.gone[name]

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
 from typing import Any, Literal
 
+from kapelle.features.league.settings import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
 from kapelle.metrics.statistics import t_quantile, wilson_interval
-from kapelle.settings.schema import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
 
 MAIN = "self"
 """The learners that the team map names."""

@@ -7,9 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from kapelle.league.pool import MAIN, LeagueMember, MatchScore, MemberPool, dependence
+from kapelle.features.league.pool import MAIN, LeagueMember, MatchScore, MemberPool, dependence
+from kapelle.features.league.settings import LeagueConfig
 from kapelle.metrics.ratings import ELO, ratings
-from kapelle.settings.schema import LeagueConfig
 
 
 def pool(**settings: object) -> MemberPool:

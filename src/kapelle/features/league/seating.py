@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from kapelle.league.pool import EXPLOITER, MAIN, PARTNER, MatchScore, MemberPool
+from kapelle.features.league.pool import EXPLOITER, MAIN, PARTNER, MatchScore, MemberPool
+from kapelle.features.league.settings import LeagueConfig, PfspPopulation, PsroPopulation
 from kapelle.runtime.randomness import derive_seed
-from kapelle.settings.schema import LeagueConfig, PfspPopulation, PsroPopulation
 from kapelle.types import Cast
 
 Chances = Mapping[str, float]
@@ -91,7 +90,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Everything that says who sits where in the tasks of the steps that are played next; plain values."""
+    """Everything that says who sits where in the tasks of the steps that are played next."""
 
     homes: tuple[str, ...]
     """The agents that learn, each at home in as many tasks as the others."""
@@ -159,31 +158,6 @@ class Seating:
             agent: Cast(seat.policies.get(agent, ""), seat.member if seat.policies else seat.plays)
             for agent in others
         }
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as plain values, for another process."""
-        return asdict(self)
-
-    @classmethod
-    def of_plain(cls, values: Mapping[str, Any]) -> Seating:
-        """Return what `plain` was given."""
-        followers = (
-            Follower(each["learner"], each["policies"], _seats(each["seats"])) for each in values["followers"]
-        )
-        return cls(
-            **{
-                **values,
-                "homes": tuple(values["homes"]),
-                "agents": tuple(values["agents"]),
-                "partners": tuple(values["partners"]),
-                "seats": _seats(values["seats"]),
-                "followers": tuple(followers),
-            }
-        )
-
-
-def _seats(values: Sequence[Mapping[str, Any]]) -> tuple[MemberSeat, ...]:
-    return tuple(MemberSeat(**seat) for seat in values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from statistics import fmean
 
 import pytest
 
-from kapelle.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
-from kapelle.league.seating import Follower, MemberSeat, Seating, chances, met_in, seated
-from kapelle.settings.schema import LeagueConfig
+from kapelle.features.league.pool import EXPLOITER, MAIN, LeagueMember, MemberPool
+from kapelle.features.league.seating import Follower, MemberSeat, Seating, chances, met_in, seated
+from kapelle.features.league.settings import LeagueConfig
 
 AGENTS = ("a", "b", "c")
 
@@ -129,7 +129,6 @@ def test_learners_in_line_have_equal_shares_and_meet_whom_each_has_before_it() -
         for k, seats in enumerate([(draft, half), (old,)])
     )
     line = Seating(AGENTS, (old,), 0.75, AGENTS, {}, followers=followers)
-    assert Seating.of_plain(json.loads(json.dumps(line.plain()))) == line
     casts = line.casts(3, 2, 48)
     met = [each for each in (met_in(cast, AGENTS, AGENTS) for cast in casts) if each]
     assert Counter((each.learner, each.opponent) for each in met) == {
@@ -157,8 +156,6 @@ def test_a_team_with_one_learner_meets_members_by_each_learner_of_a_line() -> No
     assert found == {("self", "a", "self@0"): 4, ("follower_0", "a", "self@0"): 4}
 
 
-def test_casts_depend_on_the_step_alone_and_survive_the_way_to_another_process() -> None:
+def test_casts_depend_on_the_step_alone() -> None:
     one = seating()
-    again = Seating.of_plain(json.loads(json.dumps(one.plain())))
-    assert again == one
-    assert again.casts(5, 3, 8) == one.casts(5, 3, 8) != one.casts(5, 4, 8)
+    assert seating().casts(5, 3, 8) == one.casts(5, 3, 8) != one.casts(5, 4, 8)

@@ -19,11 +19,12 @@ import torch
 
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.algorithms.verifier import balanced, weighted_cross_entropy
-from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.engines.train.protocol import Objective
+from kapelle.feature import Feature, StartedRun, StepInProgress
+from kapelle.features.refresh.settings import RefreshConfig
 from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
-from kapelle.settings.schema import RefreshConfig
 from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Group, Message
@@ -38,14 +39,18 @@ class GradedAnswer(NamedTuple):
     """How right it is, in [0, 1]."""
 
 
-class RefreshedVerifier:
+class RefreshedVerifier(Feature):
     """Has some of each step's answers graded, remembers them, and lets the verifier learn from what it remembers."""
 
-    def __init__(self, settings: RefreshConfig, seed: int, engine: TrainEngine) -> None:
-        self._settings, self._seed, self._engine = settings, seed, engine
+    def __init__(self, settings: RefreshConfig, run: StartedRun) -> None:
+        self._settings, self._seed, self._engine = settings, run.config.seed, run.engine
         self._remembered: tuple[GradedAnswer, ...] = ()
         """The oldest first."""
         self._labels = 0
+
+    def after_update(self, step: StepInProgress) -> None:
+        """Grade some of the step's answers, and train the verifier."""
+        step.metrics |= self.learn(step.number, step.groups)
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
         """Let the verifier learn after step `number`, in which the team played `groups`; return metrics.
@@ -83,7 +88,7 @@ class RefreshedVerifier:
                 )
         return {**merge_rows(rows), "verifier_labels": float(self._labels)}
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return the remembered answers and the number of labels."""
         remembered = [
             [[[m.role, m.content, m.structured] for m in each.asked], each.text, each.label]

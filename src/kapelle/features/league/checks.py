@@ -1,0 +1,182 @@
+"""What prevents a run from training with a league, found before a model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kapelle.environment import PlayedFromOutside, PlaysSeats, enumerable, offers
+from kapelle.errors import ConfigError
+from kapelle.feature import PlannedRun
+from kapelle.features.league.pool import (
+    DRAFT,
+    EXPLOITER,
+    FOLLOWER,
+    MAIN,
+    PARTNER,
+    followers_of,
+    partners_of,
+)
+from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
+from kapelle.metrics.ratings import SOLVER_NEEDS, check_packages
+from kapelle.models.outline import Outline, adapter_parameters
+from kapelle.runs.named_checkpoint import names_a_run, split_run
+from kapelle.runs.reader import read_config
+from kapelle.settings.overlays import parse_yaml
+from kapelle.settings.schema import RunConfig
+from kapelle.settings.weights import PastAdapter
+from kapelle.workflows.play import PlayWorkflow
+
+
+def members(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+    """Yield what is wrong with the members that are named."""
+    environment = run.config.environment
+    players: dict[str, str] = {}
+    for member, weights in league.members.items():
+        if member in {MAIN, EXPLOITER} or member.startswith((PARTNER, FOLLOWER, DRAFT)):
+            yield (
+                f"`league.members.{member}` has a name that a learner of the league has (`{MAIN}`, `{EXPLOITER}`, `{PARTNER}…`, "
+                f"`{FOLLOWER}…`, `{DRAFT}…`). Give the member another one."
+            )
+        if isinstance(weights, PastAdapter) and names_a_run(weights.past):
+            where = f"`league.members.{member}.past: {weights.past}`"
+            yield from _other_game(run.config, where, split_run(weights.past)[0])
+        if not isinstance(weights, str) or weights == "frozen":
+            continue
+        where = f"`league.members.{member}: {weights}`"
+        if players.setdefault(weights, member) != member:
+            yield f"{where} is the same player as `league.members.{players[weights]}`. Name it once."
+        elif not offers(environment, PlaysSeats):
+            yield (
+                f"{where} is a player of the environment, and `{environment.name}` has none. Name a past self (`{{past: RUN@10}}`), a "
+                "model, an endpoint or `frozen`; OpenSpiel's games have players."
+            )
+        else:
+            try:
+                environment.check_player(weights)
+            except ConfigError as error:
+                yield f"{where}: {error}"
+
+
+def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
+    """Yield that a past self learned another game; in a mixture, one of the games is enough."""
+    read = parse_yaml(read_config(run))
+    learned = read.get("environment") if isinstance(read, Mapping) else None
+    if not isinstance(learned, Mapping):
+        return
+    now = config.environment.model_dump(mode="json")
+    there, here = (
+        " ".join(str(each[key]) for key in ("name", "game") if key in each) for each in (learned, now)
+    )
+    if there != here and "mixture" not in (learned.get("name"), now.get("name")):
+        yield f"{where} learned {there}, and this run plays {here}. Name a run of the same game."
+
+
+def games(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+    """Yield why no games against members can be played or learned from."""
+    config, algorithm, team = run.config, run.algorithm, run.team
+    if len(team.names) < 2:
+        yield "`league`: the team has one agent, so there is no opponent's role. Name two agents."
+    if not algorithm.plays:
+        yield f"`league`: `{algorithm.name}` collects no episodes. Name an algorithm that does, for example `grpo`."
+    if league.enter is None and not league.members and league.population.name != "self_play":
+        yield "`league` has no members and none enter. Set `league.enter`, or name `league.members`."
+    if team.turns_of:
+        yield (
+            f"`league`: agents '{', '.join(team.turns_of)}' have weights per turn, and a past self has one adapter. Give them "
+            "`weights: lora`."
+        )
+    if config.training.partial_rollouts:
+        yield "`league`: `training.partial_rollouts` would continue an episode with other members. Set it to 0."
+    if offers(config.environment, PlayedFromOutside):
+        yield "`league`: outside programs choose their agents themselves. Leave `league` out."
+
+
+def population(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+    """Yield what the population of the league does not allow."""
+    config, algorithm, team, drawn = run.config, run.algorithm, run.team, league.population
+    homes = [name for name in team.names if team.policy(name).trained]
+    observes = isinstance(config.workflow, PlayWorkflow) and config.workflow.memory == "observation"
+    exact = observes and enumerable(config.environment, len(team.names), league.exact) is not None
+    one_slot = league.enter is not None and league.slots == 1 and league.keep > 1
+    two_slots = "Set `league.slots` to at least 2."
+    if isinstance(drawn, PsroPopulation):
+        check_packages(*SOLVER_NEEDS[drawn.by], what=f"`league.population.by: {drawn.by}`")
+        if one_slot and not exact:
+            yield f"`league`: `psro` plays pairs of members. {two_slots}"
+        elif one_slot and len(homes) == 2 == len({team.policy_of[home] for home in homes}):
+            yield f"`league`: with `psro` each of two adapters has its own mixture of members. {two_slots}"
+        if len(homes) == 1:
+            yield (
+                "`league`: `psro` compares members in opposite roles, and past selves of one agent have no role but its own. Let "
+                "several agents learn, by one adapter if they are to be one player."
+            )
+    elif league.pair_games and one_slot and not exact:
+        yield f"`league`: `pair_games` plays pairs of members. {two_slots}"
+    if followers_of(league):
+        yield from _line(league, run)
+    if isinstance(drawn, FcpPopulation):
+        if league.enter is None:
+            yield (
+                "`league`: `fcp` lets partners enter. Set `league.enter`, or take `fictitious` with `league.members`."
+            )
+        if league.exploiter is not None:
+            yield "`league`: `fcp` trains partners and no exploiter. Leave `league.exploiter` out."
+        if league.leaves == "weakest":
+            yield (
+                "`league`: partners of `fcp` meet no member, so the weakest is unknown. Set `league.leaves` to oldest or thinned."
+            )
+    if league.exploiter is not None or partners_of(league) or followers_of(league):
+        beside = "exploiters, partners and further `learners`"
+        if algorithm.update.order.sequential:
+            yield (
+                f"`league`: `{algorithm.name}` updates one agent after another, and {beside} are no agents. Leave them out, or "
+                "name an algorithm that updates all at once."
+            )
+        if algorithm.critic is not None:
+            yield (
+                f"`league`: `{algorithm.name}` has critics, which would value the turns of {beside} as the agent's. Leave them out, "
+                "or name an algorithm without critics."
+            )
+
+
+def _line(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+    learners = followers_of(league) + 1
+    if run.config.training.tasks_per_step < learners:
+        yield (
+            f"`league`: each of the {learners} `learners` needs a task in every step. Set `training.tasks_per_step` to at least "
+            f"{learners}."
+        )
+    if league.enter is None:
+        yield "`league`: with several `learners` past selves enter. Set `league.enter`."
+    if league.slots < league.keep:
+        yield (
+            "`league`: several `learners` need all past selves in memory. Set `league.slots` to at least `league.keep` "
+            f"({league.keep})."
+        )
+    if league.exploiter is not None:
+        yield "`league`: several `learners` train without an exploiter. Leave `league.exploiter` out."
+
+
+def memory(league: LeagueConfig, run: PlannedRun, models: Mapping[str, Outline]) -> Iterator[str]:
+    """Yield that the adapters of past selves and of all learners are larger than the machine's memory."""
+    team = run.team
+    own = [
+        policy
+        for name, policy in team.policies.items()
+        if policy.lora is not None and name in set(team.policy_of.values())
+    ]
+    one = 4 * sum(
+        adapter_parameters(models[policy.base], policy.lora) for policy in own if policy.lora is not None
+    )
+    slots = sum(name.startswith("league:") for name in team.policies) // max(1, len(own))
+    selves = slots + league.in_memory
+    learners = partners_of(league) + followers_of(league) + (league.exploiter is not None)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if (selves + learners) * one > machine:
+        more = f", and {learners} further {'learner' if learners == 1 else 'learners'}," if learners else ""
+        yield (
+            f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
+            f"{machine / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
+        )

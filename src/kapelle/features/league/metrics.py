@@ -1,0 +1,112 @@
+"""The metrics of a league, in the order of their panels."""
+
+from __future__ import annotations
+
+from kapelle.metrics.definitions import Metric
+
+METRICS = (
+    Metric(
+        "league/rating",
+        "Elo",
+        "Rating of the learner in the steps that led to the member that enters, above the first member that games link it to (Bradley and Terry's model); 400 points are odds of ten to one.",
+        "Does not rise from entry to entry: play changes without growing stronger, or goes in circles. Look at league/points.",
+        known_as="Elo rating",
+        panel=("league/rating", "newest member"),
+    ),
+    Metric(
+        "league/rating_low",
+        "Elo",
+        "Lower end of its 95 % interval.",
+        "As league/rating.",
+        known_as="Elo rating, 95 %",
+        panel=("league/rating", "lower end"),
+    ),
+    Metric(
+        "league/rating_high",
+        "Elo",
+        "Upper end of its 95 % interval.",
+        "As league/rating.",
+        known_as="Elo rating, 95 %",
+        panel=("league/rating", "upper end"),
+    ),
+    Metric(
+        "league/points/<member>",
+        "share",
+        "Share of points that the learner wins against a member, a draw being half; earlier games count less (`league.forget`).",
+        "Near 1 for all: nobody teaches it anything. Let members enter sooner. Falls against old members: it forgets; draw them more often.",
+        known_as="win rate (PFSP payoff)",
+    ),
+    Metric(
+        "league/return/<learner>",
+        "reward",
+        "Mean return of a learner (`self`, `exploiter`, `follower_0`) in the step's games against members of the league.",
+        "Stays far below 0: the pool is too strong to learn from. Set `league.population: pfsp` with `weight: even`, or a larger share of self-play.",
+        known_as="return against the league",
+    ),
+    Metric(
+        "league/nash_conv",
+        "reward",
+        "NashConv of the newest past self, computed exactly when it enters: what all players together could gain by best responses.",
+        "Does not fall while league/nash_conv_mixture does: play goes in circles around an equilibrium. Play the mixture.",
+        known_as="NashConv, twice the exploitability of two players",
+        panel=("league/nash_conv", "newest member"),
+    ),
+    Metric(
+        "league/nash_conv_mixture",
+        "reward",
+        "The same of the mixture of past selves, which draws one of them for a whole game: all alike, or by the meta-strategy of `psro`.",
+        "Does not fall: the learner is no best response to the pool. Let more steps pass between entries.",
+        known_as="NashConv of the average policy",
+        panel=("league/nash_conv", "mixture of the pool"),
+    ),
+    Metric(
+        "league/legal",
+        "share",
+        "Least probability, over information states, with which the newest past self writes a legal move.",
+        "Falls: play falls apart. Lower `optimizer.lr`.",
+        known_as="probability of a legal move",
+    ),
+    Metric(
+        "league/members",
+        "members",
+        "Members of the pool, those that are always there included.",
+        "Stays at its first value with `league.enter.beats`: the learner does not beat the pool.",
+        known_as="population size",
+    ),
+    Metric(
+        "league/effective_members",
+        "members",
+        "exp(entropy) of how likely members are drawn: so many members drawn alike would be as hard to foresee.",
+        "1: one opponent only. The learner overfits to it.",
+        known_as="perplexity of the opponents drawn",
+    ),
+    Metric(
+        "league/diversity",
+        "reward",
+        "Effective diversity of the pool (1901.08106): how much the members of its Nash average beat one another; of `psro`, of exact games, or by `league.pair_games`.",
+        "0: one member beats all others, so that there is nothing to mix.",
+        known_as="effective diversity",
+    ),
+    Metric(
+        "league/invalid",
+        "share",
+        "Share of the learners' turns that named no legal move, where the environment counts them (`info.invalid`).",
+        "Rises: play falls apart. Lower `optimizer.lr`, or add a KL term.",
+        known_as="illegal moves",
+    ),
+    Metric(
+        "league/cross_play_gap",
+        "reward",
+        "Mean return of the learner's games with itself less that of its games with members of the pool, in games in which all earn alike, "
+        "and in steps that have both (`league.population.share` below 1).",
+        "Rises: the learner agrees with itself on what others do not share. Take `fcp` with more partners or a `spread`, or other-play.",
+        known_as="self-play minus cross-play gap",
+    ),
+    Metric(
+        "league/parity",
+        "nats",
+        "Largest difference of trainer's and sampler's log-prob of a token that a member of the pool said; up to 16 turns of each are compared.",
+        "As parity/max: the run stops. The sampler plays a member with other weights than it entered with.",
+        known_as="rollout and trainer log-prob difference of the league",
+    ),
+)

@@ -1,0 +1,185 @@
+"""The section `league` of a recipe: whom the learners play beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kapelle.feature import FeatureSettings, PlannedRun
+from kapelle.settings.base import Settings
+from kapelle.settings.weights import NAME, EndpointConfig, OwnModel, PastAdapter
+
+if TYPE_CHECKING:
+    from kapelle.models.outline import Outline
+    from kapelle.settings.schema import RunConfig
+    from kapelle.setup.team_builder import Bases
+    from kapelle.team import Policy
+
+
+class SelfPlayPopulation(Settings):
+    """The learners play their present selves alone; past selves are kept and measured, and drawn by nobody."""
+
+    name: Literal["self_play"] = "self_play"
+    share: float = Field(default=0.0, ge=0.0, le=0.0)
+    """Share of the tasks that are played against the pool: none."""
+
+
+class FictitiousPopulation(Settings):
+    """Every member is drawn equally often: fictitious play, where the members are past selves."""
+
+    name: Literal["fictitious"] = "fictitious"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the tasks that are played against the pool; in the others the learners play one another."""
+
+
+class PfspPopulation(Settings):
+    """Members that the learner does not beat yet are drawn more often (PFSP of AlphaStar, 10.1038/s41586-019-1724-z)."""
+
+    name: Literal["pfsp"] = "pfsp"
+    share: float = Field(default=0.65, gt=0.0, le=1.0)
+    """As in `fictitious`; AlphaStar's main agents played half of their games by PFSP and 35 % against themselves."""
+    weight: Literal["hard", "even"] = "hard"
+    """Of a member that the learner beats with probability x: `hard` is (1 − x)^`power`, `even` is x(1 − x)."""
+    power: float = Field(default=2.0, gt=0.0, allow_inf_nan=False)
+    """How much more often the harder ones of `hard` are drawn; 1 is in proportion to the share of points that they win."""
+
+
+class PsroPopulation(Settings):
+    """Members are drawn by a meta-strategy of the table of all pairs (PSRO, 1711.00832): the learner is a best response to it."""
+
+    name: Literal["psro"] = "psro"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """As in `fictitious`."""
+    by: Literal["nash", "alpha_rank", "prd", "uniform"] = "nash"
+    """The meta-strategy: a Nash equilibrium of the table, α-Rank (1903.01373), projected replicator dynamics, or all alike."""
+    games: int = Field(default=64, ge=2)
+    """Games of each pair and seat for the table, where the game is too large to compute them exactly."""
+    learners: int = Field(default=1, ge=1)
+    """How many learn at once, in a line (pipeline PSRO, 2006.08555): the first answers the members, each further one the members and the
+    learners before it. The first enters, and goes to the end of the line."""
+    refresh: int = Field(default=5, ge=1)
+    """Steps after which learners of a line see again what those before them have become, and the table is filled for it."""
+
+
+class FcpPopulation(Settings):
+    """Partners learn first, each with itself alone, and then the learner with all of them (fictitious co-play, 2110.08176).
+
+    For games that all win together. Partners enter the pool as they learn, so that the learner meets beginners and masters alike.
+    """
+
+    name: Literal["fcp"] = "fcp"
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """As in `fictitious`."""
+    partners: int = Field(default=4, ge=1)
+    """How many learn by self-play, each with adapters of its own."""
+    alone: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """Share of the run's steps in which they do; in the others the learner learns."""
+    spread: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Standard deviation of the noise on the matrices B of each partner's adapters at the start. Adapters that all begin as their base
+    settle on one convention, and the learner then meets no other; a spread lets partners begin apart, as networks drawn anew do."""
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Population = Annotated[
+    Annotated[
+        SelfPlayPopulation | FictitiousPopulation | PfspPopulation | PsroPopulation | FcpPopulation,
+        Field(discriminator="name"),
+    ],
+    BeforeValidator(_named),
+]
+
+
+class EnterConfig(Settings):
+    """When the learners, as they are, enter the pool as a member."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps from one entry to the next; with `beats` the fewest."""
+    beats: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Share of points (a draw is half of one) that the learner must win against the pool, more likely than not by `confidence`;
+    null lets it enter as it is."""
+    confidence: float = Field(default=0.95, ge=0.5, lt=1.0)
+    """How certain it must be, by Wilson's interval over the games since the last entry, that it wins more than `beats`."""
+    at_latest: int | None = Field(default=None, ge=1)
+    """Steps after which it enters even if it has not beaten the pool, `every` or more; null waits for ever."""
+    restart: bool = False
+    """Whether the learner then begins at its start again, so that each member is a fresh answer to those before it, as in PSRO; a policy
+    that has become certain of its moves hardly finds another one."""
+
+    @model_validator(mode="after")
+    def _waiting(self) -> EnterConfig:
+        if self.at_latest is not None and self.at_latest < self.every:
+            raise ValueError(
+                f"`at_latest: {self.at_latest}` comes before `every: {self.every}`, the fewest steps from one entry to the next. Set "
+                "`at_latest` to `every` or more"
+            )
+        return self
+
+
+class ExploiterConfig(Settings):
+    """A second learner whose only opponent is the first one as it is now; both enter the pool (AlphaStar's main exploiter)."""
+
+    share: float = Field(default=0.25, gt=0.0, lt=1.0)
+    """Share of the tasks in which it learns."""
+    restart: bool = True
+    """Whether it begins at its start again each time it has entered."""
+
+
+MemberConfig = PastAdapter | OwnModel | EndpointConfig | str
+
+
+class LeagueConfig(FeatureSettings):
+    """A pool of opponents or partners, and how it grows: past selves, frozen models, endpoints, players of the environment."""
+
+    feature: ClassVar[str] = "kapelle.features.league.league:League"
+    population: Population = PfspPopulation()
+    """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings; or `fcp` with its own."""
+    members: dict[Annotated[str, Field(pattern=NAME)], MemberConfig] = Field(default={})
+    """Members that are always there, by name: `frozen` (the base), `{past: RUN@10}`, `{model: FOLDER}`, `{endpoint: …, model: …}`, or a
+    player of the environment such as `nash`, `random` or `mcts(simulations=200)`."""
+    enter: EnterConfig | None = EnterConfig()
+    """When past selves enter; null lets nobody enter."""
+    start: bool = True
+    """Whether the learners as they are at the start are the first member, where past selves enter at all."""
+    keep: int = Field(default=16, ge=1)
+    """Most past selves in the pool."""
+    leaves: Literal["oldest", "weakest", "thinned"] = "thinned"
+    """Who leaves when there are more: the oldest, the one that the learner beats most surely, or the one whose neighbours in time are
+    nearest, so that those that stay are spread over the run."""
+    slots: int = Field(default=4, ge=1)
+    """Most past selves that are in the memory of the models, and so in one step's games; the others rest."""
+    in_memory: int = Field(default=8, ge=1)
+    """Most past selves whose weights are in the machine's memory, where a run directory can hold the others."""
+    forget: float = Field(default=0.9, gt=0.0, le=1.0)
+    """Weight of earlier games, per step, in the win rates by which members are drawn: the learner changes."""
+    exact: int = Field(default=2000, ge=0)
+    """Most information states of a game for which payoffs and NashConv are computed exactly from the policies; 0 computes none."""
+    pair_games: int = Field(default=0, ge=0)
+    """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, where nothing is
+    exact; 0 plays none. `psro` has `games` of its own."""
+    exploiter: ExploiterConfig | None = None
+
+    def policies(
+        self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
+    ) -> Mapping[str, Policy]:
+        """Return the policies of members, of slots for past selves and of further learners."""
+        from kapelle.features.league.policies import added_policies
+
+        return added_policies(self, config, learners, bases)
+
+    def check(self, run: PlannedRun) -> Iterator[str]:
+        """Yield what prevents training with this league."""
+        from kapelle.features.league import checks
+
+        for check in (checks.members, checks.games, checks.population):
+            yield from check(self, run)
+
+    def check_memory(self, run: PlannedRun, models: Mapping[str, Outline]) -> Iterator[str]:
+        """Yield that the machine cannot hold the adapters."""
+        from kapelle.features.league import checks
+
+        yield from checks.memory(self, run, models)

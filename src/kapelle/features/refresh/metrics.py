@@ -1,0 +1,15 @@
+"""The metric of a refreshed verifier."""
+
+from __future__ import annotations
+
+from kapelle.metrics.definitions import Metric
+
+METRICS = (
+    Metric(
+        "verifier_labels",
+        "answers",
+        "Answers graded so far for a verifier that goes on learning.",
+        "No growth: nothing grades this environment's turns.",
+        known_as="reward model labels",
+    ),
+)

@@ -1,0 +1,29 @@
+"""The metrics of replay."""
+
+from __future__ import annotations
+
+from kapelle.metrics.definitions import Metric
+
+METRICS = (
+    Metric(
+        "replay_groups",
+        "groups",
+        "Past groups that the step learned from beside its own (`tasks.replay`).",
+        "0 for long: no group has both success and failure.",
+        known_as="replayed groups",
+    ),
+    Metric(
+        "replay_age",
+        "steps",
+        "How many steps ago those groups were played; other metrics of episodes leave them out.",
+        "Rises together with replay_log_ratio: set `tasks.replay.max_age`.",
+        known_as="age of the replay buffer",
+    ),
+    Metric(
+        "replay_log_ratio",
+        "nats",
+        "Mean of |log π(token) − log π_then(token)| over their tokens, before the update.",
+        "Above the clip range's logarithm most of their tokens teach nothing: they are too old.",
+        known_as="mean absolute log ratio",
+    ),
+)

@@ -1,0 +1,73 @@
+"""The weights that act for an agent: shared, an adapter, a model of its own, a past self, an endpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from kapelle.settings.base import FREE, FROM_HERE_ON, Address, Settings
+
+NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+"""Allowed names of agents, adapters and pools: prompts put them in braces, files and metrics contain them."""
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class OwnModel(Settings):
+    """A model of the agent's own: trained in full, by adapter, or not at all."""
+
+    model: str
+    """A folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
+    train: Literal["full", "lora", "none"] = "full"
+    """All its weights, an adapter on it, or nothing."""
+    dtype: DType | None = None
+    """None is that of the section `model`, here and below."""
+    device: Annotated[str | None, FROM_HERE_ON] = None
+    """As in the section `model`."""
+
+
+class NamedAdapter(Settings):
+    """An adapter that several agents share by its name."""
+
+    adapter: str = Field(pattern=NAME)
+    """The adapter's name."""
+
+
+class PerTurn(Settings):
+    """An adapter for each of an agent's turns in an episode: the k-th adapter acts in the k-th turn."""
+
+    per_turn: int | tuple[Annotated[str, Field(pattern=NAME)], ...]
+    """The number of turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or a list of adapter names, in
+    which a repeated name is the same adapter."""
+
+    @field_validator("per_turn")
+    @classmethod
+    def _some(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
+        if (value if isinstance(value, int) else len(value)) < 1:
+            raise ValueError("an agent has at least one turn; give a number from 1, or a list of adapters")
+        return value
+
+
+class PastAdapter(Settings):
+    """An adapter saved by a run, which is not trained any more: a past self to play against."""
+
+    past: str
+    """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` is the agent's own there. Or a PEFT folder, such as
+    `runs/mine/checkpoints/00000010/policies/first`. Resolved settings hold the folder."""
+
+
+class EndpointConfig(Settings):
+    """A frozen agent behind an OpenAI-compatible URL."""
+
+    endpoint: Annotated[Address, FROM_HERE_ON]
+    """The server's address, such as `https://api.example.com/v1`."""
+    model: str
+    """Name of the model, as the server has it."""
+    api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
+    """Environment variable that holds the key; the key itself is never stored."""
+
+
+Weights = (
+    Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PerTurn | PastAdapter | EndpointConfig
+)
