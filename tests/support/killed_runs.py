@@ -61,8 +61,8 @@ class Death:
     place: str
     times: int = 1
     number: int = signal.SIGKILL
-    held: int | None = None
-    """Bytes that a step may copy of what it changes; None as many as otherwise."""
+    again: bool = False
+    """Whether the signal is sent twice."""
 
 
 def start(method: str, run: Path, *, resume: bool = False, death: Death | None = None) -> int | None:
@@ -123,8 +123,11 @@ def _train(method: str, run: str, resume: bool, death: Death | None) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    with trainer(method, Path(run), resume=resume) as made:
-        summary = made.train()
+    try:
+        with trainer(method, Path(run), resume=resume) as made:
+            summary = made.train()
+    except KeyboardInterrupt:
+        os._exit(130)
     os._exit(summary.stopped_by)
 
 
@@ -178,11 +181,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
 
 def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None:
     """Let this process die as told, and before it those whose numbers `others` returns."""
-    from kapelle.training import loop as step_start
-
     owner, name, side = _places()[death.place]
-    if death.held is not None:
-        step_start.MOST_HELD = death.held
     call = getattr(owner, name)
     counted = 0
 
@@ -190,7 +189,8 @@ def arm(death: Death, others: Callable[[], Sequence[int]] | None = None) -> None
         for other in others() if others is not None else ():
             with suppress(ProcessLookupError):
                 os.kill(other, death.number)
-        os.kill(os.getpid(), death.number)
+        for _ in range(1 + death.again):
+            os.kill(os.getpid(), death.number)
 
     def watched(*arguments: Any, **keywords: Any) -> Any:
         nonlocal counted

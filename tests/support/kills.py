@@ -89,9 +89,9 @@ def _armed(moment: str, victim: str, done: Path) -> None:
     steps: list[int] = []
     step = Loop.step
 
-    def counted(self: Loop, number: int, *start: Any) -> Any:
+    def counted(self: Loop, number: int) -> Any:
         steps.append(number)
-        return step(self, number, *start)
+        return step(self, number)
 
     def outer(*given: Any, **named: Any) -> Any:
         asks = {"rollout": "play", "score": "score"}.get(moment)
@@ -102,7 +102,7 @@ def _armed(moment: str, victim: str, done: Path) -> None:
             kill(victim)
         return answer if asks else inner(*given, **named)
 
-    Loop.step = counted  # type: ignore[assignment, method-assign]
+    Loop.step = counted  # type: ignore[method-assign]
     setattr(kind, name, outer)
 
 

@@ -1,7 +1,8 @@
-"""Steps that do not end: what is half done is taken back, or neither saved nor gone on with."""
+"""Steps that do not end: what is half done is neither saved nor trained further."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.support.tiny import same_bits, sections
 
 from kapelle.engines.train.torch.learner import Learner
 from kapelle.errors import CheckpointError, NumericsError
+from kapelle.runs.reader import read_metrics
 from kapelle.training.trainer import Trainer
 
 
@@ -40,33 +42,71 @@ class TestTorn:
             with pytest.raises(type(error)):
                 next(trainer.steps(1))
 
-    def test_it_is_neither_saved_nor_gone_on_with(
-        self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    def test_it_is_not_saved_and_training_goes_on_from_the_newest_checkpoint(
+        self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        folder = trainer.save()
+        trainer.save()
+        list(trainer.steps(1))
+        expected = deepcopy(trainer.engine.state())
         self.broken(trainer, monkeypatch, KeyboardInterrupt())
-        with pytest.raises(CheckpointError, match="unfinished step after"):
+        with pytest.raises(CheckpointError, match="did not end"):
             trainer.save()
-        with pytest.raises(CheckpointError, match="unfinished step after"):
-            next(trainer.steps(1))
-        trainer.load_checkpoint(folder.parent)
+        with pytest.raises(CheckpointError, match="did not end"):
+            trainer.save_policies(tmp_path / "policies")
         assert next(trainer.steps(1)).number == 2
+        assert same_bits(trainer.engine.state(), expected)
+        assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1, 2]
 
-    def test_an_error_before_anything_moved_leaves_the_step_before(
-        self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    def test_without_a_run_directory_changed_weights_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        before = deepcopy(trainer.engine.state())
-        with monkeypatch.context() as patched:
-            patched.setattr(trainer.engine, "update", broken_update)
-            with pytest.raises(NumericsError, match="planned"):
+        given = sections(training={"steps": 4, "tasks_per_step": 1})
+        given["team"] |= {"sharing": "lora"}
+        with Trainer(**given) as trainer:
+            self.broken(trainer, monkeypatch, KeyboardInterrupt())
+            with pytest.raises(CheckpointError, match="did not end"):
                 next(trainer.steps(1))
-        assert same_bits(trainer.engine.state(), before)
-        assert trainer.save().name == "00000001"
-        assert next(trainer.steps(1)).number == 2
+
+    def test_without_a_run_directory_an_error_before_the_update_costs_its_step_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Trainer(**sections(training={"steps": 4, "tasks_per_step": 1})) as trainer:
+            with monkeypatch.context() as patched:
+                patched.setattr(trainer.engine, "update", broken_update)
+                with pytest.raises(NumericsError, match="planned"):
+                    next(trainer.steps(1))
+            assert next(trainer.steps(1)).number == 1
 
 
 def broken_update(*_: Any) -> dict[str, float]:
     raise NumericsError("planned")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = sections(training={"steps": 4, "tasks_per_step": 1}, checkpoint={"every": 9, "keep": 9})
+    run = tmp_path / "run"
+    with Trainer(**given, run_dir=run) as trainer:
+        update = trainer.engine.update
+
+        def pressed(*arguments: Any) -> dict[str, float]:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            return update(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(trainer.engine, "update", pressed)
+            if times == 1:
+                summary = trainer.train()
+                assert (summary.steps, summary.stopped_by) == (1, 130)
+                assert (run / "latest").read_text() == "checkpoints/00000001\n"
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    trainer.train()
+        assert trainer.train().steps == 4
+    assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
 
 def test_who_goes_back_in_one_process_can_save(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class TestAsked:
         assert read_status(run).state == "interrupted"
         latest = read_latest(run)
         assert latest is not None
-        # The step that was running is taken back, and the last whole one saved, whatever `checkpoint.every` says.
+        # The step that was running ends and is saved, whatever `checkpoint.every` says.
         assert latest.name == f"{rows(run)[-1]['step']:08d}"
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
@@ -227,20 +227,17 @@ class TestAsked:
     @pytest.mark.parametrize(
         ("method", "death", "steps"),
         [
-            ("grpo", Death("in a rollout", 40), 1),
-            ("grpo", Death("in an update", 3), 1),
-            ("grpo", Death("in an update", 5), 2),
-            ("ppo", Death("in a rollout", 50), 2),
-            ("ppo", Death("in an update", 13), 1),
-            ("ppo", Death("between updates", 15), 1),
-            ("whole", Death("in an update", 4), 0),
-            ("grpo", Death("between updates", 13, held=0), 2),
+            ("grpo", Death("in a rollout", 40), 2),
+            ("grpo", Death("in an update", 5), 3),
+            ("ppo", Death("in a rollout", 50), 3),
+            ("ppo", Death("between updates", 15), 2),
+            ("whole", Death("in an update", 4), 1),
             ("grpo", Death("in an evaluation", 1), 0),
             ("grpo", Death("in an evaluation", 2), 2),
             ("grpo", Death("in an evaluation", 3), 4),
         ],
     )
-    def test_inside_a_step_nothing_of_it_is_kept(
+    def test_a_step_ends_first_and_an_evaluation_is_made_later(
         self,
         method: str,
         death: Death,
@@ -258,6 +255,20 @@ class TestAsked:
         assert done == steps
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
+
+    @pytest.mark.sample(1)
+    @pytest.mark.parametrize("place", ["in a rollout", "in an update", "episodes recorded"])
+    def test_a_second_ctrl_c_costs_the_steps_since_the_last_checkpoint(
+        self, place: str, undisturbed: Undisturbed, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        times = {"in a rollout": 90, "in an update": 7, "episodes recorded": 5}[place]
+        assert start("grpo", run, death=Death(place, times, signal.SIGINT, again=True)) == 130
+        latest = read_latest(run)
+        assert latest is not None
+        assert latest.name == "00000002"
+        assert start("grpo", run, resume=True) == 0
+        assert_same(run, undisturbed["grpo"])
 
 
 class TestRows:

@@ -15,6 +15,7 @@ from kapelle.cli.output import say, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
+from kapelle.runtime.interrupts import STOP_WITHIN
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?"
 """Names that both schedulers take, with room for what they append."""
@@ -291,15 +292,19 @@ $start \\
 """)
 
 WARNING_S = 120
-"""Seconds before the time limit at which the run is asked to save and stop."""
+"""Seconds before the time limit at which the run receives SIGTERM."""
+SAVING_S = 30
+"""Seconds of these that are left for the checkpoint once the step has ended."""
 
 
 def script(job: LaunchedJob) -> str:
     """Return the batch script of a job."""
     many = job.nodes * job.processes > 1
     before = ""
+    if job.seconds is not None and job.seconds > 2 * WARNING_S:
+        before = f"export {STOP_WITHIN}={WARNING_S - SAVING_S}\n"
     if many:
-        before = """
+        before += """
 # The first node is where all others meet.
 nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes%%$'\\n'*}

@@ -26,6 +26,7 @@ from kapelle.cli.progress import (
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
 from kapelle.runs.reader import is_run, read_evaluations, saved_steps
+from kapelle.runtime.interrupts import stop_within
 from kapelle.runtime.process_tree import doing, stalled_after
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ NextCommands = Callable[[str], Sequence[tuple[str, str]]]
 def announce(title: str, *, as_json: bool) -> None:
     """Print at once that torch is being imported, which takes seconds. Raises ConfigError for environment variables that it cannot read."""
     stalled_after()
+    stop_within()
     doing("loading torch and transformers")
     if is_first():
         say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)

@@ -41,6 +41,7 @@ _TELLING = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "KAPELLE_STALLED_AFTER",
+    "KAPELLE_STOP_WITHIN",
 )
 """Beginnings of the environment variables that decide how ranks reach one another."""
 

@@ -291,6 +291,8 @@ def _run_watchdog(begun: threading.Event) -> None:
         # A signal has asked the process to stop, and it does not.
         number, stop = interrupts.Arrivals.look(passed), interrupts.pending_stop()
         if stop is not None:
+            if not stop.waited:
+                interrupts.end_loops()
             stop.waited += passed
             if number is None and stop.waited > interrupts.LAST_RESORT:
                 number = stop.number

@@ -33,6 +33,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from kapelle.errors import ConfigError
+
 T = TypeVar("T")
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -47,6 +49,11 @@ left_behind: deque[str] = deque(maxlen=1000)
 LAST_RESORT = 8.0
 """Seconds from a signal to the end of a process that does not stop its work."""
 
+FINISHING = 6.0
+"""Seconds that a step may still take after SIGTERM or SIGHUP: whoever sends them rarely waits for long."""
+STOP_WITHIN = "KAPELLE_STOP_WITHIN"
+"""Environment variable with other seconds than `FINISHING`, for schedulers that wait longer."""
+
 
 class StopRequested(BaseException):
     """Leaves the current work because this process was asked to stop."""
@@ -59,6 +66,8 @@ class StopSignal:
         """Keep what to raise, again and again, in other people's code that does not return."""
         self.number = number
         self.again = again
+        self.at_once = False
+        """Whether it ends a step before the step's end: a person has pressed Ctrl-C twice."""
         self.since = time.monotonic()
         self.waited = 0.0
         """Seconds that the watchdog has counted since, those of a save left out."""
@@ -85,9 +94,10 @@ class Interrupts:
             self.received = signal.Signals(number)
             begin_stop(number, StopRequested)
             self._notify(self.received)
-            for notify in tuple(_to_notify):
-                notify()
+            end_loops()
         elif number == signal.SIGINT:
+            for stop in stops:
+                stop.at_once = True
             raise KeyboardInterrupt
 
 
@@ -116,6 +126,8 @@ _to_notify: list[Callable[[], None]] = []
 """What `on_stop` is to call."""
 _unbroken: list[object] = []
 """One for each `unbroken` block that runs."""
+_finishing: list[object] = []
+"""One for each `finishing` block that runs."""
 agreements: list[Agreement] = []
 """Not empty while this process is one of several ranks, which stop together."""
 _handlers_before: dict[int, Any] = {}
@@ -160,7 +172,36 @@ def _held_back() -> bool:
 
 def pending_stop() -> StopSignal | None:
     """Return the signal on which this process is stopping; None without one, and inside a block that runs to its end."""
-    return stops[0] if stops and not _unbroken and not _held_back() else None
+    if not stops or _unbroken or _held_back() or (_finishing and not _overdue(stops[0])):
+        return None
+    return stops[0]
+
+
+def end_loops() -> None:
+    """Call what `on_stop` is to call, if this process is to stop now."""
+    if pending_stop() is not None:
+        for notify in tuple(_to_notify):
+            notify()
+
+
+def _overdue(stop: StopSignal) -> bool:
+    """Return whether a step has to stop before its end."""
+    late = stop.number != signal.SIGINT and time.monotonic() - stop.since > stop_within()
+    return stop.at_once or late
+
+
+def stop_within() -> float:
+    """Return for how many seconds after SIGTERM or SIGHUP a step may still finish; ConfigError for anything but a number."""
+    said = os.environ.get(STOP_WITHIN, "")
+    try:
+        seconds = float(said) if said else FINISHING
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise ConfigError(
+            f"{STOP_WITHIN} is {said!r}. Give it the seconds that a step may still take after SIGTERM, such as 60."
+        )
+    return seconds
 
 
 def end_stops(first: int = 0) -> None:
@@ -170,7 +211,7 @@ def end_stops(first: int = 0) -> None:
 
 def stop_asked() -> bool:
     """Return whether code inside `catch_interrupts` should stop now."""
-    return not _unbroken and bool(asked_by()) and not _held_back()
+    return bool(asked_by()) and pending_stop() is not None
 
 
 _here = threading.local()
@@ -310,7 +351,7 @@ def _forget() -> None:
     """Leave a forked child its own signals: they end it, and ask neither it nor this process to stop."""
     Arrivals.forget()
     _restore(_handlers_before)
-    for kept in (_handlers_before, _catching, stops, _to_notify, _unbroken, commands, agreements):
+    for kept in (_handlers_before, _catching, stops, _to_notify, _unbroken, _finishing, commands, agreements):
         kept.clear()
 
 
@@ -320,7 +361,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @contextmanager
 def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify`, inside the signal handler, when this process is asked to stop while the block runs."""
+    """Call `notify`, inside the signal handler or from the watchdog, when this process is to stop while the block runs."""
     with listed(notify, _to_notify):
         yield
 
@@ -346,6 +387,13 @@ def unbroken() -> Iterator[None]:
     finally:
         with suppress(ValueError):  # a forked child has forgotten it
             _unbroken.remove(this)
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Let a step finish although this process was asked to stop, unless it is asked twice or has no time left."""
+    with listed(object(), _finishing):
+        yield
 
 
 @contextmanager

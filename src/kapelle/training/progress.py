@@ -1,7 +1,7 @@
 """How far a run is, and what of it is saved: a step counts whole or not at all.
 
-An interrupted step is undone. If that is impossible because weights have changed, the run returns to its newest
-checkpoint; without one, nothing can be saved or learned until a checkpoint is loaded.
+A stop request waits for the end of the step. After a step that did not end (an error, a second Ctrl-C) the run
+continues from its newest checkpoint, as it does after a crash.
 
 With several ranks each writes its share of a checkpoint, and the first one lists and prunes them; all load the same one, from
 a folder that all can read.
@@ -29,7 +29,7 @@ from kapelle.runs.reader import read_evaluations
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
-from kapelle.runtime.interrupts import stop_asked, unbroken
+from kapelle.runtime.interrupts import finishing, stop_asked, unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
@@ -126,41 +126,62 @@ class Progress:
         """Steps behind the weights."""
         self.owed = False
         """Whether the evaluation of the step that a run continues from is missing."""
-        self.went_back = False
-        """Whether an interruption cost steps."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
-        self._torn = False
-        """Whether the weights are those of an unfinished step."""
+        self.unfinished = False
+        """Whether the last step did not end, so that the run has to return to a checkpoint."""
+        self._in_step = False
 
     @property
     def kept(self) -> bool:
         """Whether what is learned is saved."""
         return self._checkpoints is not None
 
-    def step(self) -> Step:
-        """Take the next step."""
+    def step(self, record: Callable[[Step], Step]) -> Step:
+        """Take the next step and record it; returns what `record` returns."""
         self.settle()
+        versions = dict(self._pieces.engine.versions)
+        self._in_step = True
         try:
-            step = self._pieces.loop.step(self.done + 1)
+            with finishing():
+                step = self._pieces.loop.step(self.done + 1)
+                self.done = step.number
+                return record(step)
         except BaseException:
-            self._torn = True
+            # Without a checkpoint to return to, a trainer goes on with weights that have not changed.
+            self.unfinished = self.kept or dict(self._pieces.engine.versions) != versions
             raise
-        self.done = step.number
-        return step
+        finally:
+            self._in_step = False
 
-    def refuse_torn(self) -> None:
-        """Raise CheckpointError if the weights are those of an unfinished step."""
-        if self._torn:
+    def restore(self) -> None:
+        """Return to the newest checkpoint if the last step did not end; CheckpointError without one."""
+        if self.unfinished:
+            if not self.kept:
+                self.refuse_unfinished()
+            self.go_back()
+
+    def refuse_unfinished(self) -> None:
+        """Raise CheckpointError if the last step did not end."""
+        if self.unfinished:
             raise CheckpointError(
-                f"The weights are those of an unfinished step after {self.done}. Use the last checkpoint: "
-                "resume the run, or call `load_checkpoint`."
+                f"A step after {self.done} did not end, and the weights are those of a part of it. Load a checkpoint with "
+                "`load_checkpoint`, or make the trainer again."
             )
 
     @property
     def is_new(self) -> bool:
-        """Whether there are steps that no checkpoint holds."""
-        return self.kept and self._saved not in (None, self.done)
+        """Whether there are steps that no checkpoint holds and that can be saved."""
+        return self.kept and not self.unfinished and self._saved not in (None, self.done)
+
+    def when_stopped(self) -> str:
+        """Return what a stop request leads to now."""
+        if not self._in_step:
+            return "then saving"
+        return (
+            f"finishing step {self.done + 1}, then saving; Ctrl-C again stops at once, and the run then continues from step "
+            f"{self._saved or 0}"
+        )
 
     def keep_start(self) -> None:
         """Write the first checkpoint of a run that has none."""
@@ -171,7 +192,7 @@ class Progress:
     def save(self) -> Path:
         """Write a checkpoint, remove surplus ones, and return its folder; if that fails nothing is lost."""
         assert self.kept, "a trainer without a run directory keeps nothing"
-        self.refuse_torn()
+        self.refuse_unfinished()
         doing(f"the checkpoint of step {self.done}")
         folder = self._write()
         if self._run is not None and not stop_asked():  # pruning takes time, and the next save does it
@@ -217,7 +238,7 @@ class Progress:
 
     def begin_save(self) -> None:
         """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` reports how it ended."""
-        self.refuse_torn()
+        self.refuse_unfinished()
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
 
@@ -280,7 +301,7 @@ class Progress:
         whole = Path(found) if self._ranks.rank else place / Path(found).name
         loop = read_checkpoint(whole, made.engine, made.team, made.base_hashes, take)
         self.done = int(loop["step"])
-        self._torn = False
+        self.unfinished = False
         made.loop.publish()
         return loop
 

@@ -99,7 +99,7 @@ class TrainingTasks:
         if wanted is None or self._rates is not None:
             return
         doing("measuring how hard the tasks are")
-        drawn = capture_random()  # an undone step does not measure again, and goes on alike
+        drawn = capture_random()  # a resumed run does not measure again, and draws the same afterwards
         rates: dict[int, float] = {}
         left = self._finite()
         for begin in range(0, len(left), PLAYED):

@@ -94,7 +94,7 @@ class Summary:
     stopped_by: int
     """0, or the exit code of the signal that stopped it (130, 143)."""
     went_back: bool = False
-    """True if an interrupted update could not be undone: steps since the last checkpoint are repeated."""
+    """True if a step was stopped before its end: steps since the last checkpoint are repeated."""
     seconds: float = 0.0
     """Wall time of this call, evaluations included."""
     run_dir: Path | None = None
@@ -417,22 +417,21 @@ class Trainer:
             yield step
 
     def _taken(self, count: int | None) -> Iterator[Step]:
-        last = self.config.training.steps if count is None else self.done + count
         every, progress = self.config.checkpoint.every, self._progress
-        progress.refuse_torn()
+        progress.restore()
         progress.keep_start()
-        # A run that was stopped during an evaluation does it first.
+        last = self.config.training.steps if count is None else self.done + count
+        # A run that was stopped before or during an evaluation does it first.
         if progress.owed:
+            stop_if_asked()
             self._measure(last)
             if self.algorithm.judges and self.done % every == 0 < self.done:
                 self.save()
-            progress.owed = False
+            progress.owed = False  # nothing is due at the start and at the end
         with long_lived_apart() if last - self.done >= SEVERAL else nullcontext():
             while self.done < last:
-                step = progress.step()
-                step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
-                self._records.step(step, last)
-                self._idle.note(step)
+                stop_if_asked()
+                step = progress.step(partial(self._record, last))
                 # Evaluate before saving: the value decides whether this checkpoint is the best one.
                 measured = self._measure(last)
                 if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
@@ -443,24 +442,39 @@ class Trainer:
                         self.save()
                 yield step
 
+    def _record(self, last: int, step: Step) -> Step:
+        """Record a step, and return it with the metrics of the user's own."""
+        step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
+        self._records.step(step, last)
+        self._idle.note(step)
+        return step
+
     def _measure(self, last: int) -> bool:
         """Evaluate if it is time to, and return whether it was."""
         every = self.config.evaluation.every
         due = every > 0 and self.done % every == 0 and 0 < self.done < last
-        if due:
-            self.evaluate(self.config.evaluation.problems_while_training)
-        return due
+        if not due:
+            return False
+        self._progress.owed = True  # also if a stop leaves it
+        if stop_asked():
+            return False
+        self.evaluate(self.config.evaluation.problems_while_training)
+        self._progress.owed = False
+        return True
 
     @_in_its_words
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM interrupts the current step, undoes it and saves."""
+        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM lets the current step end, and saves."""
         _check_count("steps", steps, least=0)
         before = after = None
         last: Mapping[str, float] = {}
         idle = ""
         start = time.monotonic()
         measured = self.config.evaluation.before_and_after
-        with catch_interrupts(lambda _: self.observer.phase("stopping", "then saving")) as stopped:
+        self._progress.restore()
+        with catch_interrupts(
+            lambda _: self.observer.phase("stopping", self._progress.when_stopped())
+        ) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
                 self._phase("training", f"{self.algorithm.name} on {self.play.environment.name}")
@@ -477,7 +491,7 @@ class Trainer:
             before,
             after,
             stopped.exit_code,
-            self._progress.went_back,
+            self._progress.unfinished,
             time.monotonic() - start,
             self._records.run.path if self._records.run is not None else None,
             last,
@@ -489,9 +503,11 @@ class Trainer:
         """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
         _check_count("problems", problems, least=1)
         problems = problems or self.config.evaluation.problems
+        self._progress.restore()
         if (known := self._held_out.known(self.done, problems)) is not None:
             return known
         self._progress.keep_start()
+        stop_if_asked()
         self._phase("evaluation", "unseen problems")
         try:
             result = self._held_out.measure(self.done, problems, greedy)
@@ -548,6 +564,7 @@ class Trainer:
     @_in_its_words
     def save_policies(self, folder: str | Path) -> None:
         """Write every trained policy in a form that others can load: adapters as PEFT folders, models by `save_pretrained`."""
+        self._progress.refuse_unfinished()
         self._progress.write_policies(Path(folder))
 
     @_in_its_words

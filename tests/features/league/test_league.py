@@ -366,7 +366,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ({"league": line(2), "algorithm": {"name": "ippo", "team_reward": "individual"}}, "critics"),
         (
             {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
-            "one agent after another",
+            "one after another",
         ),
         (
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
