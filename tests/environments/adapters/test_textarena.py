@@ -15,6 +15,12 @@ from kapelle.environments.adapters.textarena import TextArena
 from kapelle.errors import ConfigError
 from kapelle.workflows.play import PlayWorkflow
 
+RAISING = {
+    "index": IndexError("list index out of range"),
+    "syntax": SyntaxError("invalid syntax"),
+    "assert": AssertionError("a move"),
+}
+
 
 class Guess:
     """Players guess a number from 0 to 9 in turn; whoever says it wins. It draws as TextArena's games do."""
@@ -24,6 +30,7 @@ class Guess:
         random.seed(seed)
         self.number, self.player, self.told = random.randrange(10), 0, [["Guess 0 to 9."], ["Guess 0 to 9."]]
         self.winner: int | None = None
+        self.paid: float | str = 1
 
     def get_observation(self) -> tuple[int, str]:
         return self.player, "\n".join(self.told[self.player])
@@ -31,6 +38,12 @@ class Guess:
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
         if action.isdigit():
             int(action)  # as games do: too many digits are a ValueError
+        if action in RAISING:
+            raise RAISING[action]
+        if action == "exchanged":
+            self.winner = self.player
+            self.paid = "Invalid action format"
+            return True, {}
         for told in self.told:
             told.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
         if action == str(self.number):
@@ -38,9 +51,9 @@ class Guess:
         self.player = 1 - self.player
         return self.winner is not None, {}
 
-    def close(self) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
+    def close(self) -> tuple[dict[int, Any], dict[int, dict[str, Any]]]:
         assert self.winner is not None
-        return {self.winner: 1, 1 - self.winner: -1}, {k: {"reason": "guessed"} for k in range(2)}
+        return {self.winner: self.paid, 1 - self.winner: -1}, {k: {"reason": "guessed"} for k in range(2)}
 
 
 @pytest.fixture(autouse=True)
@@ -87,16 +100,26 @@ async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_al
     assert one == two
 
 
-async def test_whoever_breaks_the_game_loses_and_nobody_wins() -> None:
+@pytest.mark.parametrize("text", ["9" * 5000, "index", "syntax", "assert"])
+async def test_a_move_on_which_the_game_raises_is_an_invalid_one_and_no_one_wins(text: str) -> None:
     environment = TextArena(id="Guess-v0")
-    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
-    await world.step({"a": "none"})
-    await world.step({"b": "9" * 5000})
-    assert world.movers() == ()
-    outcome = world.outcome()
-    assert outcome.rewards == {"a": 0.0, "b": -1.0}
-    assert "4300 digits" in outcome.info["reasons"]["b"]
-    assert not outcome.truncated
+    scripts = {"a": lines("none"), "b": lines(text)}
+    [episode] = await play(
+        environment, PlayWorkflow(), ["a", "b"], scripts, environment.task("train", 0), seed=0
+    )
+    assert (episode.error, episode.rewards) == (None, {"a": 0.0, "b": -1.0})
+    assert "the game raised" in episode.info["reasons"]["b"]
+    assert not episode.truncated
+
+
+async def test_a_reward_that_is_no_number_ends_the_game_as_an_invalid_move_does() -> None:
+    """`set_invalid_move(progress, reason)`, with its arguments exchanged, as in Countdown-v0 of 0.7.4."""
+    environment = TextArena(id="Guess-v0")
+    scripts = {"a": lines("none"), "b": lines("exchanged")}
+    [episode] = await play(
+        environment, PlayWorkflow(), ["a", "b"], scripts, environment.task("train", 0), seed=0
+    )
+    assert (episode.error, episode.rewards) == (None, {"a": 0.0, "b": -1.0})
 
 
 async def test_a_game_that_is_not_over_pays_nobody() -> None:

@@ -12,6 +12,7 @@ from kapelle.environment import Outcome
 from kapelle.environments.adapters.plain import make_own
 from kapelle.environments.base import BaseWorld, GameSettings
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
@@ -81,12 +82,8 @@ class TextArena(GameSettings):
         return ArenaWorld(self._make(len(agents), seed), task, agents, self, seed)
 
 
-BREAKS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a game raises on a text that its reader cannot take, such as a number of 5,000 digits."""
-
-
 class ArenaWorld(BaseWorld):
-    """One game; it pays at the end. A player whose text crashes the game itself loses, and the game has no winner."""
+    """One game with rewards at its end. A move on which the game raises is an invalid one: its player loses, and no one wins."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)
@@ -94,7 +91,7 @@ class ArenaWorld(BaseWorld):
         self._told = settings.head("", "")
         self._move_in = settings.move_in
         self._left = settings.max_moves
-        self._broken: tuple[str, str] | None = None
+        self._outcome: Outcome | None = None
         # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
         self._random = random.Random(seed).getstate()
         self._seen = dict.fromkeys(agents, "")
@@ -122,26 +119,29 @@ class ArenaWorld(BaseWorld):
         random.setstate(self._random)
         try:
             self.over, _ = self._game.step(action=self._move_in(actions[self._mover]) or "")
-            if not self.over:
+            if self.over:
+                self._outcome = self._result()
+            else:
                 self._listen()
-        except BREAKS as error:
-            self.over, self._broken = True, (self._mover, f"the game broke: {str(error)[:200]}")
+        except Exception as error:  # noqa: BLE001 - games raise on texts that their readers do not expect
+            # TextArena's own reward for an invalid move; what the game holds now may be inconsistent, so it ends.
+            self.over, lost = True, {agent: -float(agent == self._mover) for agent in self.agents}
+            why = f"Invalid move: the game raised {reason(error)}."
+            self._outcome = Outcome(lost, None, {"reasons": {self._mover: why}})
         finally:
             self._random = random.getstate()
             random.setstate(shared)
         return {}
 
-    def outcome(self) -> Outcome:
-        """Return the game's rewards; an unfinished game pays zero to all."""
-        if self._broken is not None:
-            breaker, reason = self._broken
-            lost = {agent: -1.0 if agent == breaker else 0.0 for agent in self.agents}
-            return Outcome(lost, None, {"reasons": {breaker: reason}})
-        rewards, told = self._game.close() if self.over else (None, None)
+    def _result(self) -> Outcome:
+        """Return what the finished game says; ValueError for a reward that is no number."""
+        rewards, told = self._game.close()
         paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
         reasons = {
             agent: str((told or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self.agents)
         }
-        return Outcome(
-            paid, None, {"reasons": {a: r for a, r in reasons.items() if r}}, truncated=not self.over
-        )
+        return Outcome(paid, None, {"reasons": {a: r for a, r in reasons.items() if r}})
+
+    def outcome(self) -> Outcome:
+        """Return the game's rewards; an unfinished game pays zero to all."""
+        return self._outcome or Outcome(dict.fromkeys(self.agents, 0.0), truncated=True)
