@@ -28,6 +28,8 @@ CALLS = 0
 
 
 def say(message: dict[str, Any]) -> None:
+    if sys.argv[1:] == ["stray"]:
+        sys.stdout.write('Listening.\n\n{"level": "info"}\n\xff\n')
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 

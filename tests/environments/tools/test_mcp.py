@@ -65,7 +65,7 @@ def test_results_are_texts_and_the_process_stays(opened: McpTools) -> None:
         ("hang", r"did not answer within 0.2 s", True),
         ("die", "has ended", True),
         ("flood", "more than 1,048,576 bytes at once", True),
-        ("babble", "no message", True),
+        ("babble", "The server refused: no", False),
     ],
 )
 def test_what_goes_wrong_is_a_fault_and_the_next_call_is_answered(
@@ -104,6 +104,23 @@ def test_a_server_that_offers_nothing_is_refused_before_the_run(server: Mcp, why
     with pytest.raises(ConfigError, match=why):
         server.check()
     assert time.monotonic() - started < 45.0, "a silent server waits for a minute"
+
+
+def test_what_a_server_wrote_before_it_ended_is_shown() -> None:
+    program = "import sys; sys.stderr.write('much ' * 9999); sys.exit('no API key is set')"
+    with pytest.raises(ConfigError, match=r"has ended\. It wrote to stderr:\n.*no API key is set$") as caught:
+        Mcp(command=(sys.executable, "-c", program)).check()
+    assert len(str(caught.value)) < 3_000
+
+
+def test_stray_lines_are_logged_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    """As the official package does: banners and prints on standard output are frequent."""
+    server = settings("stray")
+    assert [schema.name for schema in server.schemas()][:2] == ["add", "count"]
+    opened = server.open()
+    assert opened._call("add", {"a": 2, "b": 3}) == "5"
+    opened.close()
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["Listening."]
 
 
 def test_an_endless_list_ends() -> None:

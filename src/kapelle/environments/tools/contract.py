@@ -20,7 +20,12 @@ class ToolFault(Exception):
 
 
 class Lost(ToolFault):
-    """The connection to the server behind a tool is lost."""
+    """The connection to the server behind a tool is lost; `stderr` is for the user alone."""
+
+    def __init__(self, why: str, stderr: str = "") -> None:
+        super().__init__(why)
+        self.stderr = stderr
+        """The end of what the server has written to standard error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from kapelle.types import Json
 if TYPE_CHECKING:
     from kapelle.environments.tools.mcp_session import McpConnection
 
+LOG = logging.getLogger(__name__)
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?|")
 _OURS = frozenset(
@@ -50,8 +52,8 @@ class Mcp(ToolSettings, StartsProgram):
     """The tools of one server; every agent of every episode has a process, or a session, of its own."""
 
     tool: Literal["mcp"] = "mcp"
-    descriptors: ClassVar[int] = 2
-    """Of one server: two pipes, or one connection."""
+    descriptors: ClassVar[int] = 3
+    """Of one server: two pipes and a file, or one connection."""
     command: tuple[str, ...] = ()
     """The program and its arguments; it runs with this process's rights, outside any sandbox."""
     url: str | None = None
@@ -133,10 +135,17 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
         server = _connected(settings)
         return server.tools()
     except ToolFault as fault:
-        raise ConfigError(f"The MCP server `{settings.server}` offers no tools: {fault}") from None
+        raise ConfigError(
+            f"The MCP server `{settings.server}` offers no tools: {fault}{_written(fault)}"
+        ) from None
     finally:
         if server is not None:
             server.close()
+
+
+def _written(fault: ToolFault) -> str:
+    """Return the end of a lost server's standard error as a part of a message."""
+    return f" It wrote to stderr:\n{fault.stderr}" if isinstance(fault, Lost) and fault.stderr else ""
 
 
 def _connected(settings: Mcp) -> McpConnection:
@@ -159,11 +168,12 @@ class McpTools(Toolbox):
         )
 
     def _call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        if self._server is None:
-            self._server = _connected(self._settings)
         try:
+            if self._server is None:
+                self._server = _connected(self._settings)
             return self._server.call(name, arguments)
-        except Lost:
+        except Lost as fault:
+            LOG.warning("The MCP server `%s`: %s%s", self._settings.server, fault, _written(fault))
             self.close()
             raise
 

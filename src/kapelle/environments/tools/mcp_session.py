@@ -12,9 +12,11 @@ import functools
 import json
 import logging
 import os
+import shlex
 import signal
 import ssl
 import subprocess
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 1 << 20
 """Bytes of one message."""
+KEPT_ERRORS = 2_000
+"""Bytes that are shown of a server's standard error."""
 ENDED = "The server has ended."
 """The default explanation for a lost server."""
 
@@ -54,17 +58,20 @@ class McpProgram:
     def __init__(self, command: Sequence[str], env: Sequence[str]) -> None:
         """Start it with PATH, HOME, LANG and the variables named; Lost if it fails to start."""
         passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", *env) if name in os.environ}
+        self.name = shlex.join(command)
         self._unread = bytearray()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the program
         try:
             self.process = subprocess.Popen(  # noqa: S603 (the program that the settings name)
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
                 env=passed,
                 start_new_session=True,
             )
         except OSError as error:
+            self._errors.close()
             raise Lost(f"it cannot be started ({error.strerror}).") from None
         assert self.process.stdin is not None, "opened as a pipe"
         assert self.process.stdout is not None, "opened as a pipe"
@@ -102,6 +109,12 @@ class McpProgram:
             except OSError:
                 raise Lost(ENDED) from None
 
+    def stderr(self) -> str:
+        """Return the end of what it has written to standard error."""
+        end = os.fstat(self._errors.fileno()).st_size
+        tail = os.pread(self._errors.fileno(), KEPT_ERRORS, max(0, end - KEPT_ERRORS))
+        return cleaned(tail.decode("utf-8", "replace").strip())
+
     def kill(self) -> None:
         """End it and everything that it started in its group; once, because its number may become another one's."""
         if self.process.returncode is not None:
@@ -114,7 +127,7 @@ class McpProgram:
 
     def close(self) -> None:
         """Close its pipes, which are no longer in use."""
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self._errors):
             if pipe is not None:
                 try:
                     pipe.close()
@@ -292,6 +305,11 @@ for _talkative in ("mcp", "client"):
     logging.getLogger(_talkative).addHandler(logging.NullHandler())
 
 
+LOG = logging.getLogger(__name__)
+_stray = set[str]()
+"""Programs of which a stray line was logged."""
+
+
 class Pipes:
     """The wire to a program; what it tells unasked is dropped."""
 
@@ -300,7 +318,7 @@ class Pipes:
         self.fault: str | None = None
         """Why the transport has stopped; None while it works."""
         self._heard = 0
-        self.cut, self.close = program.kill, program.close
+        self.cut, self.close, self.stderr = program.kill, program.close, program.stderr
 
     @asynccontextmanager
     async def streams(
@@ -322,20 +340,30 @@ class Pipes:
             try:
                 while self._heard <= MAX_ASIDE:
                     line = await self.program.read_line()
-                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                     self._heard += 1
+                    try:
+                        message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    except ValidationError:
+                        self._log_stray(line)
+                        await asyncio.sleep(0)
+                        continue
                     if isinstance(message, types.JSONRPCNotification):
                         await asyncio.sleep(0)  # lets others have their turn, however much is told
                     else:
                         await told.send(SessionMessage(message))
                 why = f"The server sent more than {MAX_ASIDE:,} messages for one question."
-            except ValidationError:
-                why = "The server sent something that is no message."
             except Lost as fault:
                 why = str(fault)
             except anyio.BrokenResourceError:
                 return  # the session has ended
             self.fault = self.fault or why
+
+    def _log_stray(self, line: bytes) -> None:
+        """Log a line of standard output that is no message; once for each program, as episodes start it many times."""
+        if self.program.name not in _stray:
+            _stray.add(self.program.name)
+            shown = cleaned(line.decode("utf-8", "replace")[:200])
+            LOG.warning("The MCP server `%s` wrote a line that is no message: %s", self.program.name, shown)
 
     async def _say(self, to_say: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with to_say:
@@ -377,6 +405,10 @@ class Requests:
         ):
             yield streams
 
+    def stderr(self) -> str:
+        """Return nothing: the server is somebody else's process."""
+        return ""
+
     def cut(self) -> None:
         """Do nothing: the server is somebody else's process."""
 
@@ -410,10 +442,10 @@ class McpConnection:
                 try:
                     await self._within(_greeted(session))
                 except ToolFault as fault:
-                    self._opened.set_exception(Lost(str(fault)))
+                    self._opened.set_exception(self._lost(str(fault)))
                     return
                 except ValidationError:
-                    self._opened.set_exception(Lost("The server's greeting is none."))
+                    self._opened.set_exception(self._lost("The server's greeting is none."))
                     return
                 self._opened.set_result(session)
                 await asyncio.Event().wait()  # until it is cancelled
@@ -421,8 +453,11 @@ class McpConnection:
             self._wire.fault = self._wire.fault or f"The conversation has ended: {type(error).__name__}."
         finally:
             if not self._opened.done():
-                self._opened.set_exception(Lost(self._wire.fault or ENDED))
+                self._opened.set_exception(self._lost(self._wire.fault or ENDED))
             self._ended.set()
+
+    def _lost(self, why: str) -> Lost:
+        return Lost(why, self._wire.stderr())
 
     async def _within(self, asked: Awaitable[_ANSWER]) -> _ANSWER:
         """Return what the server answers in time; Lost if the connection is gone, ToolFault for what it refuses."""
@@ -434,13 +469,13 @@ class McpConnection:
                 return await asyncio.shield(answer)
         except TimeoutError:
             self._wire.cut()  # or the package would wait for seconds to tell a server that may read nothing
-            raise Lost(f"The server did not answer within {self._limit_s:g} s.") from None
+            raise self._lost(f"The server did not answer within {self._limit_s:g} s.") from None
         except MCPError as refusal:
             if self._wire.fault is not None or self._ended.is_set():
-                raise Lost(self._wire.fault or ENDED) from None
+                raise self._lost(self._wire.fault or ENDED) from None
             raise ToolFault(cleaned(f"The server refused: {refusal.message}"[:1000])) from None
         except RuntimeError as fault:  # a version of the protocol that the package does not speak
-            raise Lost(cleaned(str(fault)[:1000])) from None
+            raise self._lost(cleaned(str(fault)[:1000])) from None
         finally:
             answer.cancel()
 
