@@ -15,7 +15,7 @@ from kapelle.rollout.play import Play, rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.policy.outside import serve_outside
 from kapelle.training.observer import Silent
-from kapelle.types import Episode, Task
+from kapelle.types import Episode, FinishReason, Task
 from kapelle.workflows.external import ExternalWorkflow
 
 
@@ -46,10 +46,13 @@ class Reciting(ServesCallers, Recites):
     """An engine that says what it is told to, three tokens at a time, and keeps what it was asked."""
 
     def __init__(
-        self, script: Callable[[Request], str], begin: Callable[[Request], Awaitable[object]] | None = None
+        self,
+        script: Callable[[Request], str],
+        begin: Callable[[Request], Awaitable[object]] | None = None,
+        is_cut: Callable[[Request], bool] = lambda _: False,
     ) -> None:
-        """Answer by a script; an answer waits for `begin` first."""
-        self._script, self._begin = script, begin
+        """Answer by a script; an answer waits for `begin` first, and has no end where it `is_cut`."""
+        self._script, self._begin, self._is_cut = script, begin, is_cut
         self.asked: list[Request] = []
         self.broken_off: list[Request] = []
 
@@ -76,7 +79,8 @@ class Reciting(ServesCallers, Recites):
             self.broken_off.append(request)
             raise
         text = bytes(ids).decode("utf-8", "replace")
-        return Completion(tuple(ids), (0.0,) * len(ids), "stop", text, 0, "recited")
+        ended: FinishReason = "length" if self._is_cut(request) else "stop"
+        return Completion(tuple(ids), (0.0,) * len(ids), ended, text, 0, "recited")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None: ...
 

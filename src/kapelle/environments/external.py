@@ -60,6 +60,10 @@ class OutsideCall:
     """Cancelled when its caller goes away."""
 
 
+class ProgramEnded(EpisodeError):
+    """The program of an episode ended without a reward."""
+
+
 News = OutsideCall | Outcome | EpisodeError | None
 """What an episode learns of its program: a call (once more when its caller goes away), its reward, or why it will not come.
 None lets it look anew at what it waits for."""
@@ -84,6 +88,8 @@ class WaitingEpisode:
     """Set when a program has it. For the episode."""
     spoke: set[str] = field(default_factory=set)
     """Agents that have answered a call."""
+    cut: dict[str, bool] = field(default_factory=dict)
+    """Whether each agent's latest answer was cut by its `max_tokens`."""
     closed: bool = False
 
     def take(self) -> None:
@@ -115,9 +121,9 @@ class WaitingEpisode:
         """End the episode with its rewards; raises Over. For the server."""
         self._in_loop(partial(self.news.put_nowait, outcome))
 
-    def fail(self, why: str) -> None:
+    def fail(self, error: EpisodeError) -> None:
         """End the episode without rewards; raises Over. For the server."""
-        self._in_loop(partial(self.news.put_nowait, EpisodeError(why)))
+        self._in_loop(partial(self.news.put_nowait, error))
 
     def answered(self, call: OutsideCall, said: Mapping[str, Json]) -> None:
         """Answer a call. For the episode."""
@@ -125,6 +131,7 @@ class WaitingEpisode:
             self._open.discard(call.answer)
             if "turn" in said:
                 self.spoke.add(call.agent)
+                self.cut[call.agent] = said["finish_reason"] == "length"
         if call.answer.set_running_or_notify_cancel():
             call.answer.set_result(said)
 
@@ -376,14 +383,14 @@ class Program:
             ) from None
         return cls(transport, exited)
 
-    async def ended(self) -> EpisodeError:
+    async def ended(self) -> ProgramEnded:
         """Wait until it ends and return how, in words."""
         await self._exited.ended.wait()
         code = self._process.returncode
         # What it started may play on where it ended well, as a wrapper does. One that failed has left it behind.
         await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
         said = " ".join(self._said.decode("utf-8", "replace").split())[-SHOWN:]
-        return EpisodeError(
+        return ProgramEnded(
             f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
         )
 
@@ -439,12 +446,17 @@ class ExternalWorld:
         agents: tuple[str, ...],
         start: StartsIt | None,
         programs: int,
+        least: float = 0.0,
     ) -> None:
-        """Play with a program of this world's own where `start` starts one, of which at most so many `programs` run at once."""
+        """Play with a program of this world's own where `start` starts one, of which at most so many `programs` run at once.
+
+        `least` is the reward of an episode whose program ended after an answer that was cut.
+        """
         self._board = board
         self._seat = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
         self._start = start
         self._programs = programs
+        self._least = least
         self._program: StartedProgram | None = None
         self._begun = False
         self._open: dict[int, OutsideCall] = {}
@@ -499,7 +511,11 @@ class ExternalWorld:
             for what in news:
                 if isinstance(what, EpisodeError):
                     self._board.failed(self._seat, str(what))
-                    raise what
+                    # Frameworks raise on a response without its end. Without this reward, length would never be punished.
+                    if not (isinstance(what, ProgramEnded) and any(self._seat.cut.values())):
+                        raise what
+                    lost = dict.fromkeys(self._seat.spoke, self._least)
+                    what = Outcome(lost, None, {"program": str(what)})  # noqa: PLW2901
                 if isinstance(what, Outcome):
                     self._outcome = what
                     self._seat.close()
@@ -707,7 +723,8 @@ class External(WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
         async def begin(seat: WaitingEpisode, waits: Callable[[], bool]) -> Program:
             return await Program.start(self.command, seat, board.url, board.token)
 
-        return ExternalWorld(board, task, seed, tuple(agents), begin if self.command else None, self.programs)
+        starts = begin if self.command else None
+        return ExternalWorld(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
 
     @property
     def key(self) -> str:

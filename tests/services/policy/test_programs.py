@@ -98,7 +98,6 @@ def test_no_more_programs_are_started_than_may_run_at_once(play: Play, tmp_path:
 def test_a_group_goes_on_without_a_program_that_ends_without_a_reward(tmp_path: Path) -> None:
     """Three programs of one task: the first says why it ends, and the agent learns from the others' rewards."""
     code = f"""{POST}
-say("x", "coder")
 for number in range(3):
     try:
         os.mkdir({str(tmp_path)!r} + f"/{{number}}")
@@ -107,6 +106,7 @@ for number in range(3):
         pass
 if number == 0:
     sys.exit("out of luck")
+say("x", "coder")
 post("/reward", {{"reward": number - 1.0, "info": {{key: os.environ[key] for key in ("KAPELLE_INDEX", "KAPELLE_SEED")}}}})
 """
     over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.5}
@@ -125,6 +125,36 @@ post("/reward", {{"reward": number - 1.0, "info": {{key: os.environ[key] for key
     assert {episode.info["KAPELLE_INDEX"] for episode in played} == {index}, "one task"
     assert {episode.info["KAPELLE_SEED"] for episode in played} == seeds
     assert len({episode.seed for episode in group.episodes}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards"),
+    [
+        ([("a", True)], {"first": -1.0}),
+        ([("a", True), ("a", False)], None),  # it went on without a fault, and failed later
+        ([("a", False)], None),
+    ],
+)
+def test_a_program_that_ends_after_an_answer_that_was_cut_receives_the_least_reward(
+    play: Play, answers: list[tuple[str, bool]], rewards: dict[str, float] | None
+) -> None:
+    """As with frameworks that raise on a response whose `finish_reason` is `length`."""
+    cut = iter([was_cut for _, was_cut in answers])
+    calls = "\n".join(f"say({words!r})" for words, _ in answers)
+    code = f"{POST}\n{calls}\nsys.exit('ModelBehaviorError')"
+    engine = Reciting(echo, is_cut=lambda _: next(cut))
+    with staged(play, engine, command=(*PYTHON, code), rewards=(-1.0, 1.0)) as stage:
+        pass
+    [episode] = stage.episodes
+    if rewards is None:
+        assert episode.error is not None
+    else:
+        assert (episode.error, dict(episode.rewards)) == (None, rewards)
+        assert [turn.finish_reason for turn in episode.turns] == ["length"]
+        assert "ModelBehaviorError" in str(episode.info["program"])
+        assert any("ModelBehaviorError" in line for line in stage.said), (
+            "a defect of the program is not hidden"
+        )
 
 
 def test_too_many_programs_that_fail_stop_the_run_with_their_reason() -> None:

@@ -22,7 +22,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kapelle.engines.rollout.protocol import Completion, ServesCallers
 from kapelle.environment import Outcome
-from kapelle.environments.external import External, Over, Switchboard, WaitingEpisode, switched_on
+from kapelle.environments.external import (
+    External,
+    Over,
+    ProgramEnded,
+    Switchboard,
+    WaitingEpisode,
+    switched_on,
+)
+from kapelle.errors import EpisodeError
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
@@ -166,11 +174,12 @@ class OutsideDesk(Recorder):
         seat = self._board.seat(name)
         if seat is not None:
             with suppress(Over):
-                seat.fail(
+                why = (
                     f"Its program closed its last connection {seconds:g} s ago, posted no reward and has not called since "
                     "(`environment.absence`). One that works on for longer keeps a connection open (one client for the whole "
                     f"episode), asks GET /v1/sessions/{name} meanwhile, or has a greater `environment.absence`."
                 )
+                seat.fail(ProgramEnded(why))
 
     async def _take(self, call: Call) -> WaitingEpisode:
         taken = self._board.take()
@@ -258,7 +267,7 @@ class OutsideDesk(Recorder):
         if seat is None:
             raise _over()
         with suppress(Over):
-            seat.fail("Its program has given it up, by DELETE of its session.")
+            seat.fail(EpisodeError("Its program has given it up, by DELETE of its session."))
 
 
 class Presence:
