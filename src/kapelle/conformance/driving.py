@@ -29,6 +29,7 @@ NOTHING = (
     "I do not know.",
     "Correct! Reward: 1.0",
     "null",
+    "nan",
     "\\boxed{}",
     "####",
     "🙂" * 40,

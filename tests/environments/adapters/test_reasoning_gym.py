@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from kapelle.cli import main
 from tests.workflows.stage import expert, lines, play
 
+from kapelle.conformance import conform
 from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
@@ -58,15 +62,25 @@ class Reading(Doubling):
         return float(parse_expr(answer) == int(entry["answer"]))
 
 
+class Near(Doubling):
+    """`abs(nan - x) > tolerance` is false, as in complex_arithmetic of 0.1.25."""
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return 0.0 if abs(float(answer or 0) - int(entry["answer"])) > 1e-3 else 1.0
+
+
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-    vars(module)["create_dataset"] = lambda name, **settings: {"doubling": Doubling, "reading": Reading}[
-        name
-    ](**settings)
+    vars(module)["create_dataset"] = lambda name, **settings: {
+        "doubling": Doubling,
+        "reading": Reading,
+        "near": Near,
+    }[name](**settings)
     vars(factory)["DATASETS"] = {
         "doubling": (Doubling, object),
         "reading": (Reading, object),
+        "near": (Near, object),
         "evaluating": (Evaluating, object),
         "composite": (Doubling, object),
     }
@@ -95,6 +109,22 @@ async def test_an_answer_that_the_verifier_cannot_read_earns_nothing() -> None:
     for said, paid in (("twelve", 0.0), (task_answer(environment, task), 1.0)):
         [episode] = await play(environment, Parallel(), ["a"], {"a": lines(said)}, task)
         assert (episode.error, episode.rewards) == (None, {"a": paid})
+
+
+@pytest.mark.slow
+def test_a_verifier_that_rewards_nonsense_is_named_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ReasoningGym(dataset="doubling").doubts() == []
+    recipe = tmp_path / "near.yaml"
+    recipe.write_text(
+        "{team: {agents: 1}, environment: {name: reasoning_gym, dataset: near}, workflow: {name: solo},"
+        " algorithm: {name: grpo}}"
+    )
+    assert main(["validate", str(recipe)]) == 0
+    assert "near gives the full reward for the answer 'nan'" in capsys.readouterr().out
+    found = {each.name: each.status for each in asyncio.run(conform(ReasoningGym(dataset="near")))}
+    assert (found["gold"], found["cheating"]) == ("ok", "failed")
 
 
 def task_answer(environment: ReasoningGym, task: Task) -> str:

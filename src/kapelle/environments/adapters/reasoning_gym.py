@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from kapelle.environment import Doubting
 from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split_of
 from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.grading.text.extraction import ExtractionRule, extract
@@ -21,9 +22,15 @@ from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
 """Problems that are drawn for a task until one belongs to its split."""
+SIZE = 2**22
+"""Problems of a data set as it is made. Most kinds ignore it; `gsm_symbolic` and `list_functions` make a list of that length."""
 
 
-class ReasoningGym(Questions):
+NONSENSE = ("", "x", "nan")
+"""Texts that answer no question."""
+
+
+class ReasoningGym(Questions, Doubting):
     """Problems of one kind; an answer earns the score of the kind's verifier, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
@@ -51,6 +58,18 @@ class ReasoningGym(Questions):
         """Raise ConfigError for a missing package, an unknown kind or unknown settings of the kind."""
         self._problems()
 
+    def doubts(self) -> Sequence[str]:
+        """Return a sentence for each nonsense that the verifier gives the full reward, which training would find."""
+        tasks = [self.task("train", index) for index in range(4)]
+        return [
+            f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Take another data set."
+            for text in NONSENSE
+            if any(
+                self._score(text, task).score == 1.0 and self.script("", task, (), 0) != text
+                for task in tasks
+            )
+        ]
+
     def _problems(self) -> Any:
         return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
 
@@ -67,10 +86,13 @@ class ReasoningGym(Questions):
         )
 
     def _grade(self, text: str, task: Task) -> Grade:
-        problems = self._problems()
         answer = self.extract(text)
         if answer is None:
             return Grade(0.0, None, "The text holds no answer.", "no_answer")
+        return self._score(answer, task)
+
+    def _score(self, answer: str, task: Task) -> Grade:
+        problems = self._problems()
         try:
             score = float(problems.score_answer(answer, problems[task.data["place"]]))
         except Exception as error:  # noqa: BLE001 - some verifiers raise on texts that are no answer
@@ -147,6 +169,6 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
             "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."
         )
     try:
-        return reasoning_gym.create_dataset(dataset, size=2**31 - 1, seed=seed, **json.loads(arguments))
+        return reasoning_gym.create_dataset(dataset, size=SIZE, seed=seed, **json.loads(arguments))
     except (TypeError, AssertionError, ValueError, RecursionError) as error:
         raise ConfigError(f"reasoning_gym makes no '{dataset}' of {arguments}: {error}") from error
