@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,91 @@ async def test_where_no_tool_helps_no_call_is_right(tmp_path: Path, form: Form) 
     for name, script in scripts.items():
         [episode] = await play(environment, Solo(), [name], {name: script}, task)
         assert episode.rewards == {name: float(name == "expert")}
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+NOT_ALONE = [
+    f"{CALL}\nweather(city='Basel')",
+    f"{CALL}\nweather('Basel')",
+    f'{CALL}\n{{"name": "weather", "parameters": {{"city": "Basel"}}}}',
+    f"{CALL}\n```python\nweather(city='Basel')\n```",
+    f"{CALL}\n# weather(city='Basel')",
+    f"weather(city='Basel')\n{CALL}",
+    f"{CALL}\n<weather><city>Basel</city></weather>",
+    f'{CALL}\n<invoke name="weather"><parameter name="city">Basel</parameter></invoke>',
+    f"{CALL}\nAction: weather\nAction Input: Basel",
+    f"{CALL}\n[TOOL_CALLS] []",
+    f"{CALL}\n{{'weather': {{'city': 'Basel'}}}}",
+]
+QUOTED = [
+    f"For example:\n```\n{CALL}\n```\nBut I will not.",
+    f"<!-- {CALL} -->",
+    f"> {CALL}",
+    f"# {CALL}",
+    f"One could write `{CALL}`.",
+    f'"{CALL}"',
+]
+OTHER_FORMS = [
+    '{"name": "weather", "parameters": {"city": "Bern"}}',
+    '```json\n{"name": "weather", "arguments": {"city": "Bern"}}\n```',
+    "weather(city='Bern')",
+    "`weather(city='Bern')` would be the call.",
+    "\"weather('Bern')\"",
+    "# weather(city='Bern')",
+    "[weather(city='Bern')]",
+    "Let me look.\n```python\nprint(weather(city='Bern'))\n```",
+    '<function=weather>{"city": "Bern"}</function>',
+    '<|python_tag|>weather.call(city="Bern")',
+]
+NO_CALL = [
+    "None of these tools can help.",
+    "The function `weather` gives forecasts, and the question is about an area.",
+    "No tool computes f(x) = x(x + 1), so I cannot help (sorry).",
+    "<think>weather(city='Bern')? No.</think>None of them fits.",
+    "The tool weather(city) reads a city, which is not given.",
+]
+ALONE = [
+    CALL,
+    f"I look it up.\n{CALL}\nThe result follows.",
+    f"<think>weather(city='Basel')? No.</think>{CALL}",
+    f"```xml\n{CALL}\n```",
+    f"{CALL}\nI cannot help with the rest (sorry).",
+    f'It is a "forecast": {CALL}',
+]
+
+
+@pytest.mark.parametrize("text", NOT_ALONE + QUOTED + OTHER_FORMS + NO_CALL)
+async def test_only_calls_that_stand_alone_in_the_form_receive_a_reward(tmp_path: Path, text: str) -> None:
+    environment = only(folder(tmp_path), "simple_python")
+    task = replace(
+        environment.task("train", 0), data={"id": "0", "accepted": [{"weather": {"city": ["Bern"]}}]}
+    )
+    [episode] = await play(environment, Solo(), ["caller"], {"caller": lines(text)}, task)
+    assert episode.rewards == {"caller": 0.0}
+
+
+@pytest.mark.parametrize("text", ALONE)
+async def test_words_beside_calls_and_a_fence_around_all_are_allowed(tmp_path: Path, text: str) -> None:
+    environment = only(folder(tmp_path), "simple_python")
+    task = replace(
+        environment.task("train", 0), data={"id": "0", "accepted": [{"weather": {"city": ["Bern"]}}]}
+    )
+    [episode] = await play(environment, Solo(), ["caller"], {"caller": lines(text)}, task)
+    assert episode.rewards == {"caller": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("texts", "reward"),
+    [(NOT_ALONE + QUOTED + OTHER_FORMS + ALONE, 0.0), (NO_CALL, 1.0)],
+    ids=["calls", "words"],
+)
+async def test_a_call_in_any_form_is_no_abstention(tmp_path: Path, texts: list[str], reward: float) -> None:
+    environment = only(folder(tmp_path), "irrelevance")
+    for text in texts:
+        [episode] = await play(
+            environment, Solo(), ["caller"], {"caller": lines(text)}, environment.task("train", 0)
+        )
+        assert episode.rewards == {"caller": reward}, text
 
 
 async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:

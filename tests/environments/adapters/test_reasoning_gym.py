@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kapelle.cli import main
 from tests.workflows.stage import expert, lines, play
 
+from kapelle.cli import main
 from kapelle.conformance import conform
 from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym

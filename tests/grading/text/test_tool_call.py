@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.grading.text.tool_call import ALL_FORMS, Form, NotCalls, ReadCall, grade_tool_call, parse_calls
+from kapelle.grading.text.tool_call import (
+    ALL_FORMS,
+    Form,
+    NotCalls,
+    ReadCall,
+    grade_tool_call,
+    parse_calls,
+    write_calls,
+)
 
 WEATHER = ReadCall("weather", {"city": "Bern", "days": 3})
 
@@ -253,6 +261,18 @@ def test_where_no_call_is_right() -> None:
     assert grade("f(x=1)", []) == (0.0, "graded")
     assert grade("<tool_call>", []) == (0.0, "no_answer")
     assert grade("None of these tools helps.", [{"f": {}}]) == (0.0, "no_answer")
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony"])
+def test_a_second_call_in_another_form_is_seen_beside_each_form(form: Form) -> None:
+    call, accepted = write_calls([ReadCall("f", {"a": 1})], form), [{"f": {"a": [1]}}]
+    final = "<|start|>assistant<|channel|>final<|message|>" if form == "harmony" else " "
+    assert grade_tool_call(call, accepted, [form]).score == 1.0
+    assert grade_tool_call(f"{call}{final}This will do (probably).", accepted, [form]).score == 1.0
+    for other in ("g(b=2)", "`g(b='x')`", "# g(b=2)"):
+        assert grade_tool_call(f"{call}{final}{other}", accepted, [form]).score == 0.0
+        assert grade_tool_call(other, [], [form]).score == 0.0
+    assert grade_tool_call("None of them helps (sorry).", [], [form]).score == 1.0
 
 
 CHARACTERS = st.text(alphabet="f(a=1,'\"[]{}:.-+ e\\\n<tool_call>/\x00ñ", max_size=60)

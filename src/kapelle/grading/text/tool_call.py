@@ -13,7 +13,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
@@ -92,12 +93,60 @@ def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) 
     return ()
 
 
-_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_TAGS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_SPANS: Mapping[Form, re.Pattern[str]] = {
+    "hermes": _TAGS,
+    "glm": _TAGS,
+    "qwen_coder": _TAGS,
+    "llama": re.compile(r"\A.*[\]}]", re.DOTALL),  # no bracket stands behind its calls
+    "mistral": re.compile(r"\[TOOL_CALLS\].*[\]}]", re.DOTALL),
+    "pythonic": re.compile(r"\A.*", re.DOTALL),
+    "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
+}
+"""Where the calls of a text stand that was read in a form."""
 
 
 def beside_calls(text: str, form: Form) -> str:
     """Return what a text with calls says beside them; empty in the forms whose texts are calls alone."""
-    return _CALL.sub("", text).strip() if form in ("hermes", "glm", "qwen_coder") else ""
+    if form == "harmony":
+        others = (each for each in harmony_messages(text) if each.recipient is None)
+        return "\n".join(each.text for each in others if each.channel != "analysis").strip()
+    return _SPANS[form].sub("", text).strip()
+
+
+def _is_quoted(text: str, form: Form) -> bool:
+    """Return whether a call stands in a code block, a comment, a quoted line or quotes."""
+    for call in () if form == "harmony" else _SPANS[form].finditer(text):
+        before, behind = text[: call.start()], text[call.end() :]
+        line = before.rpartition("\n")[2].lstrip()
+        if (
+            before.count("```") % 2
+            or before.rfind("<!--") > before.rfind("-->")
+            or line.startswith((">", "#", "//"))
+            or (before[-1:] in ('"', "'", "`") and behind[:1] == before[-1:])
+        ):
+            return True
+    return False
+
+
+# Marks of the forms that are read here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
+_MARK = re.compile(
+    r"</?tool_call|<\|?(?:tool_call|python_tag|function|invoke)|\[TOOL_CALLS\]|<｜tool▁|to=functions\.|\bAction Input\s*:"
+    r"|[\"'](?:arguments|parameters)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
+)
+_WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+
+
+def _mentions_call(text: str, tools: Collection[str]) -> bool:
+    """Return whether a text holds what may be a call in any form; of these tools also with arguments that are not named."""
+    if _MARK.search(text):
+        return True
+    with suppress(NotCalls):
+        if _pythonic(text):
+            return True
+    name = f"(?:{'|'.join(map(re.escape, tools))})" if tools else r"(?!)"
+    in_json = rf"[\"']{name}[\"']\s*:\s*[\[{{]|[\"']\s*:\s*[\"']{name}[\"']"
+    return bool(re.search(rf"\b{name}\s*\(\s*[\"'\d\[{{-]|<{name}\b|{in_json}", text))
 
 
 _TAG = re.compile(r"</?tool_call>")
@@ -635,8 +684,22 @@ def grade_tool_call(
     `schemas` are those of the tools, with `name` and `parameters`: where they ask for a fraction (`number`, BFCL's `float`),
     5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one. What they require may not be left out.
     """
+    spoken = clean(text) if "harmony" in forms else said(text).text
+    calls: tuple[ReadCall, ...] = ()
+    form: Form | None = "harmony" if "harmony" in forms else None
     try:
-        calls = parse_calls(text, forms, schemas)
+        for each in forms:
+            if calls := parse_calls(text, (each,), schemas):
+                form = each
+                break
+        if spoken is None:
+            raise NotCalls("The text holds characters that make it read otherwise than it is stored.")
+        fence = _WHOLE.fullmatch(spoken.strip())
+        own = fence[1] if fence and "```" not in fence[1] else spoken
+        if calls and form is not None and _is_quoted(own, form):
+            raise NotCalls("A call stands in a code block, a comment or quotes.")
+        if _mentions_call(own if form is None else beside_calls(own, form), _parameters(schemas)):
+            raise NotCalls("Beside its calls stands what may be another call.")
     except NotCalls as problem:
         return no_answer(str(problem))
     shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"
