@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
+from gymnasium import Env, spaces
+
 from kapelle.environment import environment_class
 from kapelle.environments.adapters.gymnasium import Gymnasium, observation_text
 from kapelle.errors import ConfigError
@@ -43,6 +45,29 @@ async def test_a_mask_says_which_actions_are_legal_and_others_cost() -> None:
     assert world.movers() == ()
     assert world.outcome().truncated
     assert environment.reward_range == (-206.0, 20.0)
+
+
+class Letters(Env[str, str]):
+    """Rewards the letter `a`; it reads the first letter of whatever it gets."""
+
+    observation_space = spaces.Text(5)
+    action_space = spaces.Text(3, min_length=2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return "Letters?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return "", float(action[0] == "a"), True, False, {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"), [("ab", 1.0), ("", -2.0), ("a", -2.0), ("a b", -2.0), ("abcd", -2.0)]
+)
+async def test_a_text_outside_its_space_is_replaced_by_one_inside(text: str, reward: float) -> None:
+    environment = Gymnasium(id="tests.environments.adapters.test_gymnasium:Letters", penalty=-2.0)
+    world = environment.start(environment.task("train", 0), ["a"], seed=0)
+    assert await world.step({"a": text}) == {"a": reward}
 
 
 async def test_a_limit_of_the_environment_s_own_cuts_an_episode_short() -> None:

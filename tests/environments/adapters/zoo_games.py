@@ -90,5 +90,15 @@ class Match(ParallelEnv):  # type: ignore[misc]
         return self._seen(list(actions.values())), dict.fromkeys(agents, paid), ended, stopped, infos
 
 
+class Words(Match):
+    """Both write a text of the space; it reads the first letter of each."""
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Text(3)
+
+    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
+        return super().step({player: ord(text[0]) for player, text in actions.items()})
+
+
 env = Sticks
 parallel_env = Match

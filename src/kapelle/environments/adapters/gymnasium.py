@@ -103,11 +103,10 @@ class _GymWorld(SteppingWorld):
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
         """Act by the text; an illegal action is replaced by a random one and costs a penalty."""
-        action: Any = text if self._legal is None else read_number(text, self._legal)
-        cost = 0.0
-        if action is None or (self._legal is None and not self._made.action_space.contains(text)):
-            cost = self._penalty
-            action = "" if self._legal is None else self._fallback.choice(self._legal)
+        space = self._made.action_space
+        action, cost = read_action(text, space, self._legal), 0.0
+        if action is None:
+            action, cost = random_action(space, self._legal, self._fallback), self._penalty
         seen, reward, terminated, truncated, info = self._made.step(action)
         return self._show(seen, info), float(reward) + cost, bool(terminated), bool(truncated)
 
@@ -172,7 +171,15 @@ def actions_text(legal: Sequence[int] | None) -> str:
     return "" if legal is None else f"Legal actions: <{' | '.join(map(str, legal))}>"
 
 
-def read_number(text: str, legal: Sequence[int]) -> int | None:
-    """Return the legal number that a text is, None for anything else."""
-    said = text.strip()
-    return next((number for number in legal if said == str(number)), None)
+def read_action(text: str, space: Any, legal: Sequence[int] | None) -> int | str | None:
+    """Return the legal action that a text is, None for anything else; `legal` is None in a space of text."""
+    if legal is None:
+        return text if space.contains(text) else None
+    return next((number for number in legal if text.strip() == str(number)), None)
+
+
+def random_action(space: Any, legal: Sequence[int] | None, draw: random.Random) -> int | str:
+    """Return a legal action, in a space of text one of the shortest."""
+    if legal is not None:
+        return draw.choice(legal)
+    return "".join(draw.choices(space.character_list, k=space.min_length))

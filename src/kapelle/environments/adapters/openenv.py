@@ -223,13 +223,14 @@ def to_action(text: str, form: ActionForm) -> Json | None:
         value = json.loads(
             found[0] if found else text.strip().lower() if form.kind == "boolean" else text.strip()
         )
+        json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which are no JSON
     except (ValueError, RecursionError):
         return None
     if form.field is None:
         return value if isinstance(value, dict) else None
     fits = {
         "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+        "number": isinstance(value, int | float) and not isinstance(value, bool),
         "boolean": isinstance(value, bool),
     }
     return {form.field: value} if fits[form.kind] else None

@@ -9,7 +9,13 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import KnowsMoves, ListsMoves, Outcome
-from kapelle.environments.adapters.gymnasium import actions_text, legal_numbers, observation_text, read_number
+from kapelle.environments.adapters.gymnasium import (
+    actions_text,
+    legal_numbers,
+    observation_text,
+    random_action,
+    read_action,
+)
 from kapelle.environments.adapters.plain import make_own
 from kapelle.environments.base import GameSettings
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
@@ -220,16 +226,13 @@ class ZooWorld(KnowsMoves):
         chosen: dict[str, Any] = {}
         for agent, text in actions.items():
             player, said = self._player[agent], self._move_in(text)
-            legal = self._legal(player)
-            if legal is None:
-                chosen[player] = said or ""
-                continue
-            number = None if said is None else read_number(said, legal)
-            if number is None:
+            legal, space = self._legal(player), self._turns.made.action_space(player)
+            action = None if said is None else read_action(said, space, legal)
+            if action is None:
                 self._owed[agent] += self._penalty
                 self._invalid[agent] += 1
-                number = self._fallback.choice(legal)
-            chosen[player] = number
+                action = random_action(space, legal, self._fallback)
+            chosen[player] = action
         for player, reward in self._turns.move(chosen).items():
             self._owed[self._agent[player]] += reward
         self._acted.update(actions)
