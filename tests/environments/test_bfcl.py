@@ -176,7 +176,7 @@ async def test_words_beside_calls_and_a_fence_around_all_are_allowed(tmp_path: P
 )
 async def test_a_call_in_any_form_is_no_abstention(tmp_path: Path, texts: list[str], reward: float) -> None:
     environment = only(folder(tmp_path), "irrelevance")
-    for text in texts:
+    for text in (*texts, *(["", " \n", "<think>None of them"] if not reward else [])):
         [episode] = await play(
             environment, Solo(), ["caller"], {"caller": lines(text)}, environment.task("train", 0)
         )

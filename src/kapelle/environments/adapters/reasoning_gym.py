@@ -7,6 +7,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal
 
@@ -76,10 +77,11 @@ class ReasoningGym(Questions, Doubting):
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index; ConfigError for a kind that has too few different questions."""
         problems = self._problems()
-        for place in range(index * DRAWS, (index + 1) * DRAWS):
-            question = str(problems[place]["question"]).strip()
-            if split_of(question) == split:
-                return Task(f"{split}-{index}", question, {"place": place})
+        with suppress(IndexError):  # some kinds hold no more problems than `size`
+            for place in range(index * DRAWS, (index + 1) * DRAWS):
+                question = str(problems[place]["question"]).strip()
+                if split_of(question) == split:
+                    return Task(f"{split}-{index}", question, {"place": place})
         raise ConfigError(
             f"reasoning_gym's {self.dataset} with environment.arguments {dict(self.arguments)} has too few different "
             f"questions: none of {DRAWS} draws belongs to the {split} split. Make it harder or larger."
@@ -169,6 +171,6 @@ def _load(dataset: str, arguments: str, seed: int) -> Any:
             "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."
         )
     try:
-        return reasoning_gym.create_dataset(dataset, size=SIZE, seed=seed, **json.loads(arguments))
+        return reasoning_gym.create_dataset(dataset, **{"size": SIZE, "seed": seed, **json.loads(arguments)})
     except (TypeError, AssertionError, ValueError, RecursionError) as error:
         raise ConfigError(f"reasoning_gym makes no '{dataset}' of {arguments}: {error}") from error

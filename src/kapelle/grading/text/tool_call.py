@@ -700,6 +700,8 @@ def grade_tool_call(
             raise NotCalls("A call stands in a code block, a comment or quotes.")
         if _mentions_call(own if form is None else beside_calls(own, form), _parameters(schemas)):
             raise NotCalls("Beside its calls stands what may be another call.")
+        if not spoken.strip():
+            raise NotCalls("The text is empty; where no call is right, words say so.")
     except NotCalls as problem:
         return no_answer(str(problem))
     shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"
