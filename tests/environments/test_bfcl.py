@@ -110,11 +110,16 @@ NOT_ALONE = [
     f'{CALL}\n<invoke name="weather"><parameter name="city">Basel</parameter></invoke>',
     f"{CALL}\nAction: weather\nAction Input: Basel",
     f"{CALL}\n[TOOL_CALLS] []",
+    f'{CALL}\n{{"type": "tool_use", "name": "rain", "input": {{}}}}',
     f"{CALL}\n{{'weather': {{'city': 'Basel'}}}}",
 ]
 QUOTED = [
     f"For example:\n```\n{CALL}\n```\nBut I will not.",
     f"<!-- {CALL} -->",
+    f"/* {CALL} */",
+    f"An example:\n~~~\n{CALL}\n~~~",
+    f'doc = """\n{CALL}\n"""',
+    f"“{CALL}”",
     f"> {CALL}",
     f"# {CALL}",
     f"One could write `{CALL}`.",
@@ -128,6 +133,7 @@ OTHER_FORMS = [
     "\"weather('Bern')\"",
     "# weather(city='Bern')",
     "[weather(city='Bern')]",
+    "weather (city='Bern')",
     "Let me look.\n```python\nprint(weather(city='Bern'))\n```",
     '<function=weather>{"city": "Bern"}</function>',
     '<|python_tag|>weather.call(city="Bern")',
@@ -181,6 +187,16 @@ async def test_a_call_in_any_form_is_no_abstention(tmp_path: Path, texts: list[s
             environment, Solo(), ["caller"], {"caller": lines(text)}, environment.task("train", 0)
         )
         assert episode.rewards == {"caller": reward}, text
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_words_in_brackets_are_an_abstention_in_each_form(tmp_path: Path, form: Form) -> None:
+    environment = only(folder(tmp_path), "irrelevance", form=form)
+    words = "Sorry (really), none of them helps."
+    [episode] = await play(
+        environment, Solo(), ["caller"], {"caller": lines(words)}, environment.task("train", 0)
+    )
+    assert episode.rewards == {"caller": 1.0}
 
 
 async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:

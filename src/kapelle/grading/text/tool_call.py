@@ -118,21 +118,24 @@ def _is_quoted(text: str, form: Form) -> bool:
     """Return whether a call stands in a code block, a comment, a quoted line or quotes."""
     for call in () if form == "harmony" else _SPANS[form].finditer(text):
         before, behind = text[: call.start()], text[call.end() :]
-        line = before.rpartition("\n")[2].lstrip()
+        around = before.rstrip()[-1:] + behind.lstrip()[:1]
         if (
-            before.count("```") % 2
-            or before.rfind("<!--") > before.rfind("-->")
-            or line.startswith((">", "#", "//"))
-            or (before[-1:] in ('"', "'", "`") and behind[:1] == before[-1:])
+            len(_FENCES.findall(before)) % 2
+            or any(before.rfind(opening) > before.rfind(end) for opening, end in _COMMENTS)
+            or before.rpartition("\n")[2].lstrip().startswith((">", "#", "//"))
+            or around in _QUOTES
         ):
             return True
     return False
 
 
+_FENCES = re.compile("```|~~~|\"\"\"|'''")
+_COMMENTS = (("<!--", "-->"), ("/*", "*/"))
+_QUOTES = ('""', "''", "``", "“”", "‘’", "«»")
 # Marks of the forms that are read here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
 _MARK = re.compile(
     r"</?tool_call|<\|?(?:tool_call|python_tag|function|invoke)|\[TOOL_CALLS\]|<｜tool▁|to=functions\.|\bAction Input\s*:"
-    r"|[\"'](?:arguments|parameters)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
+    r"|[\"'](?:arguments|parameters|input)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
 )
 _WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
@@ -146,7 +149,7 @@ def _mentions_call(text: str, tools: Collection[str]) -> bool:
             return True
     name = f"(?:{'|'.join(map(re.escape, tools))})" if tools else r"(?!)"
     in_json = rf"[\"']{name}[\"']\s*:\s*[\[{{]|[\"']\s*:\s*[\"']{name}[\"']"
-    return bool(re.search(rf"\b{name}\s*\(\s*[\"'\d\[{{-]|<{name}\b|{in_json}", text))
+    return bool(re.search(rf"\b{name}\s*\(\s*(?:[\"'\d\[{{-]|\w+\s*=)|<{name}\b|{in_json}", text))
 
 
 _TAG = re.compile(r"</?tool_call>")
@@ -453,7 +456,7 @@ def _call(value: Json, names: Sequence[str]) -> ReadCall:
 
 
 _STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
-_OPENS = re.compile(r"\[?\s*[^\W\d][\w.]*\s*\(")
+_OPENS = re.compile(r"\[?\s*[^\W\d][\w.]*\(")
 # Outside its strings a list of calls holds names, numbers, brackets and signs before numbers: no operator,
 # so that the tree is no deeper than the brackets.
 _SKELETON = re.compile(r"[\w.,:=()\[\]{}\s\"+-]*")
