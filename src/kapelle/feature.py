@@ -21,10 +21,11 @@ from kapelle.types import Cast, Group
 
 if TYPE_CHECKING:
     from kapelle.algorithm import Algorithm
-    from kapelle.engines.train.protocol import TrainEngine
+    from kapelle.engines.train.protocol import Objective, TrainEngine
     from kapelle.models.language_model import LanguageModel
     from kapelle.models.outline import Outline
     from kapelle.rollout.play import Play
+    from kapelle.rows import Sample, Sampled, TurnKey
     from kapelle.settings.schema import RunConfig
     from kapelle.setup.team_builder import Bases
     from kapelle.team import Policy, Team
@@ -119,7 +120,7 @@ class StepInProgress:
 
 
 class Feature:
-    """What a feature does at the phases of a step. The default of every method does nothing."""
+    """What a feature does at the phases of a step, in their order. The default of every method changes nothing."""
 
     def before_rollouts(self, step: StepInProgress) -> None:
         """Prepare the collection of episodes, for example assign roles."""
@@ -129,6 +130,16 @@ class Feature:
 
     def before_update(self, step: StepInProgress) -> None:
         """Act on what the step learns from, `step.groups` and `step.earlier`, before weights change."""
+
+    def samples(
+        self, step: StepInProgress, sampled: Sampled, samples: Mapping[TurnKey, Sample]
+    ) -> Mapping[TurnKey, Sample]:
+        """Return what policies are trained on; `samples` has one for each turn of `sampled` that has credit."""
+        return samples
+
+    def objective(self, objective: Objective) -> Objective:
+        """Return what the update minimises."""
+        return objective
 
     def after_update(self, step: StepInProgress) -> None:
         """Act on the updated weights, before they are published to the rollout engine."""

@@ -41,6 +41,7 @@ FEATURES: Mapping[str, str] = {
     "league": "kapelle.features.league.metrics:METRICS",
     "replay": "kapelle.features.replay.metrics:METRICS",
     "refresh": "kapelle.features.refresh.metrics:METRICS",
+    "entropy": "kapelle.features.entropy.metrics:METRICS",
 }
 """Feature of `kapelle.features` → the metrics that it reports."""
 

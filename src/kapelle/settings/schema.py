@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
+from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.refresh.settings import RefreshConfig
 from kapelle.features.replay.settings import ReplayConfig
@@ -700,6 +701,8 @@ class RunConfig(Settings):
     tasks: TasksConfig = TasksConfig()
     league: LeagueConfig | None = None
     """Whom the learners play beside one another; null is self-play as the team map says."""
+    entropy: EntropyConfig | None = None
+    """An entropy bonus for single agents; null leaves it to the algorithm's loss."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()

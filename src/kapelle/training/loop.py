@@ -35,7 +35,7 @@ from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
-from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, turns_of
+from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, TurnKey, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import derive_seed
@@ -360,14 +360,18 @@ class Loop:
             critics = critic_samples(groups, team, credit, signals, algorithm.critic, engine.renderer)
             if algorithm.critic.view != "answer":
                 metrics |= critic_metrics(critics)
-        learned = policy_samples(sampled.trained, team, credit, signals)
+        learned: Mapping[TurnKey, Sample] = policy_samples(sampled.trained, team, credit, signals)
+        objective = self._objective_at(number)
+        for feature in self.features.values():
+            learned = feature.samples(step, sampled, learned)
+            objective = feature.objective(objective)
 
         # Update. In the first steps critics may learn alone.
         warming = number <= config.training.critic_warmup
         chosen = () if warming else algorithm.update.order.choose(team.trained, number, config.seed)
         metrics |= update_in_order(
             engine,
-            self._objective_at(number),
+            objective,
             algorithm.update.order,
             chosen,
             UpdateSamples(learned, critics, groups),
