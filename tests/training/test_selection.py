@@ -195,7 +195,7 @@ def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path
             r"Set `training\.overlap: false`",
         ),
         (NOISE, {"tasks": {"difficulty": {}}, "training": {"epochs": 2}}, r"Set `training\.epochs: null`"),
-        (NOISE, {"tasks": {"replay": {}}, "algorithm": {"name": "sft"}}, r"`sft` does not play"),
+        (NOISE, {"tasks": {"replay": {}}, "algorithm": {"name": "sft"}}, r"`sft` collects none"),
         (
             NOISE,
             {"tasks": {"replay": {}}, "algorithm": {"name": "cory", "base": {"name": "rloo"}}},

@@ -6,7 +6,8 @@ Every message states what is wrong, where, and how to fix it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import (
@@ -65,6 +66,24 @@ def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
     return () if training else (AbsentCode, DataError)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRun(PlannedRun):
+    """A planned run, and what is to be checked of it."""
+
+    given: Container[str] = ()
+    """Paths of models that are in memory already."""
+    training: bool = True
+    """Whether it is to be trained, which needs the rows and the user's own code."""
+    elsewhere: bool = False
+    """Whether it runs on another machine: no library or device of this one is needed."""
+    absent: list[str] | None = None
+    """What this machine lacks, filled in; None raises it."""
+
+
+Check = Callable[[CheckedRun], Iterator[str] | None]
+"""Yields what is wrong, where, and how to fix it, or raises ConfigError for the first fault."""
+
+
 def check_run(
     config: RunConfig,
     algorithm: Algorithm,
@@ -74,33 +93,28 @@ def check_run(
     elsewhere: bool = False,
     absent: list[str] | None = None,
 ) -> None:
-    """Raise the first error that these settings would lead to; cheap, loads no model.
+    """Raise ConfigError for all that these settings cannot be used for; cheap, loads no model. Arguments as for `CheckedRun`."""
+    run = CheckedRun(config, algorithm, team, given, training, elsewhere, absent)
+    _environment_is_fit(run)  # the others call it
+    faults: list[ConfigError] = []
+    for check in (*CHECKS, *(CHECKS_OF_TRAINING if training else ())):
+        try:
+            faults += map(ConfigError, check(run) or ())
+        except ConfigError as fault:
+            faults.append(fault)
+        except KapelleError:  # of a model or of rows: settings come first
+            raise_all(faults)
+            raise
+    raise_all(faults)
 
-    `given` are the paths of models that are in memory already; a run `elsewhere` needs no library or device of this machine.
-    With `absent`, what this machine lacks is added to it, and the checks that need it are left out.
-    """
-    environment = config.environment
-    workflow = config.workflow
-    _check_images(config, algorithm, team, given)
-    _check_rendered(config, team)
-    with noting(absent):
-        _check_constraints(config, team, elsewhere=elsewhere)
-    if config.model.routing == "replayed" and not isinstance(config.engine, RecordsRouting):
-        raise ConfigError(
-            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {config.engine.name}` does not say which "
-            "these were. Leave `engine` out, or set `model.routing: free`."
-        )
-    if isinstance(config.engine, ChecksItself):
-        config.engine.check_policies(team.every.values())
-        if not elsewhere:
-            with noting(absent):
-                config.engine.check()
-    seconds = config.patience.environment
+
+def _environment_is_fit(run: CheckedRun) -> None:
+    environment, seconds = run.config.environment, run.config.patience.environment
     try:
         check_declared(environment, seconds)
-        with noting(absent, *unneeded(training)):
-            asked("check", seconds, environment.check, team.names)
-            check_capabilities(environment, len(team.names), seconds)
+        with noting(run.absent, *unneeded(run.training)):
+            asked("check", seconds, environment.check, run.team.names)
+            check_capabilities(environment, len(run.team.names), seconds)
             for split in ("train", "test"):
                 size_of(environment, split, seconds)
     except Unfit as error:
@@ -108,39 +122,69 @@ def check_run(
             f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` "
             "checks all of it."
         ) from None
+
+
+def _check_engine(run: CheckedRun) -> None:
+    engine = run.config.engine
+    if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
+        raise ConfigError(
+            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {engine.name}` does not record them. "
+            "Leave `engine` out, or set `model.routing: free`."
+        )
+    if isinstance(engine, ChecksItself):
+        engine.check_policies(run.team.every.values())
+        if not run.elsewhere:
+            with noting(run.absent):
+                engine.check()
+
+
+def _check_places(run: CheckedRun) -> Iterator[str]:
+    """Yield what the processes in which environments and samplers live cannot reach."""
+    config, environment = run.config, run.config.environment
     for name, each in config.evaluation.sets.items():
         if offers(each, AsksModels) and each.frozen_models:
-            raise ConfigError(
+            yield (
                 f"The test set `evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process, which only the run's "
                 "own environment can have. Name an endpoint as its judge."
             )
     models = environment.frozen_models if offers(environment, AsksModels) else ()
     if config.episode.environment_workers and models and not offers(environment, PaysEpisodes):
-        raise ConfigError(
+        yield (
             f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process, and with "
             "`episode.environment_workers` they are in others. Set it to 0, or name an endpoint as the judge."
         )
-    if training and not elsewhere and offers(environment, PlayedFromOutside):
-        with noting(absent):
+    if run.training and not run.elsewhere and offers(environment, PlayedFromOutside):
+        with noting(run.absent):
             environment.check_server()
     if config.episode.environment_workers:
         if offers(environment, OpensWorlds):
-            raise ConfigError(
+            yield (
                 f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`, and give the "
                 "servers processes: `kapelle serve environments --workers N`."
             )
-        environment_form(environment)
-    with noting(absent, *unneeded(training)):
+        else:
+            environment_form(environment)
+    with noting(run.absent, *unneeded(run.training)):
         check_paying(environment)
     if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
-        raise ConfigError(
+        yield (
             f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
             f"{', '.join(environment.in_memory)}. Write rows to a file and functions to a module, or set `training.overlap: false`."
         )
+
+
+def _check_workflow(run: CheckedRun) -> None:
+    workflow = run.config.workflow
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
-        with noting(absent):
-            asked("check", seconds, workflow.check, team.agents, environment)
+        with noting(run.absent):
+            asked(
+                "check",
+                run.config.patience.environment,
+                workflow.check,
+                run.team.agents,
+                run.config.environment,
+            )
         check_parameters("`run`", workflow.run, "scene")
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
             raise Unfit(
@@ -148,42 +192,57 @@ def check_run(
             )
     except Unfit as error:
         raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
-    _check_turns(workflow, team)
-    for name in config.evaluation.prices:
-        if name != "default" and name not in team.names:
-            raise ConfigError(
-                f"`evaluation.prices` names '{name}', which is no agent of the team.{did_you_mean(name, [*team.names, 'default'])}"
+    _check_turns(workflow, run.team)
+
+
+def _check_prices(run: CheckedRun) -> Iterator[str]:
+    for name in run.config.evaluation.prices:
+        if name != "default" and name not in run.team.names:
+            yield (
+                f"`evaluation.prices` names '{name}', which is no agent of the team."
+                f"{did_you_mean(name, [*run.team.names, 'default'])}"
             )
+
+
+def _check_models(run: CheckedRun) -> None:
+    model, team = run.config.model, run.team
     for path in team.bases.values():
-        if path not in given:
-            with noting(absent):
+        if path not in run.given:
+            with noting(run.absent):
                 check_model_path(path)
-    if config.model.quantization is not None and training and not team.bases.keys() - team.trained_bases:
+    if model.quantization is None:
+        return
+    if run.training and not team.bases.keys() - team.trained_bases:
         raise ConfigError(
             "`model.quantization: nf4` holds frozen models in four bits, and this team trains all weights of each of its models. Set "
             "`team.sharing: lora`, or `model.quantization: null`."
         )
-    if config.model.quantization is not None and config.model.path not in given:
-        with noting(absent):
-            check_four_bit(config.model.path, here=not elsewhere)
-    if training:
-        if config.warmup is not None and config.model.path in given:
-            raise ConfigError(
-                f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already: the "
-                "model that you passed would not be used. Leave `warmup` out, or pass no model."
-            )
-        if not elsewhere:
-            if config.optimizer.name != "adamw":
-                with noting(absent):
-                    check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
-            for tracker in config.trackers:
-                with noting(absent):
-                    check_tracker(tracker.name)
-        _check_training(config, algorithm, team, absent)
+    if model.path not in run.given:
+        with noting(run.absent):
+            check_four_bit(model.path, here=not run.elsewhere)
 
 
-def _check_constraints(config: RunConfig, team: Team, *, elsewhere: bool) -> None:
+def _check_installed(run: CheckedRun) -> None:
+    """Refuse optimisers and trackers whose packages are missing."""
+    config = run.config
+    if run.elsewhere:
+        return
+    if config.optimizer.name != "adamw":
+        with noting(run.absent):
+            check_bitsandbytes(f"optimizer.name: {config.optimizer.name}", "optimizer.name: adamw")
+    for tracker in config.trackers:
+        with noting(run.absent):
+            check_tracker(tracker.name)
+
+
+def _check_features(run: CheckedRun) -> Iterator[str]:
+    for section in sections_of(run.config).values():
+        yield from section.check(run)
+
+
+def _check_constraints(run: CheckedRun) -> None:
     """Refuse completions of a form that nothing holds them to, or that no text has."""
+    config, team = run.config, run.team
     for agent in team.agents:
         constraint = agent.sampling.constraint
         if constraint is None:
@@ -215,16 +274,16 @@ def _check_constraints(config: RunConfig, team: Team, *, elsewhere: bool) -> Non
                         f"`{key}: true` asks agent '{agent.name}' to think before it moves, and its `sampling.choices: legal` allows a "
                         f"move alone. Set `{key}: false`, or leave `choices` out."
                     )
-        if not elsewhere and len(served) < len(policies):
+        if not run.elsewhere and len(served) < len(policies):
             from kapelle.models.token_masks import check_constraint, check_installed
 
-            if constraint.is_legal:
+            with noting(run.absent):
                 check_installed()
-                continue
-            try:
-                check_constraint(constraint)
-            except ConfigError as error:
-                raise ConfigError(f"Agent '{agent.name}': {error}") from None
+                try:
+                    if not constraint.is_legal:
+                        check_constraint(constraint)
+                except ConfigError as error:
+                    raise ConfigError(f"Agent '{agent.name}': {error}") from None
 
 
 def _without_moves(environment: Environment) -> str | None:
@@ -234,8 +293,9 @@ def _without_moves(environment: Environment) -> str | None:
     return None if offers(environment, ListsMoves) else environment.name
 
 
-def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Container[str]) -> None:
-    """Refuse to show images to what cannot see them."""
+def _check_images(run: CheckedRun) -> Iterator[str]:
+    """Yield what cannot see the images that an environment shows."""
+    config, algorithm, team = run.config, run.algorithm, run.team
     played = {"environment": config.environment}
     played |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
     shown = [
@@ -253,27 +313,20 @@ def _check_images(config: RunConfig, algorithm: Algorithm, team: Team, given: Co
                 "alone. Let it be the environment itself."
             )
     name = shown[0][2]
-    blind = {
-        f"`engine.name: {config.engine.name}` reads text alone: leave `engine` out": not isinstance(
-            config.engine, SeesImages
-        ),
-        "`train_engine.name: fsdp` passes text alone: leave `train_engine` out": config.train_engine.name
-        == "fsdp",
-        "worlds in `episode.environment_workers` send texts alone: set it to 0": bool(
-            config.episode.environment_workers
-        ),
-        f"`{algorithm.name}` judges questions and answers as texts: name another algorithm": (
-            algorithm.critic is not None and algorithm.critic.view == "answer"
-        )
-        or algorithm.need(VerifierScores) is not None
-        or algorithm.need(Embeddings) is not None,
-        "a reward model reads text alone: leave `reward_model` out": config.reward_model is not None,
-    }
-    for reason, holds in blind.items():
-        if holds:
-            raise ConfigError(f"Environment '{name}' shows images, and {reason}.")
+    shows = f"Environment '{name}' shows images, and"
+    if not isinstance(config.engine, SeesImages):
+        yield f"{shows} `engine.name: {config.engine.name}` reads text alone. Leave `engine` out."
+    if config.train_engine.name == "fsdp":
+        yield f"{shows} `train_engine.name: fsdp` passes text alone. Leave `train_engine` out."
+    if config.episode.environment_workers:
+        yield f"{shows} worlds in `episode.environment_workers` send texts alone. Set it to 0."
+    if (algorithm.critic is not None and algorithm.critic.view == "answer") or any(
+        algorithm.need(signal) is not None for signal in (VerifierScores, Embeddings)
+    ):
+        reader = "a reward model" if config.reward_model is not None else f"`{algorithm.name}`"
+        yield f"{shows} {reader} reads questions and answers as texts. Leave it out, or name another algorithm."
     for base, path in team.bases.items():
-        if path in given:
+        if path in run.given:
             continue
         settings = read_settings(path) if path != "embedded" else {}
         sees = config.model.embedded.sees if path == "embedded" else "vision_config" in settings
@@ -294,9 +347,12 @@ def check_paying(settings: object) -> None:
             )
 
 
-def _check_rendered(config: RunConfig, team: Team) -> None:
+def _check_rendered(run: CheckedRun) -> None:
     """Refuse prompts that are rendered already for agents that would change them, or whose model is elsewhere."""
-    rendered = [part for _, part in parts_of(config.environment) if getattr(part, "rendered_prompts", False)]
+    team = run.team
+    rendered = [
+        part for _, part in parts_of(run.config.environment) if getattr(part, "rendered_prompts", False)
+    ]
     for agent in team.agents if rendered else ():
         policy = team.policy(agent.name)
         if agent.prompt is not None or agent.system is not None:
@@ -311,8 +367,11 @@ def _check_rendered(config: RunConfig, team: Team) -> None:
             )
 
 
-def _check_outside(config: RunConfig) -> None:
+def _check_outside(run: CheckedRun) -> None:
     """Refuse to play where, or longer than, outside programs can call."""
+    config = run.config
+    if not offers(config.environment, PlayedFromOutside):
+        return
     if config.episode.compaction is not None:
         raise ConfigError(
             "`episode.compaction` shortens conversations that kapelle keeps; those of an outside program are its own. Leave it out."
@@ -350,8 +409,9 @@ MOST_EPISODES = 1_000_000
 """Of one step, whose episodes are in memory together, or of one evaluation."""
 
 
-def _check_amount(config: RunConfig) -> None:
+def _check_amount(run: CheckedRun) -> None:
     """Refuse more episodes at once than a machine has room for."""
+    config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
         raise ConfigError(
@@ -366,8 +426,9 @@ def _check_amount(config: RunConfig) -> None:
         )
 
 
-def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent: list[str] | None) -> None:
-    _check_amount(config)
+def _check_learners(run: CheckedRun) -> None:
+    """Refuse to train nothing, or what the algorithm does not train."""
+    config, algorithm, team = run.config, run.algorithm, run.team
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
         raise ConfigError(
@@ -379,7 +440,7 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
             "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
         )
     for check in algorithm.checks:
-        with noting(absent):
+        with noting(run.absent):
             check(team)
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if config.training.critic_warmup and (not learns_beside or judging):
@@ -387,76 +448,82 @@ def _check_training(config: RunConfig, algorithm: Algorithm, team: Team, absent:
             f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains "
             f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo, marft, vdn or qmix."
         )
-    if isinstance(config.train_engine, Fsdp):
-        places = {base: team.places.get(base, config.model) for base in team.bases}
-        whole = [policy.name for policy in team.policies.values() if policy.trained and policy.lora is None]
-        whole += [critic.name for critic in team.critics.values() if critic.trained and critic.whole]
-        adapted = [policy.name for policy in team.policies.values() if policy.lora is not None]
-        adapted += [critic.name for critic in team.critics.values() if not critic.whole]
-        started = launched_rank()
-        config.train_engine.check(
-            {base: place.dtype for base, place in places.items()},
-            whole,
-            adapted,
-            config.optimizer.name,
-            1 if started is None else started.size,
-        )
-    pools_of(config, team)
-    _check_selection(config, algorithm)
-    _check_compared(config, algorithm)
-    _check_worlds(config, algorithm, team)
-    environment = config.environment
-    _check_own_rewards(config, environment, team)
-    _check_staleness(config, algorithm)
-    plan = PlannedRun(config, algorithm, team)
-    raise_all([ConfigError(problem) for each in sections_of(config).values() for problem in each.check(plan)])
-    if offers(environment, PlayedFromOutside):
-        _check_outside(config)
-    scripted = offers(environment, Scripted) or offers(environment, Recorded)
-    if offers(environment, PlayedFromOutside):
-        scripted = environment.demonstrates
-    if offers(environment, Recorded):
-        _check_recorded(algorithm, environment.name, environment.answers_per_task())
-    if not algorithm.plays and not scripted:
-        raise ConfigError(
-            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script "
-            "for them. Use an environment that has one (arithmetic, gsm8k_steps, math)."
-        )
-    if config.warmup is not None and not scripted:
-        raise ConfigError(
-            f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
-            + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
-        )
     if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)
     if algorithm.plays:
         _check_sampling(team)
 
 
-def _check_selection(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse to choose among tasks, or to learn again, where that is not possible or would not mean what it says."""
-    tasks, name = config.tasks, config.environment.name
-    measured, by_rate = tasks.difficulty is not None, tasks.curriculum and tasks.curriculum.by == "solve_rate"
-    faults: Mapping[str, object] = {
-        f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it": (
-            measured and config.environment.size("train") is None
-        ),
-        "`tasks.difficulty` is measured by this process, and `training.overlap` plays in another. Set `training.overlap: false`": (
-            measured and config.training.overlap
-        ),
-        f"`tasks.difficulty` measures the team, and `{algorithm.name}` does not play. Remove it": measured
-        and not algorithm.plays,
-        "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too, or "
-        "`tasks.curriculum.by` to a field of the tasks": by_rate and not measured,
-    }
-    for fault, holds in faults.items():
-        if holds:
-            raise ConfigError(f"{fault}.")
+def _check_train_engine(run: CheckedRun) -> None:
+    config, team = run.config, run.team
+    if not isinstance(config.train_engine, Fsdp):
+        return
+    places = {base: team.places.get(base, config.model) for base in team.bases}
+    whole = [policy.name for policy in team.policies.values() if policy.trained and policy.lora is None]
+    whole += [critic.name for critic in team.critics.values() if critic.trained and critic.whole]
+    adapted = [policy.name for policy in team.policies.values() if policy.lora is not None]
+    adapted += [critic.name for critic in team.critics.values() if not critic.whole]
+    started = launched_rank()
+    config.train_engine.check(
+        {base: place.dtype for base, place in places.items()},
+        whole,
+        adapted,
+        config.optimizer.name,
+        1 if started is None else started.size,
+    )
 
 
-def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
+def _check_pools(run: CheckedRun) -> None:
+    pools_of(run.config, run.team)
+
+
+def _check_demonstrations(run: CheckedRun) -> Iterator[str]:
+    """Yield that nothing plays the demonstrations that are learned from."""
+    config, algorithm, environment = run.config, run.algorithm, run.config.environment
+    scripted = offers(environment, Scripted) or offers(environment, Recorded)
+    if offers(environment, PlayedFromOutside):
+        scripted = environment.demonstrates
+    if offers(environment, Recorded):
+        _check_recorded(algorithm, environment.name, environment.answers_per_task())
+    if not algorithm.plays and not scripted:
+        yield (
+            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script "
+            "for them. Use an environment that has one (arithmetic, gsm8k_steps, math)."
+        )
+    if config.warmup is not None and not scripted:
+        yield (
+            f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
+            + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
+        )
+    if config.warmup is not None and config.model.path in run.given:
+        yield (
+            f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already: the "
+            "model that you passed would not be used. Leave `warmup` out, or pass no model."
+        )
+
+
+def _check_selection(run: CheckedRun) -> Iterator[str]:
+    """Yield why tasks cannot be chosen as the settings say."""
+    config, name, tasks = run.config, run.config.environment.name, run.config.tasks
+    if tasks.difficulty is not None:
+        if config.environment.size("train") is None:
+            yield f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it."
+        if config.training.overlap:
+            yield (
+                "`tasks.difficulty` is measured by this process, and `training.overlap` plays in another. Set `training.overlap: false`."
+            )
+        if not run.algorithm.plays:
+            yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
+    elif tasks.curriculum is not None and tasks.curriculum.by == "solve_rate":
+        yield (
+            "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too, or "
+            "`tasks.curriculum.by` to a field of the tasks."
+        )
+
+
+def _check_worlds(run: CheckedRun) -> None:
     """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
-    environment = config.environment
+    config, algorithm, team, environment = run.config, run.algorithm, run.team, run.config.environment
     data = algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
     alive = environment.alive if replays and offers(environment, Alive) else ()
@@ -484,25 +551,22 @@ def _check_worlds(config: RunConfig, algorithm: Algorithm, team: Team) -> None:
         )
 
 
-def _check_compared(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse rewards that compare the attempts of a group where an attempt is played without its group."""
-    environment, data = config.environment, algorithm.data
+def _check_compared(run: CheckedRun) -> Iterator[str]:
+    """Yield why rewards that compare the episodes of a group cannot be given."""
+    environment, algorithm, data = run.config.environment, run.algorithm, run.algorithm.data
     if not (offers(environment, PaysGroups) and environment.compared):
         return
-    reasons = {
-        f"`{algorithm.name}` plays each task once. Set `algorithm.group_size` to 2 or more, or name an algorithm that has it": (
-            data.group_size < 2
-        ),
-        "`training.partial_rollouts` leaves groups unfinished. Set it to 0": config.training.partial_rollouts,
-        f"`{algorithm.name}` pays the candidates of a tree one by one. Set `algorithm.tree: false`": data.tree,
-        f"`{algorithm.name}` plays single episodes again, without their group. Name another algorithm": data.interventions,
-        f"`{algorithm.name}` compares with an attempt that is played alone. Name another algorithm": (
-            algorithm.need(GreedyBaseline)
-        ),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(f"{environment.compared[0]} compares the attempts of a group, and {reason}.")
+    compares = f"{environment.compared[0]} compares the episodes of a group, and"
+    if data.group_size < 2:
+        yield (
+            f"{compares} `{algorithm.name}` plays each task once. Set `algorithm.group_size` to 2 or more, or name an algorithm that has it."
+        )
+    if run.config.training.partial_rollouts:
+        yield f"{compares} `training.partial_rollouts` leaves groups unfinished. Set it to 0."
+    if data.tree:
+        yield f"{compares} `{algorithm.name}` pays the candidates of a tree one by one. Set `algorithm.tree: false`."
+    if data.interventions or algorithm.need(GreedyBaseline):
+        yield f"{compares} `{algorithm.name}` plays single episodes without their group. Name another algorithm."
 
 
 def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
@@ -519,41 +583,35 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
         )
 
 
-def _check_staleness(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse old samples where a ratio to the weights that sampled them is meaningless."""
+def _check_staleness(run: CheckedRun) -> Iterator[str]:
+    """Yield why samples of older weights, or unfinished episodes, cannot be learned from."""
+    training, algorithm, data = run.config.training, run.algorithm, run.algorithm.data
     exchanges = any(hook.moves_weights for hook in algorithm.after_update)
-    if config.training.max_staleness and (exchanges or not algorithm.plays):
+    if training.max_staleness and (exchanges or not algorithm.plays):
         reason = "exchanges weights" if exchanges else "does not learn from rollouts"
-        raise ConfigError(
-            f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
+        yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
+    if not training.partial_rollouts:
+        return
+    leaves = "`training.partial_rollouts` leaves episodes unfinished when a step ends, but"
+    if not training.max_staleness:
+        yield (
+            f"{leaves} what goes on is older than the weights that learn from it. Set `training.max_staleness` to 1 or more, or it to 0."
         )
-    if config.training.partial_rollouts:
-        _check_partial(config, algorithm)
+    if training.tasks_per_step < 2:
+        yield f"{leaves} waits for one group of a step at least. Set `training.tasks_per_step` to 2 or more."
+    if data.redraw or data.tree or data.widths or data.interventions:
+        yield (
+            f"{leaves} `{algorithm.name}` looks at whole episodes while it plays (`tree`, `redraw`, or by playing them again). Turn that "
+            "off, or set it to 0."
+        )
+    if not isinstance(run.config.engine, AllowsInterrupts):
+        yield (
+            f"{leaves} the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`, or it to 0."
+        )
 
 
-def _check_partial(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse to leave episodes where nothing could go on with them."""
-    training, data = config.training, algorithm.data
-    redraws = data.redraw or data.tree or data.widths or data.interventions
-    reasons = {
-        "what goes on is older than the weights that learn from it: set `training.max_staleness` to 1 or more": (
-            not training.max_staleness
-        ),
-        "one group of a step at least is waited for: set `training.tasks_per_step` to 2 or more": (
-            training.tasks_per_step < 2
-        ),
-        f"`{algorithm.name}` looks at whole episodes while it plays (`tree`, `redraw`, or by playing them again): turn that off": bool(
-            redraws
-        ),
-        f"the engine `{config.engine.name}` cannot hand out what it has sampled so far: set `engine.name: local`": (
-            not isinstance(config.engine, AllowsInterrupts)
-        ),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                f"`training.partial_rollouts` leaves episodes unfinished when a step ends, but {reason}, or set it to 0."
-            )
+def _check_rewards(run: CheckedRun) -> None:
+    _check_own_rewards(run.config, run.config.environment, run.team)
 
 
 def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
@@ -603,3 +661,32 @@ def _check_sampling(team: Team) -> None:
                 "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`; a lower "
                 "`temperature` narrows it, with exact log-probs."
             )
+
+
+CHECKS: tuple[Check, ...] = (
+    _check_images,
+    _check_rendered,
+    _check_constraints,
+    _check_engine,
+    _check_places,
+    _check_workflow,
+    _check_prices,
+    _check_models,
+)
+"""What every run is checked for."""
+CHECKS_OF_TRAINING: tuple[Check, ...] = (
+    _check_amount,
+    _check_installed,
+    _check_learners,
+    _check_train_engine,
+    _check_pools,
+    _check_selection,
+    _check_compared,
+    _check_worlds,
+    _check_rewards,
+    _check_staleness,
+    _check_features,
+    _check_outside,
+    _check_demonstrations,
+)
+"""What training is checked for, too."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.tiny import same_bits
 
 from kapelle import Trainer
 from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.errors import ConfigError
 from kapelle.features.entropy.feature import BONUS, WithBonus
-from tests.support.tiny import same_bits
 
 SIZE = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 64, "context": 256}
 

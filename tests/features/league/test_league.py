@@ -20,7 +20,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.environment import Enumerable
-from kapelle.errors import ConfigError, EpisodeError, ParityError
+from kapelle.errors import ConfigError, ParityError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
@@ -778,21 +778,6 @@ def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() ->
         league.seat(1)
         slot = next(slot for slot, name in league._in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
-
-
-def test_a_step_whose_table_could_not_be_played_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a run directory: drafts of before it are still there."""
-    settings = game(
-        league=line(2, every=100, refresh=1, by="uniform"),
-        algorithm={"name": "grpo", "group_size": 4, "team_reward": "individual", "epochs": 2},
-    )
-    with Trainer(**settings) as trainer:
-        trainer.train(1)
-        with monkeypatch.context() as broken:
-            broken.setattr("kapelle.features.league.league.shared_rollout", lambda *_: [])
-            with pytest.raises(EpisodeError, match="No game of"):
-                trainer.train(1)
-        assert len(list(trainer.steps(2))) == 2
 
 
 def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
