@@ -53,6 +53,10 @@ class FeatureSettings(Settings):
     """`module:Class` of its `Feature`, which is called with the section and the `StartedRun`; imported when a run starts. Empty
     for a feature that acts at none of the phases."""
 
+    def extend(self, row: Algorithm) -> Algorithm:
+        """Return the algorithm's row with what the feature adds; raises ConfigError where they do not go together."""
+        return row
+
     def policies(
         self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
     ) -> Mapping[str, Policy]:
@@ -71,6 +75,14 @@ class FeatureSettings(Settings):
 def sections_of(config: RunConfig) -> dict[str, FeatureSettings]:
     """Return the sections of the features that a run has, by their dotted path, in the order of its settings."""
     return {path: part for path, part in parts_of(config) if isinstance(part, FeatureSettings)}
+
+
+def without_features(config: RunConfig) -> RunConfig:
+    """Return the settings without the features that are sections of their own: a trained team is used without them."""
+    own = {
+        name: None for name in type(config).model_fields if isinstance(getattr(config, name), FeatureSettings)
+    }
+    return config.model_copy(update=own)
 
 
 # -------- While a run trains: the phases of a step

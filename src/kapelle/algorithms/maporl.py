@@ -38,7 +38,7 @@ from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
 from kapelle.errors import ConfigError
-from kapelle.features.refresh.settings import RefreshConfig
+from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kapelle import environments
 from kapelle.environment import Answerable, Environment, Mixed, PlaysSeats, environment_class, offers
 from kapelle.errors import CheckpointError, ConfigError, KapelleError, did_you_mean
+from kapelle.feature import without_features
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder, split_run
 from kapelle.runs.reader import is_run, read_latest
 from kapelle.runtime.files import step_of
@@ -332,7 +333,7 @@ def _words(environment: Environment) -> dict[str, Json]:
 
 def _team(run: RunConfig) -> Team:
     """Return a run's team without what only training needs."""
-    plain = run.model_copy(update={"reward_model": None, "start_from": {}, "league": None})
+    plain = without_features(run).model_copy(update={"start_from": {}})
     return build_team(plain, replace(build_algorithm(plain), needs=()))
 
 

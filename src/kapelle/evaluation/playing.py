@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kapelle.environment import Answerable, environment_class
+from kapelle.feature import without_features
 from kapelle.models.adapters import base_and_adapter
 from kapelle.rollout.play import Play, make_play
 from kapelle.settings.schema import RunConfig
@@ -98,10 +99,7 @@ def open_play(config: RunConfig) -> Play:
     """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
     from kapelle.setup.model_loading import build_engine, load_weights
 
-    unpaid = config.model_copy(
-        update={"reward_model": None, "league": None}
-    )  # a reward model is only for training
-    prepared = prepare(unpaid, training=False)
+    prepared = prepare(without_features(config), training=False)
     check_endpoints(prepared.team, config.environment)
     team, models = prepared.team, prepared.load()
     weights = load_weights(team, models, {}, config.seed)

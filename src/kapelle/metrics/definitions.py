@@ -40,7 +40,7 @@ class Metric:
 FEATURES: Mapping[str, str] = {
     "league": "kapelle.features.league.metrics:METRICS",
     "replay": "kapelle.features.replay.metrics:METRICS",
-    "refresh": "kapelle.features.refresh.metrics:METRICS",
+    "reward_model": "kapelle.features.reward_model.metrics:METRICS",
     "entropy": "kapelle.features.entropy.metrics:METRICS",
 }
 """Feature of `kapelle.features` → the metrics that it reports."""

@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, create_model, field_validator, mode
 
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
-from kapelle.features.refresh.settings import RefreshConfig
 from kapelle.features.replay.settings import ReplayConfig
+from kapelle.features.reward_model.settings import RewardModelConfig
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.base import (
     FREE,
@@ -385,21 +385,6 @@ class OptimizerConfig(Settings):
     def rising(self, total: int) -> int:
         """Return the steps over which the rate rises, of so many in all."""
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
-
-
-class RewardModelConfig(Settings):
-    """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
-
-    path: str
-    """The folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
-    weight: float = 1.0
-    """λ, in units of reward; scores lie between 0 and 1."""
-    device: Annotated[str | None, FROM_HERE_ON] = None
-    """The device on which it runs with its own copy of the base; null shares the team's base."""
-    dtype: DType | None = None
-    """The compute type of a copy of its own; null is that of the section `model`."""
-    refresh: RefreshConfig | None = None
-    """Lets it go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
 
 
 class WarmupConfig(Settings):

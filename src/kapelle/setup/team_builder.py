@@ -26,35 +26,11 @@ REWARD_BASE = "base@reward"
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm's row, with the reward model that a recipe adds to its rewards.
-
-    Raises ConfigError where the algorithm does not learn from rewards of turns.
-    """
+    """Return the algorithm's row with what the run's features add to it; ConfigError where they do not go together."""
     row = row_of(config.algorithm.name, config.algorithm.build)
-    model = config.reward_model
-    if model is None:
-        return row
-    if row.need(VerifierScores) or (row.data.scores and row.returns is None):
-        raise ConfigError(
-            f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
-            f"Remove it, and set `algorithm.verifier: {model.path}`."
-        )
-    if row.returns is None or not row.plays:
-        raise ConfigError(
-            f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
-            "set an algorithm that does, for example `algorithm.name: grpo`."
-        )
-    if row.data.tree is not None:
-        raise ConfigError(
-            f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
-            "earn. Remove it, or set `algorithm.tree: false`."
-        )
-    if row.data.interventions is not None:
-        raise ConfigError(
-            f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
-            "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
-        )
-    return replace(row, needs=(*row.needs, VerifierScores(model.path, refresh=model.refresh)))
+    for section in sections_of(config).values():
+        row = section.extend(row)
+    return row
 
 
 class Bases:

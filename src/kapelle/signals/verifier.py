@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Literal
 
 from kapelle.errors import ModelError
-from kapelle.features.refresh.settings import RefreshConfig
+from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.rows import Learners, Reader, Sample, Sampled, TurnKey, turns_of
 from kapelle.signals.samples import conversation_sample

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
+from kapelle.feature import without_features
 from kapelle.models.adapters import adapted_layers, peft_places
 from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.language_model import LanguageModel
@@ -109,7 +110,7 @@ def export(
     Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
     without a checkpoint.
     """
-    config = config_of_run(run).model_copy(update={"reward_model": None, "league": None, "start_from": {}})
+    config = without_features(config_of_run(run)).model_copy(update={"start_from": {}})
     absent: list[str] = []
     prepared = prepare(config, training=False, absent=absent)
     for what in absent:

@@ -10,6 +10,7 @@ from pathlib import Path
 from kapelle.engines.rollout.protocol import notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import CheckpointError, ConfigError
+from kapelle.feature import without_features
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import Play, make_play
@@ -77,7 +78,7 @@ def open_served(
         config, step, trained = exported.config, exported.step, exported.adapters
         ready = prepare(config, training=False, absent=absent)
     else:
-        config = config_of_run(run, settings).model_copy(update={"reward_model": None, "league": None})
+        config = without_features(config_of_run(run, settings))
         prepared = prepare(config, training=False, absent=absent)
         checkpoint, step = checkpoint_of(run, which, observer)
         ready = warmed(prepared, observer)

@@ -10,6 +10,7 @@ from pathlib import Path
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.sft import SFT
 from kapelle.environment import Environment, Mixed, Teachable, offers
+from kapelle.feature import without_features
 from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
@@ -92,10 +93,8 @@ def stage_of(config: RunConfig) -> RunConfig:
         "optimizer": optimizer,
         "training": TrainingConfig(steps=warmup.steps),
         "warmup": None,
-        "reward_model": None,
-        "league": None,
     }
-    return config.model_copy(update={**update, "team": team})
+    return without_features(config).model_copy(update={**update, "team": team})
 
 
 def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:

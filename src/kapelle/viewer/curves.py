@@ -63,7 +63,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
     "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
-    **{feature.capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
+    **{feature.replace("_", " ").capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
 """Sections of a page with their panels in order, by family: the part of a metric's name before the slash.
 

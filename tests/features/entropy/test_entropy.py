@@ -65,6 +65,8 @@ def test_a_bonus_moves_its_agent_alone_and_ends_with_the_run() -> None:
         ({"team": {"agents": [{"name": "c", "weights": "frozen"}, {"name": "b"}]}}, "which is not trained"),
     ],
 )
-def test_an_agent_that_is_not_trained_is_an_error_before_a_model_loads(over: dict[str, Any], said: str) -> None:
+def test_an_agent_that_is_not_trained_is_an_error_before_a_model_loads(
+    over: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(**given(entropy={"agents": {"c": {"start": 0.1}}}, **over))

@@ -21,7 +21,7 @@ from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.algorithms.verifier import balanced, weighted_cross_entropy
 from kapelle.engines.train.protocol import Objective
 from kapelle.feature import Feature, StartedRun, StepInProgress
-from kapelle.features.refresh.settings import RefreshConfig
+from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.metrics.statistics import merge_rows
 from kapelle.rows import Column, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed

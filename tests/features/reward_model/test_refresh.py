@@ -19,8 +19,8 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, tiny_model, 
 from kapelle import Trainer
 from kapelle.algorithms.maporl import MAPoRL
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.features.refresh.feature import RefreshedVerifier
-from kapelle.features.refresh.settings import RefreshConfig
+from kapelle.features.reward_model.feature import RefreshedVerifier
+from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.metrics.statistics import area_under_curve
 from kapelle.models.adapters import read_lora
 from kapelle.runs.checkpoint_contents import load_verifier
