@@ -10,7 +10,7 @@ folder and that field. The core finds features by their sections and names none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,12 +36,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
+class RunToCheck:
     """A run as its settings describe it; no model is loaded."""
 
     config: RunConfig
     algorithm: Algorithm
     team: Team
+    given: Container[str] = ()
+    """Paths of models that are in memory already."""
+    training: bool = True
+    """Whether it is to be trained, which needs the rows and the user's own code."""
+    elsewhere: bool = False
+    """Whether it runs on another machine: no library or device of this one is needed."""
+    absent: list[str] | None = None
+    """What this machine lacks, filled in; None raises it."""
 
 
 class FeatureSettings(Settings):
@@ -63,11 +71,11 @@ class FeatureSettings(Settings):
         """Return the policies that it adds to the team, by name; `learners` are the team's trained policies."""
         return {}
 
-    def check(self, run: PlannedRun) -> Iterator[str]:
+    def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield what prevents training with it: what is wrong and where, and how to fix it."""
         yield from ()
 
-    def check_memory(self, run: PlannedRun, models: Mapping[str, Outline]) -> Iterator[str]:
+    def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
         """Yield what does not fit the machine; `models` has the shape of each base model."""
         yield from ()
 

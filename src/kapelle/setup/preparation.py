@@ -33,7 +33,7 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import ConfigError, ContextError, EpisodeError, noting, raise_all
-from kapelle.feature import PlannedRun, sections_of
+from kapelle.feature import RunToCheck, sections_of
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -464,7 +464,7 @@ def _check_models(
 ) -> None:
     """Refuse models that do not fit the settings: their files, their layers, and adapters on them."""
     check_adapters(team, models)
-    plan = PlannedRun(config, algorithm, team)
+    plan = RunToCheck(config, algorithm, team)
     raise_all(
         [ConfigError(e) for each in sections_of(config).values() for e in each.check_memory(plan, models)]
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import (
@@ -42,7 +41,7 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import AbsentCode, ConfigError, DataError, KapelleError, did_you_mean, noting, raise_all
-from kapelle.feature import PlannedRun, sections_of
+from kapelle.feature import RunToCheck, sections_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import read_settings
 from kapelle.models.paths import check_model_path
@@ -66,21 +65,7 @@ def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
     return () if training else (AbsentCode, DataError)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRun(PlannedRun):
-    """A planned run, and what is to be checked of it."""
-
-    given: Container[str] = ()
-    """Paths of models that are in memory already."""
-    training: bool = True
-    """Whether it is to be trained, which needs the rows and the user's own code."""
-    elsewhere: bool = False
-    """Whether it runs on another machine: no library or device of this one is needed."""
-    absent: list[str] | None = None
-    """What this machine lacks, filled in; None raises it."""
-
-
-Check = Callable[[CheckedRun], Iterator[str] | None]
+Check = Callable[[RunToCheck], Iterator[str] | None]
 """Yields what is wrong, where, and how to fix it, or raises ConfigError for the first fault."""
 
 
@@ -93,8 +78,8 @@ def check_run(
     elsewhere: bool = False,
     absent: list[str] | None = None,
 ) -> None:
-    """Raise ConfigError for all that these settings cannot be used for; cheap, loads no model. Arguments as for `CheckedRun`."""
-    run = CheckedRun(config, algorithm, team, given, training, elsewhere, absent)
+    """Raise ConfigError for all that these settings cannot be used for; cheap, loads no model. Arguments as in `RunToCheck`."""
+    run = RunToCheck(config, algorithm, team, given, training, elsewhere, absent)
     _environment_is_fit(run)  # the others call it
     faults: list[ConfigError] = []
     for check in (*CHECKS, *(CHECKS_OF_TRAINING if training else ())):
@@ -108,7 +93,7 @@ def check_run(
     raise_all(faults)
 
 
-def _environment_is_fit(run: CheckedRun) -> None:
+def _environment_is_fit(run: RunToCheck) -> None:
     environment, seconds = run.config.environment, run.config.patience.environment
     try:
         check_declared(environment, seconds)
@@ -124,7 +109,7 @@ def _environment_is_fit(run: CheckedRun) -> None:
         ) from None
 
 
-def _check_engine(run: CheckedRun) -> None:
+def _check_engine(run: RunToCheck) -> None:
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         raise ConfigError(
@@ -138,7 +123,7 @@ def _check_engine(run: CheckedRun) -> None:
                 engine.check()
 
 
-def _check_places(run: CheckedRun) -> Iterator[str]:
+def _check_places(run: RunToCheck) -> Iterator[str]:
     """Yield what the processes in which environments and samplers live cannot reach."""
     config, environment = run.config, run.config.environment
     for name, each in config.evaluation.sets.items():
@@ -173,7 +158,7 @@ def _check_places(run: CheckedRun) -> Iterator[str]:
         )
 
 
-def _check_workflow(run: CheckedRun) -> None:
+def _check_workflow(run: RunToCheck) -> None:
     workflow = run.config.workflow
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
@@ -195,7 +180,7 @@ def _check_workflow(run: CheckedRun) -> None:
     _check_turns(workflow, run.team)
 
 
-def _check_prices(run: CheckedRun) -> Iterator[str]:
+def _check_prices(run: RunToCheck) -> Iterator[str]:
     for name in run.config.evaluation.prices:
         if name != "default" and name not in run.team.names:
             yield (
@@ -204,7 +189,7 @@ def _check_prices(run: CheckedRun) -> Iterator[str]:
             )
 
 
-def _check_models(run: CheckedRun) -> None:
+def _check_models(run: RunToCheck) -> None:
     model, team = run.config.model, run.team
     for path in team.bases.values():
         if path not in run.given:
@@ -222,7 +207,7 @@ def _check_models(run: CheckedRun) -> None:
             check_four_bit(model.path, here=not run.elsewhere)
 
 
-def _check_installed(run: CheckedRun) -> None:
+def _check_installed(run: RunToCheck) -> None:
     """Refuse optimisers and trackers whose packages are missing."""
     config = run.config
     if run.elsewhere:
@@ -235,12 +220,12 @@ def _check_installed(run: CheckedRun) -> None:
             check_tracker(tracker.name)
 
 
-def _check_features(run: CheckedRun) -> Iterator[str]:
+def _check_features(run: RunToCheck) -> Iterator[str]:
     for section in sections_of(run.config).values():
         yield from section.check(run)
 
 
-def _check_constraints(run: CheckedRun) -> None:
+def _check_constraints(run: RunToCheck) -> None:
     """Refuse completions of a form that nothing holds them to, or that no text has."""
     config, team = run.config, run.team
     for agent in team.agents:
@@ -293,7 +278,7 @@ def _without_moves(environment: Environment) -> str | None:
     return None if offers(environment, ListsMoves) else environment.name
 
 
-def _check_images(run: CheckedRun) -> Iterator[str]:
+def _check_images(run: RunToCheck) -> Iterator[str]:
     """Yield what cannot see the images that an environment shows."""
     config, algorithm, team = run.config, run.algorithm, run.team
     played = {"environment": config.environment}
@@ -347,7 +332,7 @@ def check_paying(settings: object) -> None:
             )
 
 
-def _check_rendered(run: CheckedRun) -> None:
+def _check_rendered(run: RunToCheck) -> None:
     """Refuse prompts that are rendered already for agents that would change them, or whose model is elsewhere."""
     team = run.team
     rendered = [
@@ -367,7 +352,7 @@ def _check_rendered(run: CheckedRun) -> None:
             )
 
 
-def _check_outside(run: CheckedRun) -> None:
+def _check_outside(run: RunToCheck) -> None:
     """Refuse to play where, or longer than, outside programs can call."""
     config = run.config
     if not offers(config.environment, PlayedFromOutside):
@@ -409,7 +394,7 @@ MOST_EPISODES = 1_000_000
 """Of one step, whose episodes are in memory together, or of one evaluation."""
 
 
-def _check_amount(run: CheckedRun) -> None:
+def _check_amount(run: RunToCheck) -> None:
     """Refuse more episodes at once than a machine has room for."""
     config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
@@ -426,7 +411,7 @@ def _check_amount(run: CheckedRun) -> None:
         )
 
 
-def _check_learners(run: CheckedRun) -> None:
+def _check_learners(run: RunToCheck) -> None:
     """Refuse to train nothing, or what the algorithm does not train."""
     config, algorithm, team = run.config, run.algorithm, run.team
     judging = algorithm.critic is not None and algorithm.critic.everyone
@@ -454,7 +439,7 @@ def _check_learners(run: CheckedRun) -> None:
         _check_sampling(team)
 
 
-def _check_train_engine(run: CheckedRun) -> None:
+def _check_train_engine(run: RunToCheck) -> None:
     config, team = run.config, run.team
     if not isinstance(config.train_engine, Fsdp):
         return
@@ -473,11 +458,11 @@ def _check_train_engine(run: CheckedRun) -> None:
     )
 
 
-def _check_pools(run: CheckedRun) -> None:
+def _check_pools(run: RunToCheck) -> None:
     pools_of(run.config, run.team)
 
 
-def _check_demonstrations(run: CheckedRun) -> Iterator[str]:
+def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
     """Yield that nothing plays the demonstrations that are learned from."""
     config, algorithm, environment = run.config, run.algorithm, run.config.environment
     scripted = offers(environment, Scripted) or offers(environment, Recorded)
@@ -502,7 +487,7 @@ def _check_demonstrations(run: CheckedRun) -> Iterator[str]:
         )
 
 
-def _check_selection(run: CheckedRun) -> Iterator[str]:
+def _check_selection(run: RunToCheck) -> Iterator[str]:
     """Yield why tasks cannot be chosen as the settings say."""
     config, name, tasks = run.config, run.config.environment.name, run.config.tasks
     if tasks.difficulty is not None:
@@ -521,7 +506,7 @@ def _check_selection(run: CheckedRun) -> Iterator[str]:
         )
 
 
-def _check_worlds(run: CheckedRun) -> None:
+def _check_worlds(run: RunToCheck) -> None:
     """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
     config, algorithm, team, environment = run.config, run.algorithm, run.team, run.config.environment
     data = algorithm.data
@@ -551,7 +536,7 @@ def _check_worlds(run: CheckedRun) -> None:
         )
 
 
-def _check_compared(run: CheckedRun) -> Iterator[str]:
+def _check_compared(run: RunToCheck) -> Iterator[str]:
     """Yield why rewards that compare the episodes of a group cannot be given."""
     environment, algorithm, data = run.config.environment, run.algorithm, run.algorithm.data
     if not (offers(environment, PaysGroups) and environment.compared):
@@ -583,7 +568,7 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
         )
 
 
-def _check_staleness(run: CheckedRun) -> Iterator[str]:
+def _check_staleness(run: RunToCheck) -> Iterator[str]:
     """Yield why samples of older weights, or unfinished episodes, cannot be learned from."""
     training, algorithm, data = run.config.training, run.algorithm, run.algorithm.data
     exchanges = any(hook.moves_weights for hook in algorithm.after_update)
@@ -610,7 +595,7 @@ def _check_staleness(run: CheckedRun) -> Iterator[str]:
         )
 
 
-def _check_rewards(run: CheckedRun) -> None:
+def _check_rewards(run: RunToCheck) -> None:
     _check_own_rewards(run.config, run.config.environment, run.team)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from kapelle.errors import did_you_mean
-from kapelle.feature import FeatureSettings, PlannedRun
+from kapelle.feature import FeatureSettings, RunToCheck
 from kapelle.settings.base import Settings
 
 
@@ -29,7 +29,7 @@ class EntropyConfig(FeatureSettings):
     agents: dict[str, BonusConfig] = Field(min_length=1)
     """Agent → its bonus; the others have none: `{coder: {start: 0.02}}`."""
 
-    def check(self, run: PlannedRun) -> Iterator[str]:
+    def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield agents that do not exist or are not trained, and algorithms that sample nothing."""
         names = run.team.names
         for agent in self.agents:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kapelle.environment import PlayedFromOutside, PlaysSeats, enumerable, offers
 from kapelle.errors import ConfigError
-from kapelle.feature import PlannedRun
+from kapelle.feature import RunToCheck
 from kapelle.features.league.pool import (
     DRAFT,
     EXPLOITER,
@@ -29,7 +29,7 @@ from kapelle.settings.weights import PastAdapter
 from kapelle.workflows.play import PlayWorkflow
 
 
-def members(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     """Yield what is wrong with the members that are named."""
     environment = run.config.environment
     players: dict[str, str] = {}
@@ -73,7 +73,7 @@ def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
         yield f"{where} learned {there}, and this run plays {here}. Name a run of the same game."
 
 
-def games(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     """Yield why no games against members can be played or learned from."""
     config, algorithm, team = run.config, run.algorithm, run.team
     if len(team.names) < 2:
@@ -93,7 +93,7 @@ def games(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
         yield "`league`: outside programs choose their agents themselves. Leave `league` out."
 
 
-def population(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     """Yield what the population of the league does not allow."""
     config, algorithm, team, drawn = run.config, run.algorithm, run.team, league.population
     homes = [name for name in team.names if team.policy(name).trained]
@@ -141,7 +141,7 @@ def population(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
             )
 
 
-def _line(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
+def _line(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
     learners = followers_of(league) + 1
     if run.config.training.tasks_per_step < learners:
         yield (
@@ -159,7 +159,7 @@ def _line(league: LeagueConfig, run: PlannedRun) -> Iterator[str]:
         yield "`league`: several `learners` train without an exploiter. Leave `league.exploiter` out."
 
 
-def memory(league: LeagueConfig, run: PlannedRun, models: Mapping[str, Outline]) -> Iterator[str]:
+def memory(league: LeagueConfig, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
     """Yield that the adapters of past selves and of all learners are larger than the machine's memory."""
     team = run.team
     own = [

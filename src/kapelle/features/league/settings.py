@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kapelle.feature import FeatureSettings, PlannedRun
+from kapelle.feature import FeatureSettings, RunToCheck
 from kapelle.settings.base import Settings
 from kapelle.settings.weights import NAME, EndpointConfig, OwnModel, PastAdapter
 
@@ -171,14 +171,14 @@ class LeagueConfig(FeatureSettings):
 
         return added_policies(self, config, learners, bases)
 
-    def check(self, run: PlannedRun) -> Iterator[str]:
+    def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield what prevents training with this league."""
         from kapelle.features.league import checks
 
         for check in (checks.members, checks.games, checks.population):
             yield from check(self, run)
 
-    def check_memory(self, run: PlannedRun, models: Mapping[str, Outline]) -> Iterator[str]:
+    def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
         """Yield that the machine cannot hold the adapters."""
         from kapelle.features.league import checks
 

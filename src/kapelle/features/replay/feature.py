@@ -47,7 +47,7 @@ def _young(settings: ReplayConfig, step: int, when: int) -> bool:
     return settings.max_age is None or step - when <= settings.max_age
 
 
-class Replay(Feature):
+class EpisodeReplay(Feature):
     """Adds a draw of earlier groups to what a step learns from."""
 
     def __init__(self, settings: ReplayConfig, run: StartedRun) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kapelle.feature import FeatureSettings, PlannedRun
+from kapelle.feature import FeatureSettings, RunToCheck
 
 
 class ReplayConfig(FeatureSettings):
@@ -17,7 +17,7 @@ class ReplayConfig(FeatureSettings):
     """
 
     off_policy: ClassVar[bool] = True
-    feature: ClassVar[str] = "kapelle.features.replay.feature:Replay"
+    feature: ClassVar[str] = "kapelle.features.replay.feature:EpisodeReplay"
 
     groups: int = Field(default=1, ge=1)
     """Most past groups that a step learns from, beside its own."""
@@ -26,7 +26,7 @@ class ReplayConfig(FeatureSettings):
     max_age: int | None = Field(default=None, ge=1)
     """Steps after which a group is dropped; null keeps it as long as there is room."""
 
-    def check(self, run: PlannedRun) -> Iterator[str]:
+    def check(self, run: RunToCheck) -> Iterator[str]:
         """Yield why past episodes cannot be learned from."""
         algorithm = run.algorithm
         if not algorithm.plays:
