@@ -637,7 +637,7 @@ class WorkerLost(Exception):
 
 
 class RemoteWorld:
-    """A world in another process, which bounds each of its calls in time.
+    """A world in another process, played over the protocol of `wire/worlds.py`; subclasses carry the questions there.
 
     The workflow asks who may move and what each agent sees without waiting. So every answer of the other process brings
     what has changed of both, and they are answered from here.
@@ -651,14 +651,28 @@ class RemoteWorld:
         self._name, self._patience = name, patience
         self._movers: Mapping[str, Any] = {}
         self._shown: dict[str, Mapping[str, Any]] = {}
+        self._allowed: dict[str, int] = {}
+        """What is passed on with the next move."""
 
     @property
     def lost(self) -> WorkerLost | None:
         """How the world was lost with its process; None while that lives."""
         raise NotImplementedError
 
-    def update_view(self, view: Mapping[str, Any]) -> None:
-        """Take what has changed: `movers`, and `shown` by agent, each a `value` or the `error` that asking would raise."""
+    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
+        """Return the answer to a question about this world, within the time limit of a method; raises what the world raised."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Note that the world is closed."""
+        raise NotImplementedError
+
+    def begin(self, answer: Mapping[str, Any]) -> None:
+        """Take the answer to `reset`."""
+        self.scorable = answer["scorable"]
+        self._update(answer["view"])
+
+    def _update(self, view: Mapping[str, Any]) -> None:
         self._movers = view["movers"]
         self._shown.update(view["shown"])
 
@@ -677,28 +691,37 @@ class RemoteWorld:
         """Return who may move, or raise what the environment raised."""
         if "error" in self._movers:
             raise environment_error(*self._movers["error"])
-        movers: tuple[str, ...] = self._movers["value"]
-        return movers
+        return tuple(self._movers["value"])
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """See `World`."""
-        raise NotImplementedError
+        allowed, self._allowed = self._allowed, {}
+        answer = await self.ask("step", {"call": "act", "actions": actions, "final": final, **allowed})
+        self._update(answer["view"])
+        rewards: Mapping[str, float] = answer["rewards"]
+        return rewards
 
     async def score(self, agent: str, text: str) -> float:
         """See `Scorable`."""
-        raise NotImplementedError
+        return float(await self.ask("score", {"call": "score", "agent": agent, "text": text}))
 
     def allow_answers(self, most: int) -> None:
         """See `Retriable`; the other process hears of it with the first step."""
-        raise NotImplementedError
+        self._allowed = {"allow_answers": most}
 
     async def outcome(self) -> Outcome:
         """See `World`."""
-        raise NotImplementedError
+        return Outcome(**await self.ask("outcome", {"call": "outcome"}))
 
     async def close(self) -> None:
-        """See `World`."""
-        raise NotImplementedError
+        """See `World`; a world that was lost with its process is closed already."""
+        try:
+            if self.lost is None:
+                await self.ask("close", {"call": "close"})
+        except WorkerLost:
+            pass
+        finally:
+            self.release()
 
 
 class OpensWorlds:

@@ -14,11 +14,11 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.rollout.play import Play, rollout
-from kapelle.rollout.workers.session import task_form, task_from
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Cast, Group, Task
+from kapelle.wire.worlds import task_form, task_from
 from kapelle.workflows.play import PlayWorkflow
 
 KUHN = OpenSpiel(game="kuhn_poker", wording="short")

@@ -39,7 +39,7 @@ from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.rollout.workers.session import task_form, task_from
-from kapelle.runs.episode_json import decode, dump_groups, encode, load_groups
+from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
@@ -49,6 +49,7 @@ from kapelle.runtime.tensors import packed, unpacked
 from kapelle.settings.schema import Resources
 from kapelle.team import split_scored
 from kapelle.types import Group, Sampling, Task
+from kapelle.wire.exact_json import decode, encode
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine

@@ -38,11 +38,11 @@ from kapelle.runs.checkpoint_folder import (
     remember,
     verify,
 )
-from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.files import PARTIAL, explain, flush, sha256, write_new
 from kapelle.runtime.ranks import ALONE, Peers, broadcast
 from kapelle.runtime.tensors import load_tensors
 from kapelle.types import Json
+from kapelle.wire.exact_json import decode, encode
 
 if TYPE_CHECKING:
     import torch

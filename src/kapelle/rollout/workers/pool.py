@@ -21,14 +21,15 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from kapelle.environment import Environment, Outcome, RemoteWorld, WorkerLost
+from kapelle.environment import Environment, RemoteWorld, WorkerLost
 from kapelle.errors import EngineError
-from kapelle.rollout.workers.session import VERSION, Frames, pack, task_form
+from kapelle.rollout.workers.session import Frames, pack
 from kapelle.runtime.deadlines import UNBREAKABLE, GaveUp, Patience, within
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
+from kapelle.wire.worlds import VERSION, task_form
 
 # -------- A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does
 #
@@ -441,7 +442,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 reader.add(worker)
             worker.sessions += 1
         world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
-        await world.reset(task, tuple(agents), seed)
+        await world.reset(task, agents, seed)
         return world
 
     async def ask(self, worker: Worker, session: int, question: Mapping[str, Any]) -> Any:
@@ -472,8 +473,6 @@ class WorkerWorld(RemoteWorld):
         """Take the place of the world: its worker and the number of its session."""
         super().__init__(name, patience)
         self._pool, self._worker, self._session = pool, worker, session
-        self._allowed: dict[str, int] = {}
-        """What is still to be passed on with the next question."""
 
     @property
     def lost(self) -> WorkerLost | None:
@@ -486,53 +485,25 @@ class WorkerWorld(RemoteWorld):
             return None
         return None
 
-    async def reset(self, task: Task, agents: tuple[str, ...], seed: int) -> None:
+    async def reset(self, task: Task, agents: Sequence[str], seed: int) -> None:
         """Open the world; nothing is left behind when that fails."""
-        question = {"call": "reset", "task": task_form(task), "agents": agents, "seed": seed}
+        question = {"call": "reset", "task": task_form(task), "agents": list(agents), "seed": seed}
         try:
-            answer = await self._ask("start", question)
+            self.begin(await self.ask("start", question))
         except (asyncio.CancelledError, GaveUp):  # the worker may still open it
             with suppress(GaveUp):  # what it was asked for it does none the less
                 await self.close()
             raise
         except BaseException:
-            self._worker.sessions -= 1
+            self.release()
             raise
-        self.scorable = answer["scorable"]
-        self.update_view(answer["view"])
 
-    async def outcome(self) -> Outcome:
-        """See `environment.World`."""
-        return Outcome(**await self._ask("outcome", {"call": "outcome"}))
-
-    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """See `environment.World`."""
-        answer = await self._ask("step", {"call": "act", "actions": actions, "final": final})
-        self.update_view(answer["view"])
-        rewards: Mapping[str, float] = answer["rewards"]
-        return rewards
-
-    async def score(self, agent: str, text: str) -> float:
-        """See `environment.Scorable`."""
-        return float(await self._ask("score", {"call": "score", "agent": agent, "text": text}))
-
-    def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`; the worker hears of it with the first step."""
-        self._allowed = {"allow_answers": most}
-
-    async def close(self) -> None:
-        """See `environment.World`; what is lost with its worker needs no closing."""
-        try:
-            if self.lost is None:
-                await self._ask("close", {"call": "close"})
-        except WorkerLost:
-            pass
-        finally:
-            self._worker.sessions -= 1
-
-    async def _ask(self, method: str, question: Mapping[str, Any]) -> Any:
-        asked = {**question, **self._allowed}
-        self._allowed = {}
-        answer = self._pool.ask(self._worker, self._session, asked)
+    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
+        """See `RemoteWorld`."""
+        answer = self._pool.ask(self._worker, self._session, question)
         what = f"`{method}` of environment '{self._name}'"
         return await within(what, "episode", self._patience.episode, answer)
+
+    def release(self) -> None:
+        """See `RemoteWorld`."""
+        self._worker.sessions -= 1

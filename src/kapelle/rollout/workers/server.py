@@ -19,13 +19,14 @@ from typing import Any
 from kapelle.environment import Environment
 from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import open_world
-from kapelle.rollout.workers.session import VERSION, Frames, WorkerSession, error_form, pack, task_from
+from kapelle.rollout.workers.session import Frames, OpenSessions, WorkerSession, error_form, pack
 from kapelle.runtime import interrupts
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import HookedAwaitable, run_async
 from kapelle.runtime.machine import raise_descriptor_limit
 from kapelle.runtime.process_tree import SharedStatus, end_with_parent
 from kapelle.setup.environment_forms import environment_from
+from kapelle.wire.worlds import VERSION, task_from
 
 BEAT = 0.5
 """Seconds between two signs of life."""
@@ -52,7 +53,7 @@ class _Server:
 
     def __init__(self, connection: socket.socket, pulse: SharedStatus) -> None:
         self._connection, self._pulse = connection, pulse
-        self._sessions: dict[int, WorkerSession] = {}
+        self._sessions = OpenSessions()
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
@@ -78,7 +79,7 @@ class _Server:
                     task.add_done_callback(calls.discard)
         self._left = time.monotonic()
         await asyncio.gather(
-            *(session.close() for session in self._sessions.values()), return_exceptions=True
+            *(session.close() for session in self._sessions.open.values()), return_exceptions=True
         )
         with suppress(OSError):
             writer.close()
@@ -112,16 +113,8 @@ class _Server:
             await asyncio.Event().wait()
         if call == "reset":
             assert self._environment is not None
-            begun = WorkerSession(open_world, self._environment, self._patience, tuple(question["agents"]))
-            self._sessions[number] = begun
-            try:
-                return await begun.reset(task_from(question["task"]), question["seed"])
-            except BaseException:
-                self._sessions.pop(number, None)
-                raise
-        if call == "close":
-            session = self._sessions.pop(number, None)
-            if session is not None:  # one that could not begin is gone
-                await session.close()
+            begun = WorkerSession(open_world, self._environment, self._patience, question["agents"])
+            return await self._sessions.begin(number, begun, task_from(question["task"]), question["seed"])
+        if number not in self._sessions.open:  # one that could not begin is closed
             return None
-        return await self._sessions[number].answer(question)
+        return await self._sessions.answer(number, question)

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from kapelle.environment import Environment, RemoteWorld
-from kapelle.errors import EpisodeError
 from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
-from kapelle.runs.episode_json import decode, encode
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
-from kapelle.types import Cast, Json, Message, Task
+from kapelle.types import Task
+from kapelle.wire.worlds import from_text, to_text
 
-# -------- The messages between a process that plays and one that holds worlds: their vocabulary, frames and values
+# -------- The transport of the protocol (`wire/worlds.py`) between a process and its worker
 #
-# A *session* is one world, from its reset to its close. The player asks, the worker answers each question once, in any order;
-# questions of a session begin in the order in which they were asked:
-#
-#     serve     the environment's settings, first of all         → nothing
-#     reset     task, agents, seed: open a world                 → view, scorable
-#     act       actions, final                                   → rewards, view
-#     observe   (`kapelle serve environments` alone asks it)     → view, with all that is shown
-#     score     agent, text                                      → score
-#     outcome                                                    → outcome
-#     close     whatever the world is doing                      → nothing
-#
-# A *view* is all that may be asked of a world without waiting: who may move, and what each agent is shown, where that has changed.
-#
-# A frame is its length in four bytes and then JSON in ASCII, which loses nothing (`runs/episode_json.py`). No code travels.
+# A frame is its length in four bytes and then a message as JSON.
 
-VERSION = 1
-"""Of this vocabulary; both sides must speak the same."""
 LENGTH = 4
 """Bytes of a frame's length."""
 LARGEST = 1 << 30
@@ -44,17 +27,7 @@ LARGEST = 1 << 30
 
 def pack(message: Mapping[str, Any]) -> bytes:
     """Return a message as a frame; EpisodeError for one that JSON cannot hold or that is too large."""
-    try:
-        body = json.dumps(encode(message, "message"), separators=(",", ":")).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EpisodeError(
-            f"It cannot be passed to or from another process: {error}. Let the environment put only text, numbers, lists "
-            "and mappings into its tasks, or set `episode.environment_workers: 0`."
-        ) from error
-    if len(body) > LARGEST:
-        raise EpisodeError(
-            f"A message of {len(body):,} bytes is too large to pass on; {LARGEST:,} are the most."
-        )
+    body = to_text(message, LARGEST).encode("ascii")
     return len(body).to_bytes(LENGTH, "big") + body
 
 
@@ -75,32 +48,7 @@ class Frames:
                 return
             body = bytes(self._arrived[LENGTH:end])
             del self._arrived[:end]
-            yield decode(json.loads(body))
-
-
-def task_form(task: Task) -> dict[str, Json]:
-    """Return a task as plain values."""
-    cast: dict[str, Json] = {agent: [each.policy, each.player] for agent, each in task.cast.items()}
-    return {
-        "id": task.id,
-        "question": task.question,
-        "data": task.data,
-        "part": task.part,
-        "cast": cast,
-        "system": task.system,
-        "messages": [[[m.role, m.content, m.structured] for m in read] for read in task.messages],
-        "rendered": task.rendered,
-    }
-
-
-def task_from(form: Mapping[str, Any]) -> Task:
-    """Return the task that `task_form` was given."""
-    cast = {agent: Cast(*each) for agent, each in form["cast"].items()}
-    messages = tuple(
-        tuple(Message(role, content, structured=structured) for role, content, structured in read)
-        for read in form["messages"]
-    )
-    return Task(**{**form, "cast": cast, "messages": messages})
+            yield from_text(body)
 
 
 def error_form(error: BaseException) -> list[str]:
@@ -112,11 +60,15 @@ OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitabl
 """Opens the world of one episode; see `bounded_worlds.open_world`."""
 
 
+Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]]
+"""Runs a coroutine and returns its result."""
+
+
 class WorkerSession:
     """One world, and what its agents were shown last."""
 
     def __init__(
-        self, opened: OpenWorld, environment: Environment, patience: Patience, agents: tuple[str, ...]
+        self, opened: OpenWorld, environment: Environment, patience: Patience, agents: Sequence[str]
     ) -> None:
         """Take how worlds are opened, what of, the limits of its calls, and the names in seat order."""
         self._opened, self._environment, self.patience, self._agents = opened, environment, patience, agents
@@ -139,7 +91,7 @@ class WorkerSession:
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer `act`, `observe`, `score` or `outcome`; see above."""
+        """Answer `act`, `observe`, `score` or `outcome`."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
@@ -168,7 +120,7 @@ class WorkerSession:
                 shown[agent] = {**each, "legal": list(moves)}
         changed = {agent: each for agent, each in shown.items() if self.shown.get(agent) != each}
         self.shown.update(shown)
-        return {"movers": _asked(lambda: tuple(self.world.movers())), "shown": changed}
+        return {"movers": _asked(lambda: list(self.world.movers())), "shown": changed}
 
     async def close(self) -> None:
         """Cancel what the world is doing and close it."""
@@ -180,6 +132,30 @@ class WorkerSession:
             await asyncio.wait(under_way)
         if self._world is not None:
             await self._world.close()
+
+
+class OpenSessions:
+    """The open sessions of one connection, by the numbers that the player has given them."""
+
+    def __init__(self, run: Run = lambda work: work()) -> None:
+        """`run` runs what a session does, perhaps on another thread."""
+        self.open: dict[int, WorkerSession] = {}
+        self._run = run
+
+    async def begin(self, number: int, session: WorkerSession, task: Task, seed: int) -> dict[str, Any]:
+        """Open a session's world and return what `reset` answers; nothing is left behind when that fails."""
+        self.open[number] = session
+        try:
+            return await self._run(lambda: session.reset(task, seed))
+        except BaseException:
+            self.open.pop(number, None)
+            raise
+
+    async def answer(self, number: int, question: Mapping[str, Any]) -> Any:
+        """Answer a question about an open session."""
+        if question["call"] == "close":
+            return await self._run(self.open.pop(number).close)
+        return await self._run(lambda: self.open[number].answer(question))
 
 
 def _asked(ask: Callable[..., object], *given: object) -> dict[str, Any]:

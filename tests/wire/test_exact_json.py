@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.equal_trees import same_tree
 
-from kapelle.runs.episode_json import decode, encode
+from kapelle.wire.exact_json import decode, encode
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text() | st.sampled_from(["$tuple", "$float", "$items", "$", "$x"]) | st.integers()

@@ -1,0 +1,67 @@
+"""Exact JSON: what is decoded equals what was encoded, in value and in type.
+
+Plain JSON stays as it is. What JSON lacks becomes an object with one tag as its only key:
+
+    {"$tuple": [1, 2]}        a tuple
+    {"$float": "nan"}         a float that is not finite: nan, inf or -inf
+    {"$items": [[1, "a"]]}    a mapping whose keys are not all text, or start with `$`
+
+Callers that store other things (tensors) add a tag of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kapelle.types import Json
+
+Encode = Callable[[object, str], Json | None]
+"""Takes a value that JSON lacks and its place; returns its tagged form, or None if it is unknown."""
+Decode = Callable[[str, Json], object]
+"""Takes an unknown tag and its content; returns the value."""
+
+
+def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
+    """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
+
+    Raises TypeError for a value that has no form, naming its place.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: encode(inner, f"{place}.{key}", foreign) for key, inner in value.items()}
+        pairs = value.items()
+        return {"$items": [[encode(k, place, foreign), encode(v, f"{place}.{k}", foreign)] for k, v in pairs]}
+    if isinstance(value, list | tuple):
+        items = [encode(inner, f"{place}.{index}", foreign) for index, inner in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    tagged = foreign(value, place) if foreign is not None else None
+    if tagged is None:
+        raise TypeError(f"{place} is a {type(value).__name__}, which has no form in JSON")
+    return tagged
+
+
+def decode(value: Json, foreign: Decode | None = None) -> Any:
+    """Return the value that `encode` was given; raises ValueError for an unknown tag."""
+    if isinstance(value, list):
+        return [decode(inner, foreign) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if not tag.startswith("$"):
+        return {key: decode(inner, foreign) for key, inner in value.items()}
+    inner = value[tag]
+    if tag == "$tuple":
+        return tuple(decode(item, foreign) for item in inner)
+    if tag == "$float":
+        return float(inner)
+    if tag == "$items":
+        return {decode(key, foreign): decode(item, foreign) for key, item in inner}
+    if foreign is None:
+        raise ValueError(f"unknown tag '{tag}'")
+    return foreign(tag, inner)
