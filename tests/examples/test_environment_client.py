@@ -55,7 +55,7 @@ def test_a_client_in_node_plays_an_episode(client: Path) -> None:
             timeout=120,
             check=False,
         )
-        assert len(server.sessions) == 0
+        assert len(server.host.sessions) == 0
     assert done.returncode == 0, done.stderr
     task = Arithmetic(operators=("+", "-")).task("train", 3)
     assert json.loads(done.stdout) == {

@@ -75,8 +75,8 @@ CALLS, SECONDS, BATCH = 1024, 600.0, 64
 TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
 """Those of `grading.text.tool_call.Form`, which is not imported to print help."""
 
-WORLD_IDLE, SESSION_IDLE = 600.0, 3600.0
-"""Default seconds without a call after which a world, or a session without a reward, may be closed."""
+SESSION_IDLE = 3600.0
+"""Default seconds without a call after which a session without a reward may be closed."""
 
 
 # -------- Arguments that several commands share
@@ -652,7 +652,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "serve": Command(
         "([policy | reward] RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--embedder MODEL] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
-        "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--idle S] [--drain S] | environments --replace NAMES --at HOST:PORT "
+        "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--drain S] | environments --replace NAMES --at HOST:PORT "
         "[--certificate FILE] | openenv NAME [environment.key=value …]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
         "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, environments to runs "
         "on any machine, or one to OpenEnv's clients",
@@ -708,9 +708,9 @@ COMMANDS: Mapping[str, Command] = {
             option(
                 "--idle",
                 "S",
-                "seconds without a call after which a world of environments, or a recorded session, may be closed "
-                f"(default: {WORLD_IDLE:g} for worlds, {SESSION_IDLE:g} for sessions)",
+                f"seconds without a call after which a recorded session may be closed (default: {SESSION_IDLE:g})",
                 type=positive,
+                default=SESSION_IDLE,
             ),
             option(
                 "--drain",

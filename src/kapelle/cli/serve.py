@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -13,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kapelle.cli.arguments import SESSION_IDLE, WORLD_IDLE
 from kapelle.cli.named import environment_named, owner_of
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
@@ -138,7 +136,7 @@ def _policy(folder: Path, which: str | None, binding: Binding, arguments: argpar
         embedder = Embedder(arguments.embedder)
     served = open_served(folder, Watch(Lines(sys.stderr)), which=which)
     name = (arguments.name or served.config.name).replace("/", "-")  # clients write TEAM/AGENT
-    limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle or SESSION_IDLE)
+    limits = ServingLimits(arguments.calls, arguments.timeout, arguments.idle)
     return until_stopped(
         serve_policy(served.play, name, binding, limits, record, arguments.tool_form, embedder),
         lambda server: f"{name} is served at {server.url}/v1 as {', '.join(server.models)}",
@@ -171,7 +169,7 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
 
 def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
-    check_installed("serve,openenv", "starlette", "uvicorn", "websockets")
+    check_installed("serve", "starlette", "uvicorn", "websockets")
     from kapelle.conformance.driving import accepts
     from kapelle.services.environments.openenv import serve_openenv
     from kapelle.services.http import check_free
@@ -217,17 +215,17 @@ HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml ma
 
 def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     """Serve environments until a signal asks to stop, or replace one on a server that runs."""
-    check_installed("serve", "grpc", "grpc_health")
+    check_installed("serve", "starlette", "uvicorn", "websockets")
     if arguments.replace is not None:
         return _replace(arguments, settings)
     if not arguments.environments:
         raise ConfigError(f"Name the environments to serve: {HOW}.")
     binding = binding_of(arguments)
     environments = named(arguments.environments, settings)
+    from kapelle.services.environments.host import SessionLimits
     from kapelle.services.environments.service import serve_environments
-    from kapelle.services.environments.sessions import SessionLimits
 
-    limits = SessionLimits(arguments.sessions, arguments.idle or WORLD_IDLE, arguments.timeout)
+    limits = SessionLimits(arguments.sessions, arguments.timeout)
     return until_stopped(
         serve_environments(environments, binding, limits, processes=arguments.workers),
         lambda server: f"{', '.join(environments)} served at {server.address}",
@@ -279,7 +277,7 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
 
     for name, environment in named(arguments.replace, settings).items():
         assert isinstance(environment, Settings), "recipes and names give settings"
-        values = json.dumps(environment.model_dump(mode="json"))
+        values = environment.model_dump(mode="json")
         version = register(arguments.at, name, values, arguments.certificate)
         say(f"{name} at {arguments.at} is now version {version}")
     return 0

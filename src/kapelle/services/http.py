@@ -419,7 +419,8 @@ class HttpServer:
         idle_seconds: float = IDLE_SECONDS,
         opened: PeerCallback | None = None,
         closed: PeerCallback | None = None,
-        sockets: bool = False,
+        sockets: type[asyncio.Protocol] | None = None,
+        message_bytes: int = MOST_BYTES,
         door: Path | None = None,
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
@@ -427,7 +428,7 @@ class HttpServer:
         The application also answers at `door`, a Unix socket that is made for every user of this machine; its callers have no
         address (`scope["client"]` is None).
 
-        With `sockets` the application answers WebSockets too, whose messages have at most `MOST_BYTES`.
+        With `sockets` the application answers WebSockets too, whose messages have at most `message_bytes`.
 
         A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop
         with the other end of each connection that opens or closes.
@@ -445,8 +446,9 @@ class HttpServer:
         config = uvicorn.Config(
             application,
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
-            ws="websockets-sansio" if sockets else "none",
-            ws_max_size=MOST_BYTES,
+            ws=sockets or "none",
+            ws_max_size=message_bytes,
+            ws_per_message_deflate=False,  # a few compressed bytes may unpack to very many
             lifespan="off",
             loop="asyncio",
             log_config=None,
@@ -478,7 +480,10 @@ class HttpServer:
         return not self._thread.is_alive()
 
     def __exit__(self, *_: object) -> None:
-        # Calls under way are cancelled.
+        self.close()
+
+    def close(self) -> None:
+        """Stop now; calls under way are cancelled."""
         self._server.should_exit = self._server.force_exit = True
         if self._thread.ident is not None:
             self._thread.join(5.0)

@@ -23,7 +23,7 @@ def assert_same(environment: Environment, **settings: Any) -> None:
         for kind in (Answerable, Scripted, Recorded, Mixed):
             assert offers(remote, kind) is offers(environment, kind)
         there = episodes(remote, 0)
-        assert len(server.sessions) == 0, "every session was closed"
+        assert len(server.host.sessions) == 0, "every session was closed"
     assert here, "some workflow plays it"
     assert there == here
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.rollout.workers.test_same_episodes import play_of
+from tests.services.environments.conftest import eventually
 from tests.support.tiny import sections
 from tests.support.tls import certificate_here
 
@@ -22,8 +23,8 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.rollout.play import rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
+from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer, serve_environments
-from kapelle.services.environments.sessions import SessionLimits
 from kapelle.setup.preparation import connect
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
@@ -50,20 +51,15 @@ def play(environment: Environment, samples: int = 4) -> list[Group]:
 
 @contextmanager
 def dying_after(server: EnvironmentServer, sessions: int) -> Iterator[None]:
-    """Let a server end, without a word, when so many sessions have begun."""
-    begun = server.sessions.begin
-    left = iter(range(sessions))
+    """Let a server end, without a word, when so many sessions are open."""
 
-    async def begin(*given: Any, **more: Any) -> Any:
-        result = await begun(*given, **more)
-        if next(left, None) is None and not dying.is_alive():
-            dying.start()
-        return result
+    def die() -> None:
+        eventually(lambda: len(server.host.sessions) >= sessions)
+        server.http.close()
 
-    dying = threading.Thread(target=server.grpc.close)
-    server.sessions.begin = begin  # type: ignore[method-assign]
+    dying = threading.Thread(target=die)
+    dying.start()
     yield
-    assert dying.ident is not None, "it lived on"
     dying.join()
 
 
@@ -74,7 +70,7 @@ def test_episodes_of_a_server_that_dies_are_played_again_on_another() -> None:
         connect(remote)
         with dying_after(one, 3):
             assert play(remote) == here
-        assert len(other.sessions) == 0
+        assert len(other.host.sessions) == 0
 
 
 def test_a_server_that_comes_back_is_played_on_again() -> None:
@@ -82,7 +78,7 @@ def test_a_server_that_comes_back_is_played_on_again() -> None:
     with ExitStack() as closing, serve(debate()) as first:
         remote = Remote(address=(first.address,))
         connect(remote)
-        port = first.grpc.port
+        port = first.http.port
 
         def come_back() -> None:
             closing.enter_context(serve(debate(), port=port))
@@ -109,7 +105,7 @@ def test_where_nobody_answers_the_run_stops_and_says_so() -> None:
         remote = Remote(address=(server.address,), retry_seconds=0.3)
         connect(remote)
         task = task_of(remote, "train", 0)
-        server.grpc.close()
+        server.http.close()
         played = play_of(remote, workflow_class("debate")(name="debate"), ("ann", "ben"))
         with pytest.raises(EngineError, match="No environment server"):
             run_async(lambda: rollout(played, [task], 1, 0))
@@ -133,7 +129,7 @@ def test_another_version_is_noted_once() -> None:
         workflow: Any = workflow_class("solo")(name="solo")
         run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
         assert said == []
-        server.shelf.put("it", Arithmetic(seed=2))
+        server.host.shelf.put("it", Arithmetic(seed=2))
         run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
         assert [each.split(": ")[0] for each in said] == [
             f"environment 'it' at {server.address} is version 2 now, after 1"

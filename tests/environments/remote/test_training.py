@@ -79,5 +79,5 @@ def test_a_run_on_a_server_is_the_run_here(name: str, tmp_path: Path) -> None:
     with serve_environments({"it": environment}, Binding()) as server:
         remote = {"name": "remote", "address": server.address, "serves": "it"}
         there = trained(sections(environment=remote, **common), tmp_path / "there")
-        assert len(server.sessions) == 0
+        assert len(server.host.sessions) == 0
     assert left(there) == left(here)

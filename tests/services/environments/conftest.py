@@ -1,23 +1,78 @@
-"""An environment server with the tests' own environment, and a client that knows only the contract."""
+"""An environment server with the tests' own environment, and a client that knows only the protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
-import grpc
 import pytest
 from tests.services.environments import slow_world
+from websockets.sync.client import ClientConnection, connect
 
 from kapelle.services.binding import Binding
+from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer, serve_environments
-from kapelle.services.environments.sessions import SessionLimits
-from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 
 FAR = 60.0
 """Seconds that no test needs."""
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + FAR
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class Caller:
+    """One connection to a server: sends questions, and returns answers by the number of their question."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self._numbers = count(1)
+        self._arrived: dict[int, dict[str, Any]] = {}
+
+    def send(self, call: str, **question: Any) -> int:
+        number = next(self._numbers)
+        self.socket.send(json.dumps({"id": number, "call": call, **question}))
+        return number
+
+    def answer(self, number: int) -> dict[str, Any]:
+        while number not in self._arrived:
+            answer = json.loads(self.socket.recv(timeout=FAR))
+            self._arrived[answer.pop("id")] = answer
+        return self._arrived.pop(number)
+
+    def ask(self, call: str, **question: Any) -> Any:
+        """Return the value of the answer to a question."""
+        answer = self.answer(self.send(call, **question))
+        assert set(answer) == {"value"}, answer
+        return answer["value"]
+
+    def reset(self, session: int = 1, seed: int = 0, **more: Any) -> Any:
+        return self.ask("reset", session=session, seed=seed, agents=["ann", "ben"], index=0, **more)
+
+    def says(self, text: str, session: int = 1) -> Any:
+        return self.ask("act", session=session, actions={"ann": text})
+
+    def refused(self, call: str, **question: Any) -> tuple[int, str]:
+        answer = self.answer(self.send(call, **question))
+        assert set(answer) == {"refused"}, answer
+        status, message = answer["refused"]
+        return status, message
+
+
+@contextmanager
+def calling(server: EnvironmentServer, token: str | None = None, **headers: str) -> Iterator[Caller]:
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    url = f"ws://{server.address}/v1/worlds"
+    with connect(url, additional_headers=headers, compression=None, proxy=None) as socket:
+        yield Caller(socket)
 
 
 @pytest.fixture(autouse=True)
@@ -38,25 +93,11 @@ def served(binding: Binding | None = None, **given: Any) -> Iterator[Environment
 
 @pytest.fixture
 def server() -> Iterator[EnvironmentServer]:
-    with served(limits=SessionLimits(sessions=3, idle_seconds=FAR, call_seconds=FAR)) as made:
+    with served(limits=SessionLimits(sessions=3, call_seconds=FAR)) as made:
         yield made
-
-
-@contextmanager
-def stub_of(server: EnvironmentServer) -> Iterator[Any]:
-    with grpc.insecure_channel(server.address) as channel:
-        yield pb_grpc.EnvironmentsStub(channel)
 
 
 @pytest.fixture
-def stub(server: EnvironmentServer) -> Iterator[Any]:
-    with stub_of(server) as made:
+def caller(server: EnvironmentServer) -> Iterator[Caller]:
+    with calling(server) as made:
         yield made
-
-
-def reset(seed: int = 0, **more: Any) -> pb.ResetRequest:
-    return pb.ResetRequest(agents=["ann", "ben"], pick=pb.Pick(split="train"), seed=seed, **more)
-
-
-def says(session: str, text: str, agent: str = "ann", number: int | None = None) -> pb.ActRequest:
-    return pb.ActRequest(session=session, moves=[pb.Move(agent=agent, text=text)], number=number)

@@ -1,293 +1,313 @@
 from __future__ import annotations
 
+import json
 import random
+import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-import grpc
+import httpx
 import pytest
 from tests.services.environments import slow_world
-from tests.services.environments.conftest import FAR, reset, says, served, stub_of
-from tests.services.grpc.test_server import CREDENTIALS, TOKEN
+from tests.services.environments.conftest import FAR, Caller, calling, eventually, served
+from tests.services.grpc.test_server import TOKEN
+from tests.support.hostile_bodies import bodies
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kapelle.services.binding import Binding
+from kapelle.services.environments import service
+from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer
-from kapelle.services.environments.sessions import SessionLimits
-from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
 
-SERVICES = list(pb.DESCRIPTOR.services_by_name.values())
+PLAYED: dict[str, Any] = {"agents": ["a"], "session": 1, "seed": 0}
 
 
-def refused(call: Callable[..., Any], *asked: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call(*asked, timeout=FAR)
-    return raised.value.code().name, raised.value.details()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + FAR
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
-def test_an_episode_by_the_contract_alone(stub: Any, server: EnvironmentServer) -> None:
-    assert [each.name for each in stub.List(pb.ListRequest()).environments] == ["it"]
-    began = stub.Reset(reset(seed=7))
-    assert list(began.view.movers) == ["ann", "ben"]
-    assert began.view.shown["ben"] == "ben sees hello"
-    moved = stub.Act(says(began.session, "over"))
-    assert [(each.agent, each.amount) for each in moved.rewards] == [("ann", 0.5)]
-    assert list(moved.view.movers) == []
-    assert stub.Observe(pb.ObserveRequest(session=began.session)).shown["ann"] == "ann sees over"
-    outcome = stub.GetOutcome(pb.OutcomeRequest(session=began.session))
-    assert outcome.info.entries[0].value.integer == 7
-    stub.Close(pb.CloseRequest(session=began.session))
+def test_an_episode_by_the_protocol_alone(caller: Caller, server: EnvironmentServer) -> None:
+    assert [each["name"] for each in caller.ask("list")["environments"]] == ["it"]
+    began = caller.reset(seed=7)
+    assert began["view"]["movers"] == {"value": ["ann", "ben"]}
+    assert began["view"]["shown"]["ben"] == {"value": "ben sees hello"}
+    moved = caller.says("over")
+    assert moved["rewards"] == {"ann": 0.5}
+    assert moved["view"]["movers"] == {"value": []}
+    assert caller.ask("observe", session=1)["shown"]["ann"] == {"value": "ann sees over"}
+    outcome = caller.ask("outcome", session=1)
+    assert outcome["info"] == {"seed": 7, "tuple": {"$tuple": [1, "a"]}}
+    caller.ask("close", session=1)
     assert slow_world.closed == [7]
-    assert len(server.sessions) == 0
+    assert server.host.sessions == []
 
 
-def test_what_goes_wrong_is_a_status_and_a_sentence(stub: Any) -> None:
-    began = stub.Reset(reset())
-    expected = {
-        ("ABORTED", "RuntimeError: it failed (slow_world.py, line 72)"): (
-            stub.Act,
-            says(began.session, "fail"),
-        ),
-        ("NOT_FOUND", "This server has no environment 'x'. Known: it."): (
-            stub.Describe,
-            pb.DescribeRequest(environment="x"),
-        ),
-        ("OUT_OF_RANGE", "Split 'test' has 4 tasks, and none 4."): (
-            stub.GetTask,
-            pb.GetTaskRequest(split="test", index=4),
-        ),
-        ("INVALID_ARGUMENT", "There is no split 'dev', but train and test."): (
-            stub.GetTask,
-            pb.GetTaskRequest(split="dev"),
-        ),
-        ("INVALID_ARGUMENT", "Name the agents in seat order: 1 to 256 names, each once."): (
-            stub.Reset,
-            pb.ResetRequest(agents=["a", "a"], pick=pb.Pick(split="train")),
-        ),
-        ("INVALID_ARGUMENT", "Name what is played: a `task`, or a `pick` of split and index."): (
-            stub.Reset,
-            pb.ResetRequest(agents=["a"]),
-        ),
-        ("FAILED_PRECONDITION", "This environment has no script."): (stub.Script, pb.ScriptRequest()),
-        ("FAILED_PRECONDITION", "This world cannot score a text before the episode is over."): (
-            stub.Score,
-            pb.ScoreRequest(session=began.session),
-        ),
-    }
-    assert {refused(call, asked) for call, asked in expected.values()} == set(expected)
-    assert refused(stub.Act, says("nobody", "x"))[0] == "NOT_FOUND"
-    hidden = stub.Act(says(began.session, "hide")).view
-    assert dict(hidden.shown_errors) == dict.fromkeys(
-        ("ann", "ben"), "RuntimeError: nothing to see (slow_world.py, line 62)"
-    )
+def test_a_task_that_was_requested_is_played(caller: Caller) -> None:
+    task = caller.ask("task", split="test", index=2)
+    assert task["data"]["pair"] == {"$tuple": [1, 2.5]}
+    caller.ask("reset", task=task, **PLAYED)
+    assert caller.refused("task", split="test", index=4) == (416, "Split 'test' has 4 tasks, and none 4.")
 
 
-def test_in_a_batch_one_that_fails_fails_alone(stub: Any) -> None:
-    one, other = (stub.Reset(reset(seed)).session for seed in (1, 2))
-    acts = [says(one, "fail"), says(other, "fine"), says("nobody", "x")]
-    results = stub.BatchAct(pb.BatchActRequest(acts=acts)).results
-    assert [result.error.code for result in results] == ["ABORTED", "", "NOT_FOUND"]
-    assert results[1].reply.view.shown["ann"] == "ann sees fine"
+def test_what_goes_wrong_is_a_status_and_a_sentence(caller: Caller) -> None:
+    caller.reset()
+    number = caller.send("act", session=1, actions={"ann": "fail"})
+    assert caller.answer(number) == {"error": ["RuntimeError", "it failed (slow_world.py, line 72)"]}
+    unknown = (404, "This server has no environment 'x'. Known: it.")
+    assert caller.refused("describe", environment="x") == unknown
+    for call, question, status, why in (
+        ("task", {"split": "dev", "index": 0}, 400, "`split`"),
+        ("task", {"split": "test", "index": -1}, 400, "`index`"),
+        ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
+        ("reset", {**PLAYED, "session": 2}, 400, "Name what is played"),
+        ("reset", {**PLAYED, "index": 0}, 400, "is open already"),
+        ("extract", {"text": "x"}, 400, "no answers to compare"),
+        ("script", {"agent": "a", "task": {"id": "x"}, "messages": [], "seed": 0}, 400, "no script"),
+        ("score", {"session": 1, "agent": "a", "text": "x"}, 400, "cannot score"),
+        ("act", {"session": 9, "actions": {}}, 404, "no such session"),
+        ("act", {"session": 1, "actions": {"ann": 3}}, 400, "`actions.ann`"),
+        ("dance", {}, 400, "`call` is one of"),
+    ):
+        found, said = caller.refused(call, **question)
+        assert (found, why in said) == (status, True), (call, found, said)
+    hidden = caller.says("hide")["view"]["shown"]
+    assert hidden["ann"] == {"error": ["RuntimeError", "nothing to see (slow_world.py, line 62)"]}
 
 
-def test_sessions_have_a_largest_number(stub: Any) -> None:
-    sessions = [stub.Reset(reset(seed)).session for seed in range(3)]
-    assert refused(stub.Reset, reset()) == (
-        "RESOURCE_EXHAUSTED",
-        "3 sessions are open, the most there may be. Reset again later.",
-    )
-    stub.Close(pb.CloseRequest(session=sessions[0]))
-    assert stub.Reset(reset()).session not in sessions
+def test_sessions_have_a_largest_number(caller: Caller, server: EnvironmentServer) -> None:
+    for number in range(3):
+        caller.reset(number)
+    with calling(server) as other:
+        full = other.refused("reset", session=1, seed=0, agents=["a"], index=0)
+        assert full == (429, "3 sessions are open, the most there may be. Reset again later.")
+        caller.ask("close", session=0)
+        other.reset()
 
 
-def test_a_session_that_nobody_asks_about_is_closed() -> None:
-    with served(limits=SessionLimits(idle_seconds=0.2)) as server, stub_of(server) as stub:
-        stub.Reset(reset(seed=5))
-        eventually(lambda: slow_world.closed == [5])
-        assert len(server.sessions) == 0
+def test_connections_have_a_largest_number(server: EnvironmentServer) -> None:
+    with calling(server), calling(server), calling(server):
+        with pytest.raises(InvalidStatus) as raised, calling(server):
+            pass
+        assert raised.value.response.status_code == 429
+        assert httpx.get(f"http://{server.address}/health").json()["status"] == "healthy"
 
 
-def test_a_call_that_is_given_up_frees_its_session(stub: Any, server: EnvironmentServer) -> None:
-    began = stub.Reset(reset(seed=6))
-    acting = stub.Act.future(says(began.session, "wait"), timeout=FAR)
-    assert slow_world.began.wait(FAR)
-    acting.cancel()
-    eventually(lambda: slow_world.closed == [6])
-    assert len(server.sessions) == 0
-
-
-class Asking:
-    """The questions of one stream."""
-
-    def __init__(self, stub: Any) -> None:
-        self._questions: SimpleQueue[pb.StreamQuestion | None] = SimpleQueue()
-        self.answers = stub.Stream(iter(self._questions.get, None), timeout=FAR)
-
-    def ask(self, number: int, **question: Any) -> None:
-        self._questions.put(pb.StreamQuestion(number=number, **question))
-
-    def end(self) -> None:
-        self._questions.put(None)
-
-
-def test_a_stream_holds_its_sessions_and_ends_them(stub: Any, server: EnvironmentServer) -> None:
-    asking = Asking(stub)
-    asking.ask(1, reset=reset(seed=1))
-    asking.ask(2, reset=reset(seed=2))
-    first, second = sorted((next(asking.answers) for _ in range(2)), key=lambda answer: answer.number)
-    asking.ask(3, act=says(first.reset.session, "wait"))
-    assert slow_world.began.wait(FAR)
-    asking.ask(4, act=says(second.reset.session, "over"))
-    asking.ask(5, observe=pb.ObserveRequest(session="nobody"))
-    asking.ask(6)
-    others = {answer.number: answer for answer in (next(asking.answers) for _ in range(3))}
-    assert others[4].act.rewards[0].amount == 0.5, "no session waits for another one"
-    assert [others[number].error.code for number in (5, 6)] == ["NOT_FOUND", "INVALID_ARGUMENT"]
-    slow_world.go_on.set()
-    assert next(asking.answers).number == 3
-    asking.end()
-    assert list(asking.answers) == []
+def test_a_connection_holds_its_sessions_and_ends_them(server: EnvironmentServer) -> None:
+    with calling(server) as caller:
+        caller.reset(1, seed=1)
+        caller.reset(2, seed=2)
+        waits = caller.send("act", session=1, actions={"ann": "wait"})
+        assert slow_world.began.wait(FAR)
+        assert caller.says("over", 2)["rewards"] == {"ann": 0.5}, "no session waits for another one"
+        slow_world.go_on.set()
+        assert caller.answer(waits)["value"]["rewards"] == {"ann": 0.5}
     eventually(lambda: sorted(slow_world.closed) == [1, 2])
-    assert len(server.sessions) == 0
+    assert server.host.sessions == []
 
 
-def test_a_caller_that_vanishes_leaves_nothing_behind(stub: Any, server: EnvironmentServer) -> None:
-    asking = Asking(stub)
-    asking.ask(1, reset=reset(seed=1))
-    asking.ask(2, act=says(next(asking.answers).reset.session, "wait"))
+def test_a_session_is_of_its_own_connection_alone(caller: Caller, server: EnvironmentServer) -> None:
+    caller.reset(1, seed=1)
+    with calling(server) as other:
+        assert other.refused("observe", session=1)[0] == 404
+        other.reset(1, seed=2)
+        other.ask("close", session=1)
+    assert slow_world.closed == [2]
+    caller.says("over")
+
+
+def test_a_caller_that_vanishes_leaves_nothing_behind(server: EnvironmentServer) -> None:
+    with calling(server) as caller:
+        caller.reset(seed=1)
+        caller.send("act", session=1, actions={"ann": "wait"})
+        assert slow_world.began.wait(FAR)
+        caller.socket.socket.shutdown(socket.SHUT_RDWR)
+        eventually(lambda: slow_world.closed == [1])
+        assert server.host.sessions == []
+
+
+def test_a_session_that_is_closed_at_work_is_freed(caller: Caller, server: EnvironmentServer) -> None:
+    caller.reset(seed=6)
+    waits = caller.send("act", session=1, actions={"ann": "wait"})
     assert slow_world.began.wait(FAR)
-    asking.answers.cancel()
-    eventually(lambda: slow_world.closed == [1])
-    assert len(server.sessions) == 0
+    caller.ask("close", session=1)
+    assert caller.answer(waits)["refused"][0] == 404
+    assert slow_world.closed == [6]
+    assert server.host.sessions == []
 
 
-def test_the_end_lets_episodes_end(server: EnvironmentServer, stub: Any) -> None:
-    asking = Asking(stub)
-    asking.ask(1, reset=reset(seed=1))
-    session = next(asking.answers).reset.session
-    ended: list[bool] = []
-    ending = threading.Thread(target=lambda: ended.append(server.drain(2 * FAR)))
-    ending.start()
-    eventually(lambda: server.sessions.leaving)
-    assert refused(stub.Reset, reset())[0] == "UNAVAILABLE"
-    asking.ask(2, act=says(session, "over"))
-    assert next(asking.answers).act.rewards[0].amount == 0.5
-    asking.ask(3, close=pb.CloseRequest(session=session))
-    assert next(asking.answers).WhichOneof("answer") == "close"
-    with pytest.raises(grpc.RpcError, match="about to end"):
-        next(asking.answers)
-    ending.join()
-    assert ended == [True]
+def test_the_end_lets_episodes_end(server: EnvironmentServer) -> None:
+    with calling(server) as caller:
+        caller.reset(seed=1)
+        ended: list[bool] = []
+        ending = threading.Thread(target=lambda: ended.append(server.drain(2 * FAR)))
+        ending.start()
+        eventually(lambda: server.host.leaving)
+        assert caller.refused("reset", session=2, seed=0, agents=["a"], index=0)[0] == 503
+        assert httpx.get(f"http://{server.address}/health").status_code == 503
+        assert caller.says("over")["rewards"] == {"ann": 0.5}
+        caller.ask("close", session=1)
+        with pytest.raises(ConnectionClosed):
+            caller.socket.recv(timeout=FAR)
+        ending.join()
+        assert ended == [True]
 
 
-def calls(channel: grpc.Channel) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield every method of the contract, as something that takes an empty body."""
-    for service in SERVICES:
-        for method in service.methods:
-            path = f"/{service.full_name}/{method.name}"
-            if method.client_streaming:
-                yield (
-                    path,
-                    lambda body, p=path, **more: list(
-                        channel.stream_stream(p)(iter([body]), timeout=FAR, **more)
-                    ),
-                )
-            else:
-                yield path, lambda body, p=path, **more: channel.unary_unary(p)(body, timeout=FAR, **more)
+def test_an_accepted_question_is_answered_before_the_end(server: EnvironmentServer) -> None:
+    with calling(server) as caller:
+        caller.reset(seed=1)
+        waits = caller.send("act", session=1, actions={"ann": "wait"})
+        assert slow_world.began.wait(FAR)
+        ended: list[bool] = []
+        ending = threading.Thread(target=lambda: ended.append(server.drain(0.4 + FAR / 100)))
+        ending.start()
+        eventually(lambda: server.host.ended)
+        assert caller.refused("observe", session=1)[0] == 503
+        slow_world.go_on.set()
+        assert caller.answer(waits)["value"]["rewards"] == {"ann": 0.5}
+        ending.join()
+        assert ended == [True]
 
 
-def said(call: Callable[..., Any], body: bytes, **more: Any) -> tuple[str, str]:
-    try:
-        call(body, **more)
-    except grpc.RpcError as error:
-        return error.code().name, error.details() or ""
-    return "OK", ""
+def test_every_way_in_is_behind_the_same_check() -> None:
+    with served(Binding(token=TOKEN)) as server:
+        for token in (None, "", "another-token-0123456789", TOKEN[:-1]):
+            for headers in ({}, {"Origin": "http://evil.example"}):
+                with pytest.raises(InvalidStatus) as raised, calling(server, token, **headers):
+                    pass
+                assert raised.value.response.status_code == 401
+                assert TOKEN.encode() not in (raised.value.response.body or b"")
+        for headers, status in (({"Origin": "http://evil.example"}, 403), ({"Host": "evil.example"}, 421)):
+            with pytest.raises(InvalidStatus) as raised, calling(server, TOKEN, **headers):
+                pass
+            assert raised.value.response.status_code in (status, 400)
+        assert httpx.get(f"http://{server.address}/health").status_code == 401
+        with calling(server, TOKEN) as caller:
+            assert caller.ask("describe")["name"] == "it"
 
 
-def test_every_method_is_behind_the_same_check() -> None:
-    """Every method of the contract with every credential."""
-    with served(Binding(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
-        asked = dict(calls(channel))
-        assert len(asked) == 16
-        for path, call in asked.items():
-            for name, (metadata, admitted) in CREDENTIALS.items():
-                code, why = said(call, b"", metadata=metadata)
-                assert TOKEN not in why
-                assert (code == "UNAUTHENTICATED") is not admitted, (path, name, code)
-
-
-def test_nobody_changes_what_a_server_without_a_token_runs(server: EnvironmentServer) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        control = pb_grpc.EnvironmentControlStub(channel)
-        asked = pb.RegisterRequest(name="new", settings='{"name": "arithmetic"}')
-        code, why = refused(control.Register, asked)
-        assert code == "FAILED_PRECONDITION"
-        assert "asks for no token" in why
-        assert list(server.shelf.held) == ["it"]
+def test_nobody_changes_what_a_server_without_a_token_runs(caller: Caller, server: EnvironmentServer) -> None:
+    status, why = caller.refused("register", name="new", settings={"name": "arithmetic"})
+    assert (status, "requires no token" in why) == (403, True)
+    assert list(server.host.shelf.held) == ["it"]
 
 
 def test_an_environment_is_replaced_while_its_sessions_go_on() -> None:
-    metadata = [("authorization", f"Bearer {TOKEN}")]
-    with served(Binding(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
-        stub, control = pb_grpc.EnvironmentsStub(channel), pb_grpc.EnvironmentControlStub(channel)
-        old = stub.Reset(reset(), metadata=metadata)
+    with served(Binding(token=TOKEN)) as server, calling(server, TOKEN) as caller:
+        assert caller.reset(1)["version"] == 1
+        greets = {"name": slow_world.Waiting().name, "greeting": "good day"}
+        assert caller.ask("register", name="it", settings=greets)["version"] == 2
+        assert caller.ask("observe", session=1)["shown"]["ann"] == {"value": "ann sees hello"}
+        began = caller.reset(2)
+        assert (began["version"], began["view"]["shown"]["ann"]) == (2, {"value": "ann sees good day"})
+        caller.ask("register", name="sums", settings={"name": "arithmetic"})
+        plays = caller.refused("register", name="it", settings={"name": "arithmetic"})
+        assert (plays[0], "plays games of moves" in plays[1]) == (400, True)
+        for settings in ("{", {}, {"name": "arithmetic", "digits": 99}, {"name": "arithmetik"}):
+            assert caller.refused("register", name="it", settings=settings)[0] == 400
+        names = caller.ask("list")["environments"]
+        assert [(each["name"], each["version"]) for each in names] == [("it", 2), ("sums", 1)]
 
-        def put(settings: str, name: str = "it") -> Any:
-            return control.Register(pb.RegisterRequest(name=name, settings=settings), metadata=metadata)
 
-        new = put(f'{{"name": "{slow_world.Waiting().name}", "greeting": "good day"}}')
-        assert (old.version, new.version) == (1, 2)
-        assert (
-            stub.Observe(pb.ObserveRequest(session=old.session), metadata=metadata).shown["ann"]
-            == "ann sees hello"
+GOOD: list[dict[str, Any]] = [
+    {"id": 1, "call": "reset", "session": 1, "agents": ["ann", "ben"], "seed": 3, "split": "test", "index": 1},
+    {"id": 2, "call": "reset", "session": 2, "agents": ["a"], "seed": 3, "task": {"id": "x", "data": {"a": [1]}}},
+    {"id": 3, "call": "act", "session": 1, "actions": {"ann": "x"}, "final": None},
+    {"id": 4, "call": "task", "environment": "it", "split": "test", "index": 3},
+    {"id": 5, "call": "register", "name": "new", "settings": {"name": "arithmetic"}},
+]  # fmt: skip
+
+
+def hostile() -> Iterator[str]:
+    """Yield texts that are no message, or nearly one."""
+    draw = random.Random(1)
+    yield from ('{"id": 1, "call": {"$items": [[[1], 2]]}}', '{"id": 1, "$x": 2}', '{"$float": "x"}')
+    yield from (
+        "[" * 100_000,
+        '{"id": 1, "a": ' + "[" * 900 + "]" * 900 + "}",
+        '{"id": true, "call": "list"}',
+    )
+    for body in bodies(draw.choice(GOOD), 60):
+        yield body.decode("utf-8", "replace")
+    for good in GOOD:
+        for body in bodies(good, 60):
+            yield body.decode("utf-8", "replace")
+
+
+def test_texts_that_are_no_messages_are_refused(server: EnvironmentServer) -> None:
+    with calling(server) as caller:
+        refused = 0
+        for text in hostile():
+            caller.socket.send(text)
+            answer = json.loads(caller.socket.recv(timeout=FAR))
+            assert "id" in answer
+            assert "Traceback" not in json.dumps(answer)
+            if "refused" in answer:
+                refused += 1
+                assert 400 <= answer["refused"][0] < 500, (answer, text[:300])
+        assert refused > 100
+    with calling(server) as caller:
+        assert caller.ask("describe")["name"] == "it"
+
+
+def test_a_message_that_is_too_long_ends_its_connection_alone(
+    caller: Caller, server: EnvironmentServer
+) -> None:
+    with calling(server) as other:
+        with pytest.raises(ConnectionClosed):
+            other.socket.send("x" * (service.LARGEST + 1))
+            other.socket.recv(timeout=FAR)
+    assert caller.ask("describe")["name"] == "it"
+
+
+def test_a_caller_with_too_many_questions_is_cut_off(
+    server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "UNANSWERED", 5)
+    with calling(server) as caller:
+        caller.reset(seed=1)
+        for _ in range(5):
+            caller.send("act", session=1, actions={"ann": "wait"})
+        with pytest.raises(ConnectionClosed, match="not answered yet"):
+            caller.socket.recv(timeout=FAR)
+    eventually(lambda: slow_world.closed == [1])
+
+
+def test_a_caller_that_reads_nothing_is_cut_off(
+    server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kapelle.services import sockets
+
+    monkeypatch.setattr(sockets, "STALL_SECONDS", 0.2)
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        peer.connect(("127.0.0.1", server.http.port))
+        peer.sendall(
+            f"GET /v1/worlds HTTP/1.1\r\nHost: {server.address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )
-        began = stub.Reset(reset(), metadata=metadata)
-        assert (began.version, began.view.shown["ann"]) == (2, "ann sees good day")
-        put('{"name": "arithmetic"}', "sums")
-        with pytest.raises(grpc.RpcError, match="plays games of moves"):
-            put('{"name": "arithmetic"}')
-        for wrong in ("{", "[1]", '{"name": "arithmetic", "digits": 99}', '{"name": "arithmetik"}'):
-            with pytest.raises(grpc.RpcError) as raised:
-                put(wrong)
-            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        names = stub.List(pb.ListRequest(), metadata=metadata).environments
-        assert [(each.name, each.version) for each in names] == [("it", 2), ("sums", 1)]
+        assert b" 101 " in peer.recv(1 << 12)
+        begin = {"id": 1, "call": "reset", "session": 1, "seed": 1, "agents": ["ann", "ben"], "index": 0}
+        peer.sendall(frame(json.dumps(begin)))
+        eventually(lambda: len(server.host.sessions) == 1)
+        peer.settimeout(FAR)
+        peer.sendall(frame(json.dumps({"id": 2, "call": "act", "session": 1, "actions": {"ann": "x" * 200_000}})))
+        with suppress(OSError):
+            while not slow_world.closed:
+                peer.sendall(frame(json.dumps({"id": 3, "call": "observe", "session": 1})))
+    eventually(lambda: slow_world.closed == [1])
+    assert server.host.sessions == []
 
 
-def hostile(count: int, seed: int) -> Iterator[bytes]:
-    """Yield bodies that are no message, or nearly one."""
-    draw = random.Random(seed)
-    whole = [
-        reset().SerializeToString(),
-        says("0" * 16, "text").SerializeToString(),
-        pb.StreamQuestion(number=1, reset=reset()).SerializeToString(),
-        b"\x1a" * 5_000,
-        b"\x0a\xff\xff\xff\xff\x0f",
-    ]
-    for _ in range(count):
-        body = bytearray(draw.choice(whole))
-        for _ in range(draw.randrange(1, 8)):
-            place = draw.randrange(len(body) + 1)
-            body[place : place + draw.randrange(3)] = draw.randbytes(draw.randrange(4))
-        yield bytes(body) if draw.random() < 0.8 else draw.randbytes(draw.randrange(300))
+def frame(text: str) -> bytes:
+    """Return a text frame of a client with a mask of zeros."""
+    body = text.encode()
+    size = len(body)
+    length = bytes([0x80 | size]) if size < 126 else (
+        b"\xfe" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xff" + size.to_bytes(8, "big")
+    )  # fmt: skip
+    return b"\x81" + length + bytes(4) + body
 
 
-def test_bodies_that_are_no_messages_are_refused(server: EnvironmentServer, stub: Any) -> None:
-    """A few hundred; `python -m benchmarks.environment_server --hostile 20000` sends the rest."""
-    with grpc.insecure_channel(server.address) as channel:
-        asked = [call for _, call in calls(channel)]
-        for number, body in enumerate(hostile(300, 1)):
-            code, why = said(asked[number % len(asked)], body)
-            assert code not in ("UNKNOWN", "INTERNAL"), (code, why, body)
-            assert "Traceback" not in why
-    assert stub.Describe(pb.DescribeRequest()).name == "it"
+def test_limits_of_calls_are_those_of_the_server() -> None:
+    with served(limits=SessionLimits(call_seconds=0.2)) as server, calling(server) as caller:
+        caller.reset(call_seconds=FAR)
+        number = caller.send("act", session=1, actions={"ann": "wait"})
+        assert caller.answer(number)["error"][0] == "GaveUp"

@@ -33,10 +33,10 @@ from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, Split, Task
+from kapelle.wire.worlds import Description, message_form, task_form, task_from
 
 if TYPE_CHECKING:
     from kapelle.environments.remote.servers import Servers
-    from kapelle.wire import environment_v1_pb2 as pb
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
@@ -94,7 +94,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     @property
     def calling(self) -> Calling:
         """How the servers are called. ConfigError where an extra or the token is missing."""
-        if importlib.util.find_spec("grpc") is None:
+        if importlib.util.find_spec("websockets") is None:
             raise AbsentPackage("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
         hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
         tls = tuple(self.certificate is not None or not is_loopback(host) for host in hosts)
@@ -110,7 +110,6 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     def servers(self) -> Servers:
         """This process's connections to the servers; see `calling`."""
         calling = self.calling
-        import kapelle.wire  # noqa: F401 - sets how much grpcio says, before it is imported
         from kapelle.environments.remote.servers import servers_at
 
         return servers_at(
@@ -147,16 +146,15 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     @property
     def members(self) -> Mapping[str, Environment]:
         """The parts of a mixture that the servers hold, as far as runs ask about them."""
-        return {
-            each.name: cast("Environment", _Member(each, self.extract)) for each in self.description.members
-        }
+        found = self.description.members.items()
+        return {name: cast("Environment", _Member(each, self.extract)) for name, each in found}
 
     def answers_per_task(self) -> int:
         """Return the largest number of recorded answers of one task."""
-        return int(self.description.answers_per_task)
+        return self.description.answers_per_task
 
     @property
-    def description(self) -> pb.Description:
+    def description(self) -> Description:
         """What the servers say that it is."""
         return self.servers.describe()
 
@@ -168,21 +166,21 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     @property
     def sources(self) -> Mapping[Split, str]:
         """Those of the servers' environment."""
-        return {_split(each.split): each.source for each in self.description.splits}
+        return self.description.sources
 
     @property
     def alive(self) -> Sequence[str]:
         """What the servers' environment names."""
-        return tuple(self.description.alive)
+        return self.description.alive
 
     @property
     def constant_sum(self) -> bool:
         """Whether what one agent wins the others lose."""
-        return bool(self.description.constant_sum)
+        return self.description.constant_sum
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the rows that the servers' environment leaves out."""
-        return {_split(each.split): each.skipped for each in self.description.splits if each.skipped}
+        return self.description.skipped
 
     def contents(self) -> Mapping[str, str]:
         """Return the content of the servers' environment: a hash of its class, its settings and what it reads."""
@@ -191,44 +189,34 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     def check(self, agents: Sequence[str]) -> None:
         """Let the servers' environment check these agents."""
         self.connect()
-        self._ask("Check", agents=agents)
+        self._ask("check", agents=list(agents))
 
     def size(self, split: Split) -> int | None:
         """Return how many tasks a split has; None if the supply is endless."""
-        found = next((each for each in self.description.splits if each.split == split), None)
-        return found.size if found is not None and found.HasField("size") else None
+        return self.description.sizes[split]
 
     def task(self, split: Split, index: int) -> Task:
         """Return the task at an index, as every server has it."""
-        from kapelle.environments.remote.messages import from_task
+        return task_from(self._ask("task", split=split, index=index))
 
-        return from_task(self._ask("GetTask", split=split, index=index))
-
-    def _ask(self, method: str, **fields: Any) -> Any:
-        from kapelle.wire import environment_v1_pb2 as pb
-
-        question = getattr(pb, f"{method}Request")(environment=self.serves, **fields)
+    def _ask(self, call: str, **fields: Any) -> Any:
+        question = {"call": call, "environment": self.serves, **fields}
         seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
-        return self.servers.call(method, question, seconds)
+        return self.servers.call(question, seconds)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the servers' environment reads it."""
-        said = self._ask("Extract", text=text)
-        return said.answer if said.HasField("answer") else None
+        found: str | None = self._ask("extract", text=text)
+        return found
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the text of the servers' expert."""
-        from kapelle.environments.remote.messages import to_message, to_task
-
-        said = [to_message(each) for each in messages]
-        return str(self._ask("Script", agent=agent, task=to_task(task), messages=said, seed=seed).text)
+        read = [message_form(each) for each in messages]
+        return str(self._ask("script", agent=agent, task=task_form(task), messages=read, seed=seed))
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
         """Return what the servers' environment has recorded."""
-        from kapelle.environments.remote.messages import to_task
-
-        asked = self._ask("Recorded", agent=agent, task=to_task(task), turn=turn, sample=sample)
-        return str(asked.text)
+        return str(self._ask("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
 
     # Worlds.
 
@@ -236,20 +224,16 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteWorld:
         """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
-        from kapelle.environments.remote.messages import to_task
-        from kapelle.environments.remote.servers import ServerWorld
-        from kapelle.wire import environment_v1_pb2 as pb
-
-        asked = pb.ResetRequest(
-            environment=self.serves,
-            agents=agents,
-            task=to_task(task),
-            seed=seed,
-            call_seconds=patience.environment,
-            grader_seconds=patience.grader,
-        )
-        server, line, began = await self.servers.reset(asked)
-        return ServerWorld(server, line, began, self.name, patience)
+        question = {
+            "call": "reset",
+            "environment": self.serves,
+            "agents": list(agents),
+            "task": task_form(task),
+            "seed": seed,
+            "call_seconds": patience.environment,
+            "grader_seconds": patience.grader,
+        }
+        return await self.servers.open_world(question, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of one episode and wait for it, for environments that have this one as a part."""
@@ -264,18 +248,14 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 class _Member(Described):
     """A part of a mixture that the servers hold: what runs ask about it."""
 
-    def __init__(self, description: pb.Description, extract: Callable[[str], str | None]) -> None:
+    def __init__(self, description: Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind
         self.reward_range = (description.least_reward, description.greatest_reward)
-        self.constant_sum = bool(description.constant_sum)
-        self.answerable = bool(description.answerable)
+        self.constant_sum = description.constant_sum
+        self.answerable = description.answerable
         self.extract = extract
 
     @property
     def offered(self) -> frozenset[type]:
         """What this part of it can do."""
         return frozenset({Opposed, Answerable} if self.answerable else {Opposed})
-
-
-def _split(name: str) -> Split:
-    return "train" if name == "train" else "test"

@@ -1,4 +1,4 @@
-"""Environment servers as a run sees them: streams and their ends, several servers behind one recipe, and the worlds on them.
+"""Environment servers as a run sees them: connections and their ends, several servers behind one recipe, and the worlds on them.
 
 Each world goes where the fewest are, and to another server when one dies.
 """
@@ -7,118 +7,150 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import grpc
 import pydantic
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from kapelle.environment import Outcome, RemoteWorld, Retriable, Scorable, WorkerLost, report_change
 from kapelle.environments.remote import Remote
-from kapelle.environments.remote.messages import from_map
 from kapelle.errors import ConfigError, EngineError, EpisodeError
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
+from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.foreign_code import environment_error
-from kapelle.wire import LARGEST
-from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
+from kapelle.runtime.http import error_message
+from kapelle.wire.worlds import LARGEST, PATH, Description, description_from, from_text, to_text
 
-# -------- One open stream to an environment server: questions go out, answers come in, and its end is noticed
+# -------- One connection to an environment server: questions go out, answers come in, and its end is noticed
 #
-# A thread reads what arrives, so that answers do not wait for anybody's event loop; any thread may ask.
+# All connections of a process live on a thread of their own, so that answers do not wait for anybody's event loop; any thread
+# may ask.
 
 
 class Busy(Exception):
-    """The server is full now, or is about to shut down."""
+    """The server is full now, is about to shut down, or gives no answer."""
+
+
+@lru_cache(maxsize=1)
+def _thread(process: int) -> LoopThread:
+    return LoopThread().__enter__()  # ends with the process
+
+
+PING_SECONDS = 20
+"""After which a silent connection is pinged, and in which the server has to answer."""
+CONNECT_SECONDS = 10.0
+"""In which a connection has to be there."""
 
 
 class Line:
     """Questions about any number of sessions; those that were opened here end with it."""
 
-    def __init__(self, stub: Any, address: str, metadata: Sequence[tuple[str, str]]) -> None:
-        """Open the stream; whether somebody answers is known by the first answer."""
-        self._address = address
+    def __init__(self, link: EnvironmentServerLink) -> None:
+        """Begin to connect; whether somebody answers is known by the first answer."""
+        self._link = link
         self._guard = threading.Lock()
         self._numbers = count(1)
         self._waiting: dict[int, Future[Any]] = {}
-        self._outgoing: SimpleQueue[pb.StreamQuestion | None] = SimpleQueue()
+        self._socket: ClientConnection | None = None
+        self._connected = asyncio.Event()
         self.lost: str | None = None
         """How it ended, once it has."""
-        self._call = stub.Stream(iter(self._outgoing.get, None), metadata=metadata)
-        threading.Thread(target=self._read, name="kapelle-remote", daemon=True).start()
+        self._thread = _thread(os.getpid())
+        self._talking = self._thread.begin(self._talk)
 
-    def ask(self, **question: Any) -> Future[Any]:
-        """Send one question by its kind (`act=…`); the answer's message, or what the environment raised, or WorkerLost."""
+    def ask(self, question: Mapping[str, Any]) -> Future[Any]:
+        """Send a question; its answer, or what the environment raised, WorkerLost, Busy or Refused."""
         number = next(self._numbers)
-        asked = pb.StreamQuestion(number=number, **question)
-        if asked.ByteSize() > LARGEST:  # sent, it would end the whole stream
-            raise EpisodeError(f"A message to the environment server has more than {LARGEST:,} bytes.")
+        text = to_text({"id": number, **question}, LARGEST)
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # who waits may go away; the answer comes none the less
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
             self._waiting[number] = future
-        self._outgoing.put(asked)
+        self._thread.begin(lambda: self._send(text))
         return future
 
     def close(self) -> None:
-        """End the stream and all sessions that were opened here."""
-        self._call.cancel()
+        """End the connection and all sessions that were opened here."""
+        self._talking.cancel()
 
-    def _read(self) -> None:
-        how = "it ended the stream"
+    async def _send(self, text: str) -> None:
+        await self._connected.wait()
+        if self._socket is not None:
+            with suppress(WebSocketException):  # its end is noticed where answers are read
+                await self._socket.send(text)
+
+    async def _talk(self) -> None:
+        fault: Exception = WorkerLost("it was closed", blamed=False)
         try:
-            for answer in self._call:
-                with self._guard:
-                    future = self._waiting.pop(answer.number, None)
-                if future is None:
-                    continue
-                kind = answer.WhichOneof("answer")
-                if kind == "error":
-                    future.set_exception(raised(answer.error.code, answer.error.message))
-                elif kind is None:
-                    unread = "the environment server gave an answer that cannot be read"
-                    future.set_exception(WorkerLost(unread, blamed=True))
-                else:
-                    future.set_result(getattr(answer, kind))
-        except grpc.RpcError as error:
-            how = f"{error.code().name}: {error.details()}"
+            async with self._link.connection() as self._socket:
+                self._connected.set()
+                async for text in self._socket:
+                    self._take(text)
+            fault = self._gone("it ended the connection")
+        except InvalidStatus as error:
+            fault = self._gone(f"it answers with status {error.response.status_code}")
+            if error.response.status_code not in PASSING:
+                fault = refusal_of(error.response.status_code, error_message(error.response.body or b""))
+        except (OSError, KeyError, TypeError, ValueError, WebSocketException) as error:
+            fault = self._gone(str(error) or type(error).__name__)
         finally:
-            how = f"the environment server at {self._address} is gone ({how})"
             with self._guard:
-                self.lost = how
+                self.lost = str(fault)
                 left, self._waiting = list(self._waiting.values()), {}
-            self._outgoing.put(None)
+            self._connected.set()
             for future in left:
-                future.set_exception(WorkerLost(how, blamed=False))
+                future.set_exception(fault)
+
+    def _gone(self, how: str) -> WorkerLost:
+        return WorkerLost(f"the environment server at {self._link.address} is gone ({how})", blamed=False)
+
+    def _take(self, text: str | bytes) -> None:
+        answer = from_text(text)
+        with self._guard:
+            future = self._waiting.pop(answer["id"], None)
+        if future is None:
+            return
+        if "error" in answer:
+            future.set_exception(environment_error(*answer["error"]))
+        elif "refused" in answer:
+            future.set_exception(refusal_of(*answer["refused"]))
+        else:
+            future.set_result(answer["value"])
 
 
-def raised(code: str, message: str) -> BaseException:
-    """Return what a status code and its message stand for; see the contract."""
-    if code == "ABORTED":
-        kind, _, said = message.partition(": ")
-        return environment_error(kind, said)
-    if code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+PASSING = (429, 503)
+"""Statuses of a server without room, or one that ends."""
+
+
+class Refused(EpisodeError):
+    """A question that the server refuses; `status` says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"The environment server refused a call ({status}): {message}")
+        self.status, self.reason = status, message
+
+
+def refusal_of(status: int, message: str) -> Exception:
+    """Return what a status and its message stand for; see `docs/environment_server.md`."""
+    if status in PASSING:
         return Busy(message)
-    if code in ("DATA_LOSS", "NOT_FOUND"):
-        return WorkerLost(message, blamed=code == "DATA_LOSS")
-    return EpisodeError(f"The environment server refused a call ({code}): {message}")
+    return WorkerLost(message, blamed=True) if status == 410 else Refused(status, message)
 
 
-MESSAGE_BYTES = 64 << 20
-"""Greatest size of one message."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before an unavailable server is asked again."""
-PING_SECONDS = 20
-"""After which a silent connection is asked whether its other side is there."""
 
 
 class EnvironmentServerLink:
@@ -134,42 +166,48 @@ class EnvironmentServerLink:
         self._resting = (0.0, 0.0)
         """Until when it is left alone, and for how long it was."""
         self._owner = os.getpid()
-        self._metadata = metadata_of(token)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._tls = _trusted(certificate) if tls else None
         self._guard = threading.Lock()
         self._line: Line | None = None
-        self._channel = channel_to(address, certificate, tls=tls)
-        self._stub = pb_grpc.EnvironmentsStub(self._channel)
 
-    def call(self, method: str, question: Any, seconds: float) -> Any:
-        """Send a request outside a session and wait; raises Busy if the server does not answer, or what the environment raised."""
+    def connection(self) -> connect:
+        """Return a connection, which begins where it is awaited."""
+        return connect(
+            f"ws{'' if self._tls is None else 's'}://{self.address}{PATH}",
+            ssl=self._tls,
+            additional_headers=self._headers,
+            compression=None,
+            open_timeout=CONNECT_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
+            max_size=LARGEST,
+            proxy=None,
+        )
+
+    def call(self, question: Mapping[str, Any], seconds: float) -> Any:
+        """Ask something about an environment and wait; raises Busy if the server does not answer, or what the environment raised."""
         try:
-            answer = getattr(self._stub, method)(question, timeout=seconds, metadata=self._metadata)
-        except grpc.RpcError as error:
-            code, details = error.code().name, error.details()
-            if code in (
-                "UNAUTHENTICATED",
-                "UNIMPLEMENTED",
-                "FAILED_PRECONDITION",
-                "INVALID_ARGUMENT",
-                "NOT_FOUND",
-            ):
-                raise ConfigError(f"The environment server at {self.address} refuses: {details}") from None
-            if code == "OUT_OF_RANGE":
-                raise IndexError(details) from None
-            if code in ("DEADLINE_EXCEEDED", "CANCELLED"):
-                code = "UNAVAILABLE"
-            fault = raised(code, details)
-            if isinstance(fault, Busy):
-                self.rest(details)
-            raise fault from None
+            answer = self.line().ask(question).result(seconds)
+        except Refused as refused:
+            if refused.status == 416:
+                raise IndexError(refused.reason) from None
+            raise self.stops(refused) from None
+        except (Busy, TimeoutError, WorkerLost) as fault:
+            self.rest(str(fault) or "no answer in time")
+            raise Busy(str(fault)) from None
         self.answered()
         return answer
 
+    def stops(self, refused: Refused) -> ConfigError:
+        """Return the error that stops a run whose question is refused."""
+        return ConfigError(f"The environment server at {self.address} refuses: {refused.reason}")
+
     def line(self) -> Line:
-        """Return the open stream; a new one where the last has ended."""
+        """Return the open connection; a new one where the last has ended."""
         with self._guard:
             if self._line is None or self._line.lost is not None:
-                self._line = Line(self._stub, self.address, self._metadata)
+                self._line = Line(self)
             return self._line
 
     @property
@@ -190,38 +228,20 @@ class EnvironmentServerLink:
 
     def close(self) -> None:
         """End the connection, and with it the sessions there."""
-        if os.getpid() == self._owner:
-            if self._line is not None:
-                self._line.close()
-            self._channel.close()
+        if self._line is not None and os.getpid() == self._owner:
+            self._line.close()
 
 
-def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
-    """Return what calls carry so that a server knows the caller."""
-    return () if token is None else (("authorization", f"Bearer {token}"),)
-
-
-def channel_to(address: str, certificate: str | None, *, tls: bool) -> grpc.Channel:
-    """Return a channel, which connects on first use. ConfigError for an unreadable certificate."""
-    options = [
-        ("grpc.max_receive_message_length", MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
-        ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.min_reconnect_backoff_ms", 1000),
-    ]
-    if not tls:
-        return grpc.insecure_channel(address, options)
+def _trusted(certificate: str | None) -> ssl.SSLContext:
+    if certificate is None:
+        return ssl.create_default_context()
     try:
-        read = None if certificate is None else Path(certificate).expanduser().read_bytes()
-    except OSError as error:
+        return ssl.create_default_context(cafile=Path(certificate).expanduser())
+    except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"environment.certificate: {certificate} cannot be read: {error.strerror}. Name the PEM file of the "
+            f"environment.certificate: {certificate} cannot be read: {error.strerror or error}. Name the PEM file of the "
             "certificate that the servers show, or of the authority that signed it."
         ) from None
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(read), options)
 
 
 # -------- Several servers behind one recipe
@@ -237,19 +257,19 @@ class Servers:
         """Take the servers, the name of the environment there, and how long all of them may be unavailable."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
-        self._described: pb.Description | None = None
+        self._described: Description | None = None
         self._versions: dict[str, tuple[int, str]] = {}
         """Address → the version and the content that it played last."""
 
-    def describe(self) -> pb.Description:
+    def describe(self) -> Description:
         """Return what the environment is, as the servers say; ConfigError where they hold different ones."""
         with self._guard:
             if self._described is None:
-                asked = pb.DescribeRequest(environment=self._name)
-                first: pb.Description = self.call("Describe", asked, 60.0)
+                asked = {"call": "describe", "environment": self._name}
+                first = description_from(self.call(asked, 60.0))
                 for server in self._servers:
                     try:
-                        said = server.call("Describe", asked, 10.0)
+                        said = description_from(server.call(asked, 10.0))
                     except Busy:  # it may come later
                         continue
                     self._versions[server.address] = (said.version, said.content)
@@ -262,46 +282,37 @@ class Servers:
                 self._described = first
             return self._described
 
-    def call(self, method: str, question: Any, seconds: float) -> Any:
-        """Ask any server and wait for the answer; raises what `Server.call` raises, and EngineError if no server is reachable."""
+    def call(self, question: Mapping[str, Any], seconds: float) -> Any:
+        """Ask any server and wait for the answer; raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
                 try:
-                    return server.call(method, question, seconds)
+                    return server.call(question, seconds)
                 except Busy:
                     continue
             if time.monotonic() > until:
                 raise self._nobody()
             time.sleep(SHORTEST_PAUSE)
 
-    async def reset(self, question: pb.ResetRequest) -> tuple[EnvironmentServerLink, Line, pb.ResetReply]:
-        """Open a session on a server with room; raises what the environment raised, and EngineError if no server is reachable."""
+    async def open_world(self, question: Mapping[str, Any], name: str, patience: Patience) -> ServerWorld:
+        """Open a world on a server with room; raises what the environment raised, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
-                server.sessions += 1
                 try:
-                    line = server.line()
-                    answer = line.ask(reset=question)
-                    try:
-                        began = await asyncio.wrap_future(answer)
-                    except asyncio.CancelledError:
-                        # A cancelled wait closes the session.
-                        answer.add_done_callback(partial(_close_late, line))
-                        raise
+                    world = ServerWorld(server, name, patience)
+                    began = await world.reset(question)
                 except (Busy, WorkerLost) as gone:
-                    server.sessions -= 1
                     if isinstance(gone, WorkerLost) and gone.blamed:
                         raise
                     server.rest(str(gone))
                     continue
-                except BaseException:
-                    server.sessions -= 1
-                    raise
+                except Refused as refused:
+                    raise server.stops(refused) from None
                 server.answered()
-                self._note(server, began.version)
-                return server, line, began
+                self._note(server, began["version"])
+                return world
             if time.monotonic() > until:
                 raise self._nobody()
             await asyncio.sleep(SHORTEST_PAUSE)
@@ -337,14 +348,6 @@ class Servers:
             server.close()
 
 
-def _close_late(line: Line, late: Any) -> None:
-    if late.exception() is None:
-        try:
-            line.ask(close=pb.CloseRequest(session=late.result().session))
-        except WorkerLost:
-            return
-
-
 @lru_cache(maxsize=64)
 def servers_at(
     process: int,
@@ -366,73 +369,61 @@ def servers_at(
 # -------- Worlds on a server, as they are played from here
 
 
+_sessions = count(1)
+
+
 class ServerWorld(RemoteWorld):
     """A world on a server, which bounds each call of the environment; here that bound holds with some time to spare."""
 
-    def __init__(
-        self, server: EnvironmentServerLink, line: Line, began: pb.ResetReply, name: str, patience: Patience
-    ) -> None:
-        """Take the place of a session that has begun."""
+    def __init__(self, server: EnvironmentServerLink, name: str, patience: Patience) -> None:
+        """Take the server; `reset` opens the world. WorkerLost where the connection has just ended."""
         super().__init__(name, patience)
-        self._server, self._line, self._session = server, line, began.session
-        self.scorable = began.scorable
-        self.update_view(view_of(began.view))
-        self._allowed: int | None = None
+        self._server, self._line, self._session = server, server.line(), next(_sessions)
+        server.sessions += 1
 
     @property
     def lost(self) -> WorkerLost | None:
         """How the world was lost with its server; None while the server lives."""
         return None if self._line.lost is None else WorkerLost(self._line.lost, blamed=False)
 
-    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """See `environment.World`."""
-        moves = [pb.Move(agent=agent, text=text) for agent, text in actions.items()]
-        asked = pb.ActRequest(session=self._session, moves=moves, final=final, answers_allowed=self._allowed)
-        answer = await self._ask("step", act=asked)
-        self._allowed = None
-        self.update_view(view_of(answer.view))
-        return {each.agent: each.amount for each in answer.rewards}
+    async def reset(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Open the world and return the answer; nothing is left behind when that fails. Raises Busy if there is no room."""
+        try:
+            answer: Mapping[str, Any] = await asyncio.wrap_future(self._begin(question))
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):  # the server may still open it
+                with suppress(WorkerLost):
+                    self._begin({"call": "close"})
+            self.release()
+            raise
+        self.begin(answer)
+        return answer
 
-    async def score(self, agent: str, text: str) -> float:
-        """See `environment.Scorable`."""
-        asked = pb.ScoreRequest(session=self._session, agent=agent, text=text)
-        return float((await self._ask("score", score=asked)).score)
+    def _begin(self, question: Mapping[str, Any]) -> Future[Any]:
+        return self._line.ask({**question, "session": self._session})
 
-    async def outcome(self) -> Outcome:
-        """See `environment.World`."""
-        return outcome_of(await self._ask("outcome", outcome=pb.OutcomeRequest(session=self._session)))
+    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
+        """See `RemoteWorld`."""
+        slowest = max(self._patience.grader, self._patience.environment)
+        seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
+        what = f"`{method}` of environment '{self._name}'"
+        return await within(what, "environment", seconds, self._answer(question))
+
+    async def _answer(self, question: Mapping[str, Any]) -> Any:
+        try:
+            return await asyncio.wrap_future(self._begin(question))
+        except Busy as busy:  # only a server that ends says this to one that plays
+            raise WorkerLost(str(busy), blamed=False) from None
+        except Refused as refused:
+            raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
 
     def outcome_now(self, seconds: float) -> Outcome:
         """Return the outcome and wait for it here, for so many seconds at most."""
-        asked = self._line.ask(outcome=pb.OutcomeRequest(session=self._session))
-        return outcome_of(asked.result(seconds))
+        return Outcome(**self._begin({"call": "outcome"}).result(seconds))
 
-    def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`; the server hears of it with the first step."""
-        self._allowed = most
-
-    async def close(self) -> None:
-        """See `environment.World`; a world lost with its server is already closed."""
-        try:
-            if self.lost is None:
-                await self._ask("close", close=pb.CloseRequest(session=self._session))
-        except WorkerLost:
-            pass
-        finally:
-            self._server.sessions -= 1
-
-    async def _ask(self, method: str, **question: Any) -> Any:
-        slowest = max(self._patience.grader, self._patience.environment)
-        seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
-        return await within(
-            f"`{method}` of environment '{self._name}'", "environment", seconds, self._answer(**question)
-        )
-
-    async def _answer(self, **question: Any) -> Any:
-        try:
-            return await asyncio.wrap_future(self._line.ask(**question))
-        except Busy as busy:  # only a server that ends says this to one that plays
-            raise WorkerLost(str(busy), blamed=False) from None
+    def release(self) -> None:
+        """See `RemoteWorld`."""
+        self._server.sessions -= 1
 
 
 class InnerWorld(Retriable):
@@ -475,42 +466,14 @@ class ScorableInnerWorld(InnerWorld, Scorable):
         return await self._world.score(agent, text)
 
 
-def view_of(view: pb.View) -> dict[str, Any]:
-    """Return a view as `RemoteWorld.update_view` takes it."""
-    movers = (
-        {"error": _error(view.movers_error)}
-        if view.HasField("movers_error")
-        else {"value": tuple(view.movers)}
-    )
-    shown: dict[str, dict[str, Any]] = {agent: {"value": text} for agent, text in view.shown.items()}
-    shown |= {agent: {"error": _error(said)} for agent, said in view.shown_errors.items()}
-    return {"movers": movers, "shown": shown}
-
-
-def outcome_of(outcome: pb.Outcome) -> Outcome:
-    """Return the outcome of a message."""
-    return Outcome(
-        {each.agent: each.amount for each in outcome.rewards},
-        outcome.success if outcome.HasField("success") else None,
-        from_map(outcome.info),
-        outcome.truncated,
-        {each.agent: each.role for each in outcome.roles},
-    )
-
-
-def _error(said: str) -> list[str]:
-    kind, _, message = said.partition(": ")
-    return [kind, message]
-
-
 # -------- Putting an environment on a server that runs
 
 SECONDS = 600.0
 """For which the server may read the environment's data."""
 
 
-def register(address: str, name: str, settings: str, certificate: str | None) -> int:
-    """Add or replace an environment, given as settings in JSON; return its version.
+def register(address: str, name: str, settings: Mapping[str, Any], certificate: str | None) -> int:
+    """Add or replace an environment, given as its settings; return its version.
 
     Raises ConfigError if the server refuses, EngineError if it is unreachable.
     """
@@ -518,16 +481,11 @@ def register(address: str, name: str, settings: str, certificate: str | None) ->
         calling = Remote(address=(address,), certificate=certificate).calling
     except pydantic.ValidationError as error:
         raise ConfigError(f"The server cannot be called: {error.errors()[0]['msg']}.") from None
-    with channel_to(address, certificate, tls=calling.tls[0]) as channel:
-        try:
-            asked = pb.RegisterRequest(name=name, settings=settings)
-            said = pb_grpc.EnvironmentControlStub(channel).Register(
-                asked, timeout=SECONDS, metadata=metadata_of(calling.token)
-            )
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise EngineError(
-                    f"The environment server at {address} does not answer: {error.details()}."
-                ) from None
-            raise ConfigError(f"The environment server at {address} refuses: {error.details()}") from None
-    return int(said.version)
+    server = EnvironmentServerLink(address, certificate, calling.token, tls=calling.tls[0])
+    try:
+        said = server.call({"call": "register", "name": name, "settings": settings}, SECONDS)
+    except Busy as busy:
+        raise EngineError(f"The environment server at {address} does not answer: {busy}.") from None
+    finally:
+        server.close()
+    return description_from(said).version

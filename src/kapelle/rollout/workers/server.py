@@ -115,6 +115,4 @@ class _Server:
             assert self._environment is not None
             begun = WorkerSession(open_world, self._environment, self._patience, question["agents"])
             return await self._sessions.begin(number, begun, task_from(question["task"]), question["seed"])
-        if number not in self._sessions.open:  # one that could not begin is closed
-            return None
         return await self._sessions.answer(number, question)

@@ -71,11 +71,16 @@ class WorkerSession:
         self, opened: OpenWorld, environment: Environment, patience: Patience, agents: Sequence[str]
     ) -> None:
         """Take how worlds are opened, what of, the limits of its calls, and the names in seat order."""
-        self._opened, self._environment, self.patience, self._agents = opened, environment, patience, agents
+        self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
         self._world: BoundedWorld | RemoteWorld | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
         """What each agent sees, as of the last view."""
         self._calls: list[asyncio.Task[Any] | None] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether the world is open."""
+        return self._world is not None
 
     @property
     def world(self) -> BoundedWorld | RemoteWorld:
@@ -87,7 +92,7 @@ class WorkerSession:
         """Open the world; return whether it can score, and what is seen."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
-            self._world = await self._opened(self._environment, task, self._agents, seed, self.patience)
+            self._world = await self._opened(self.environment, task, self._agents, seed, self.patience)
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
@@ -142,7 +147,7 @@ class OpenSessions:
         self.open: dict[int, WorkerSession] = {}
         self._run = run
 
-    async def begin(self, number: int, session: WorkerSession, task: Task, seed: int) -> dict[str, Any]:
+    async def begin(self, number: int, session: WorkerSession, task: Task, seed: int) -> Any:
         """Open a session's world and return what `reset` answers; nothing is left behind when that fails."""
         self.open[number] = session
         try:
@@ -152,9 +157,10 @@ class OpenSessions:
             raise
 
     async def answer(self, number: int, question: Mapping[str, Any]) -> Any:
-        """Answer a question about an open session."""
+        """Answer a question about an open session; a session that could not begin is closed already."""
         if question["call"] == "close":
-            return await self._run(self.open.pop(number).close)
+            session = self.open.pop(number, None)
+            return None if session is None else await self._run(session.close)
         return await self._run(lambda: self.open[number].answer(question))
 
 

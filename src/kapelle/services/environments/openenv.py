@@ -19,22 +19,24 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from kapelle.environment import Environment, RemoteWorld, size_of, task_of
+from kapelle.environment import Environment, size_of, task_of
 from kapelle.errors import KapelleError
-from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
-from kapelle.rollout.outcomes import payments, plain_outcome, said
-from kapelle.runtime.deadlines import GaveUp, Patience, patience_here
+from kapelle.rollout.bounded_worlds import open_world
+from kapelle.rollout.outcomes import said
+from kapelle.rollout.workers.session import WorkerSession
+from kapelle.runtime.deadlines import GaveUp, Patience
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.http import Application, Call, HttpServer, JsonAnswer, check_call, headers_of, route
+from kapelle.services.http import MOST_BYTES, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, wrong
+from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.types import Json, Split
 
 SESSIONS = 1024
-"""WebSockets with worlds at once; a further one is told that there is no room."""
+"""WebSockets with worlds at once."""
+FULL = f"{SESSIONS} sessions are open, the most there may be."
 MOST_SEED = 2**53
 
 SCHEMA: Json = {
@@ -75,7 +77,7 @@ class OneWorld:
 
     def __init__(self, environment: Environment, agents: tuple[str, ...], patience: Patience) -> None:
         self._environment, self._agents, self._patience = environment, agents, patience
-        self._world: BoundedWorld | RemoteWorld | None = None
+        self._session: WorkerSession | None = None
         self._said: dict[str, str] = {}
         self._earned: dict[str, float] = {}
         self._told: dict[str, float] = {}
@@ -100,8 +102,9 @@ class OneWorld:
         if size == 0:
             raise Invalid(f"The {chosen} split has no task.")
         task = task_of(self._environment, chosen, (index or 0) % size if size else index or 0)
-        patience_here.set(self._patience)
-        self._world = await open_world(self._environment, task, self._agents, seed or 0, self._patience)
+        session = WorkerSession(open_world, self._environment, self._patience, self._agents)
+        await session.reset(task, seed or 0)
+        self._session = session
         self._said, self._done = {}, False
         self._earned, self._told = dict.fromkeys(self._agents, 0.0), dict.fromkeys(self._agents, 0.0)
         self.state = {"episode_id": data.get("episode_id") or task.id, "step_count": 0, "task": task.id}
@@ -109,11 +112,11 @@ class OneWorld:
 
     async def step(self, data: Mapping[str, Any]) -> Json:
         """Say something for the agent that is to move, or the one that is named; Invalid for what does not fit."""
-        world = self._world
-        if world is None or self._done:
+        session = self._session
+        if session is None or self._done:
             raise Invalid("The episode is over or has not begun: reset first.")
         message, who = data.get("message"), data.get("agent")
-        waiting = [name for name in world.movers() if name not in self._said]
+        waiting = [name for name in session.world.movers() if name not in self._said]
         if not isinstance(message, str):
             raise Invalid("`message` is a text.")
         if who is None:
@@ -123,24 +126,21 @@ class OneWorld:
         self._said[who] = message
         if len(waiting) == 1:
             actions, self._said = self._said, {}
-            patience_here.set(self._patience)
-            for name, paid in payments(await world.step(actions), self._agents).items():
-                self._earned[name] += paid
+            answer = await session.answer({"call": "act", "actions": actions, "final": None})
+            self._earn(answer["rewards"])
         count = self.state["step_count"]
         assert isinstance(count, int), "it counts"
         self.state["step_count"] = count + 1
         return await self._shown(who)
 
     async def _shown(self, who: str | None) -> Json:
-        assert self._world is not None, "it was reset"
-        movers = self._world.movers()
+        assert self._session is not None, "it was reset"
+        movers = self._session.world.movers()
         success: float | None = None
         if not movers:
-            found = await self._world.outcome()
-            ended = plain_outcome(found, payments(found.rewards, self._agents))
-            success, self._done = ended.success, True
-            for name, paid in ended.rewards.items():
-                self._earned[name] += paid
+            ended = await self._session.answer({"call": "outcome"})
+            success, self._done = ended["success"], True
+            self._earn(ended["rewards"])
         waiting = [name for name in movers if name not in self._said]
         reads = waiting[0] if waiting else who or self._agents[0]
         reward = None
@@ -148,7 +148,7 @@ class OneWorld:
             reward = self._earned[who] - self._told[who]
             self._told[who] = self._earned[who]
         observation: Json = {
-            "text": self._world.observe(reads),
+            "text": self._session.world.observe(reads),
             "agent": waiting[0] if waiting else None,
             "movers": list(waiting),
             "rewards": dict(self._earned),
@@ -158,13 +158,17 @@ class OneWorld:
 
     async def close(self) -> None:
         """Close the world, if there is one."""
-        world, self._world = self._world, None
-        if world is not None:
-            await world.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _earn(self, rewards: Mapping[str, float]) -> None:
+        for name, paid in rewards.items():
+            self._earned[name] += paid
 
 
-class OpenEnvApplication(Application):
-    """The routes of the protocol, and its WebSocket behind the same check of callers."""
+class OpenEnvApplication(SocketApplication):
+    """The routes of the protocol, and its WebSocket."""
 
     def __init__(
         self,
@@ -174,38 +178,23 @@ class OpenEnvApplication(Application):
         worlds: LoopThread,
         patience: Patience,
     ) -> None:
+        """Let these agents play, in seat order; their worlds live on the thread `worlds`."""
         self._new = partial(OneWorld, environment, tuple(agents), patience)
-        self._worlds, self._bound = worlds, binding
-        self._plain, self._turn, self._open = self._new(), asyncio.Lock(), 0
-        self._about: Json = {
+        self._worlds = worlds
+        self._plain, self._turn = self._new(), asyncio.Lock()
+        about: Json = {
             "name": environment.name,
             "description": f"{environment.name} of kapelle, played by {', '.join(agents)}",
         }
         routes = [
             route("GET", "/health", self._constant({"status": "healthy"})),
-            route("GET", "/metadata", self._constant(self._about)),
+            route("GET", "/metadata", self._constant(about)),
             route("GET", "/schema", self._constant(SCHEMA)),
             route("GET", "/state", self._state),
             route("POST", "/reset", self._reset),
             route("POST", "/step", self._step),
         ]
-        super().__init__(binding, routes)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one call, or one WebSocket from its opening to its end."""
-        if scope["type"] != "websocket":
-            await super().__call__(scope, receive, send)
-            return
-        try:
-            # A page of another site may open a WebSocket without asking: so it counts as a call that acts.
-            check_call(self._bound, "POST", headers_of(scope))
-        except Refusal:
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["path"] != "/ws":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._talk(WebSocket(scope, receive, send))
+        super().__init__(binding, routes, "/ws", self._talk, SESSIONS, FULL)
 
     def _constant(self, said: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
         async def answer(_call: Call) -> JsonAnswer:
@@ -236,23 +225,12 @@ class OpenEnvApplication(Application):
                 raise Refusal(500, said(error), None, "world_failed") from None
 
     async def _talk(self, socket: WebSocket) -> None:
-        await socket.accept()
-        if self._open >= SESSIONS:
-            await socket.send_text(
-                _error(f"{SESSIONS} sessions are open, the most there may be.", "CAPACITY_REACHED")
-            )
-            await socket.close()
-            return
-        self._open += 1
         own = self._new()
         try:
             while (answer := await self._heard(own, await socket.receive_text())) is not None:
                 await socket.send_text(answer)
             await socket.close()
-        except (WebSocketDisconnect, RuntimeError, KeyError):  # the client is gone, or has sent bytes
-            pass
         finally:
-            self._open -= 1
             with suppress(Exception):
                 await self._worlds.ask(own.close)
 
@@ -303,5 +281,5 @@ def serve_openenv(
     patience = Patience(environment=call_seconds, grader=call_seconds)
     with LoopThread() as worlds:
         application = OpenEnvApplication(environment, agents, binding, worlds, patience)
-        with HttpServer(binding, application, sockets=True) as server:
+        with socket_server(binding, application, MOST_BYTES) as server:
             yield server

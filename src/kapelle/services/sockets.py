@@ -1,0 +1,104 @@
+"""WebSockets behind the same check of callers as every other route, with deadlines for peers that are too slow.
+
+Importing this module needs websockets beside what `services/http.py` needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from kapelle.services.binding import Binding
+from kapelle.services.http import (
+    STALL_SECONDS,
+    Application,
+    HttpServer,
+    answer_refusal,
+    check_call,
+    headers_of,
+)
+from kapelle.services.refusals import Refusal, busy
+
+Talk = Callable[[WebSocket], Awaitable[None]]
+"""Answers the messages of one WebSocket, from its opening to its end."""
+
+
+class SocketApplication(Application):
+    """Routes, and WebSockets at one path."""
+
+    def __init__(
+        self, binding: Binding, routes: Sequence[Route], path: str, talk: Talk, most: int, full: str
+    ) -> None:
+        """Let at most so many WebSockets be open at once; a further one is answered with what is `full`."""
+        super().__init__(binding, routes)
+        self._bound, self._path, self._talk, self._most, self._full = binding, path, talk, most, full
+        self.connected = 0
+        """WebSockets that are open."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call, or one WebSocket from its opening to its end."""
+        if scope["type"] != "websocket":
+            await super().__call__(scope, receive, send)
+            return
+        try:
+            # A page of another site may open a WebSocket without asking: so it counts as a call that acts.
+            check_call(self._bound, "POST", headers_of(scope))
+            if scope["path"] != self._path:
+                raise Refusal(404, f"WebSockets are at {self._path}.", None, "not_found")
+            if self.connected >= self._most:
+                raise busy(self._full)
+        except Refusal as refusal:
+            await answer_refusal(refusal)(scope, receive, send)
+            return
+        socket = WebSocket(scope, receive, send)
+        self.connected += 1
+        try:
+            await socket.accept()
+            await self._talk(socket)
+        except (WebSocketDisconnect, KeyError, RuntimeError):  # the peer is gone, or has sent bytes
+            pass
+        finally:
+            self.connected -= 1
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """A WebSocket whose peer may be slow within limits; uvicorn's own would wait for it for ever."""
+
+    _stalled: asyncio.TimerHandle | None = None
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send to the peer."""
+        await super().send(message)
+        # A caller that is refused is answered in full; uvicorn would log that the handshake is missing.
+        self.handshake_complete |= self.initial_response is not None and self.close_sent
+
+    def pause_writing(self) -> None:
+        """Wait for the peer to read."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Continue: the peer has read."""
+        super().resume_writing()
+        self._forget()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _forget(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+def socket_server(binding: Binding, application: SocketApplication, most_bytes: int) -> HttpServer:
+    """Return a server that also answers WebSockets, with messages of at most `most_bytes`; raises what `HttpServer` raises."""
+    return HttpServer(binding, application, sockets=SocketConnection, message_bytes=most_bytes)
