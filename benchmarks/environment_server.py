@@ -27,7 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-import grpc
+import httpx
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from kapelle.environment import RemoteWorld
 from kapelle.environments.matrix import Matrix
@@ -35,8 +38,7 @@ from kapelle.environments.remote import Remote
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
-from kapelle.wire import environment_v1_pb2 as pb
-from kapelle.wire import environment_v1_pb2_grpc as pb_grpc
+from kapelle.wire.worlds import PATH
 
 NAMES = ("ann", "ben")
 AT_ONCE = (1, 4, 16, 64, 256)
@@ -49,21 +51,33 @@ VANISHING, PROCESSES = 1000, 10
 PROBE_SECONDS = 0.05
 MAIN = "import sys; from kapelle.cli import main; sys.exit(main(sys.argv[1:]))"
 VANISH = """
-import os, sys, grpc, time
-from kapelle.wire import environment_v1_pb2 as pb, environment_v1_pb2_grpc as pb_grpc
+import sys, time
+from benchmarks.environment_server import asked, began, connected
 held = []
 for k in range(int(sys.argv[2])):
-    channel = grpc.insecure_channel(sys.argv[1], [("grpc.use_local_subchannel_pool", 1)])
-    asked = pb.ResetRequest(agents=["ann", "ben"], pick=pb.Pick(split="train"), seed=k)
-    def questions(asked=asked):
-        yield pb.StreamQuestion(number=1, reset=asked)
-        time.sleep(600)
-    answers = pb_grpc.EnvironmentsStub(channel).Stream(questions())
-    assert next(answers).WhichOneof("answer") == "reset"
-    held.append((channel, answers))
+    socket = connected(sys.argv[1])
+    assert "value" in asked(socket, began(k)), k
+    held.append(socket)
 print("ready", flush=True)
 time.sleep(600)
 """
+
+
+def connected(address: str) -> Connection:
+    """Return a connection to a server."""
+    return connect(f"ws://{address}{PATH}", compression=None, proxy=None, open_timeout=60)
+
+
+def asked(socket: Connection, question: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a question, the only one under way."""
+    socket.send(json.dumps({"id": 1, **question}))
+    answer: dict[str, Any] = json.loads(socket.recv(timeout=60))
+    return answer
+
+
+def began(seed: int, session: int = 1) -> dict[str, Any]:
+    """Return the question that opens a session."""
+    return {"call": "reset", "session": session, "agents": list(NAMES), "index": 0, "seed": seed}
 
 
 def run(hostile: int = 20_000) -> dict[str, Any]:
@@ -130,7 +144,7 @@ async def _moved(opened: Callable[[int], Any], count: int) -> tuple[float, list[
 
 
 class Probe:
-    """Asks again and again what the server holds; keeps how long the answers took."""
+    """Asks again and again for the server's health; keeps how long the answers took."""
 
     def __init__(self, address: str) -> None:
         self.seconds: list[float] = []
@@ -138,11 +152,10 @@ class Probe:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        with grpc.insecure_channel(self._address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stub = pb_grpc.EnvironmentsStub(channel)
+        with httpx.Client(base_url=f"http://{self._address}", timeout=60) as client:
             while not self._over.wait(PROBE_SECONDS):
                 began = time.perf_counter()
-                stub.Describe(pb.DescribeRequest(), timeout=60)
+                client.get("/health").raise_for_status()
                 self.seconds.append(time.perf_counter() - began)
 
     def __enter__(self) -> Self:
@@ -174,20 +187,15 @@ def vanishing() -> dict[str, Any]:
             assert client.stdout is not None
             assert client.stdout.readline() == "ready\n"
         held = len(os.listdir(f"/proc/{process.pid}/fd"))  # noqa: PTH208 - a count
-        with grpc.insecure_channel(address) as channel:
-            stub = pb_grpc.EnvironmentsStub(channel)
-            asked = pb.ResetRequest(agents=NAMES, pick=pb.Pick(split="train"))
-            full = stub.Reset.future(asked, timeout=60).exception()
-            assert full.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, full.details()
-            for client in clients:
-                client.kill()
-            began = time.perf_counter()
-            free = 0
-            while free < VANISHING:
-                with suppress(grpc.RpcError):
-                    stub.Reset(asked, timeout=60)
-                    free += 1
-            seconds = time.perf_counter() - began
+        for client in clients:
+            client.kill()
+        start = time.perf_counter()
+        free, socket = 0, None
+        while free < VANISHING:
+            with suppress(Exception):  # no connection is free yet
+                socket = socket or connected(address)
+                free += "value" in asked(socket, began(free, free))
+        seconds = time.perf_counter() - start
         for client in clients:
             client.wait()
         return {
@@ -207,75 +215,56 @@ def stopping(callers: int = 64) -> dict[str, Any]:
         ready = threading.Barrier(callers + 1)
 
         def caller(seed: int) -> None:
-            with grpc.insecure_channel(address) as channel:
-                stub = pb_grpc.EnvironmentsStub(channel)
-                asked = pb.ResetRequest(agents=NAMES, pick=pb.Pick(split="train"), seed=seed)
-                session = stub.Reset(asked, timeout=60).session
-                moves = [pb.Move(agent=name, text="A") for name in NAMES]
+            with connected(address) as socket:
+                asked(socket, began(seed))
+                moves = {"call": "act", "session": 1, "actions": dict.fromkeys(NAMES, "A")}
                 ready.wait()
                 while True:
                     try:
-                        stub.Act(pb.ActRequest(session=session, moves=moves), timeout=60)
-                        ended["answered"] += 1
-                    except grpc.RpcError as error:
-                        said = error.details()
-                        # Before it was accepted: the server said so, or its port was closed already.
-                        refused = "about to end" in said or "connect" in said.lower()
-                        ended["refused at the end" if refused else f"lost: {said}"] += 1
+                        answer = asked(socket, moves)
+                    except ConnectionClosed as closed:
+                        # Sent when the server had ended: it was not accepted.
+                        over = closed.rcvd is not None and closed.rcvd.code == 1012
+                        ended["closed at the end" if over else f"lost: {closed}"] += 1
                         return
+                    if "value" not in answer:
+                        refused = answer.get("refused", [0])[0] == 503
+                        ended["refused at the end" if refused else f"lost: {answer}"] += 1
+                        return
+                    ended["answered"] += 1
 
         threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(callers)]
         for thread in threads:
             thread.start()
         ready.wait()
         time.sleep(1.0)
-        began = time.perf_counter()
+        start = time.perf_counter()
         process.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join()
         code = process.wait()
-        return {**ended, "exit code": code, "ended after s": round(time.perf_counter() - began, 2)}
+        return {**ended, "exit code": code, "ended after s": round(time.perf_counter() - start, 2)}
 
 
 def hostile_bodies(count: int) -> dict[str, Any]:
-    """Send bodies that are no messages, and bytes that are no HTTP/2, while a probe asks."""
-    with serving() as (process, address), Probe(address) as probe:
-        draw, codes, told_too_much = random.Random(0), Counter[str](), 0
-        with grpc.insecure_channel(address) as channel:
-            paths = [
-                (f"/{service.full_name}/{method.name}", method.client_streaming)
-                for service in pb.DESCRIPTOR.services_by_name.values()
-                for method in service.methods
-            ]
-            for number in range(count):
-                path, streams = paths[number % len(paths)]
-                body = _body(draw)
-                try:
-                    if streams:
-                        list(channel.stream_stream(path)(iter([body]), timeout=60))
-                    else:
-                        channel.unary_unary(path)(body, timeout=60)
-                    codes["OK"] += 1
-                except grpc.RpcError as error:
-                    told_too_much += "Traceback" in (error.details() or "")
-                    codes[error.code().name] += 1
-                if number % 20 == 0:
-                    _garbage(address, draw)
+    """Send texts that are no messages, and bytes that are no HTTP, while a probe asks."""
+    with serving() as (process, address), Probe(address) as probe, connected(address) as socket:
+        draw, statuses = random.Random(0), Counter[str]()
+        for number in range(count):
+            socket.send(_body(draw).decode("utf-8", "replace"))
+            answer = json.loads(socket.recv(timeout=60))
+            assert "Traceback" not in str(answer)
+            statuses[str(answer["refused"][0]) if "refused" in answer else "answered"] += 1
+            if number % 20 == 0:
+                _garbage(address, draw)
         assert process.poll() is None, "it lives"
-        assert not told_too_much
-        return {"sent": count, "answers": dict(codes), "probe": probe.said()}
+        return {"sent": count, "answers": dict(statuses), "probe": probe.said()}
 
 
 def _body(draw: random.Random) -> bytes:
-    asked = pb.ResetRequest(agents=NAMES, pick=pb.Pick(split="train"))
-    whole = [
-        asked.SerializeToString(),
-        pb.ActRequest(session="0" * 16, moves=[pb.Move(agent="ann", text="A")]).SerializeToString(),
-        pb.StreamQuestion(number=1, reset=asked).SerializeToString(),
-        b"\x1a" * 5_000,
-        b"\x0a\xff\xff\xff\xff\x0f",
-    ]
-    body = bytearray(draw.choice(whole))
+    act = {"call": "act", "session": 1, "actions": {"ann": "A"}}
+    whole = [json.dumps({"id": 1, **began(0)}), json.dumps({"id": 1, **act}), "[" * 5_000]
+    body = bytearray(draw.choice(whole).encode())
     for _ in range(draw.randrange(1, 8)):
         place = draw.randrange(len(body) + 1)
         body[place : place + draw.randrange(3)] = draw.randbytes(draw.randrange(4))
@@ -283,10 +272,10 @@ def _body(draw: random.Random) -> bytes:
 
 
 def _garbage(address: str, draw: random.Random) -> None:
-    """Send bytes that are no HTTP/2, or begin as such, and leave."""
+    """Send bytes that are no HTTP, or begin as such, and leave."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as raw, suppress(OSError):
-        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if draw.random() < 0.7 else b""
+        preface = f"GET {PATH} HTTP/1.1\r\nHost: x\r\n".encode() if draw.random() < 0.7 else b""
         raw.sendall(preface + draw.randbytes(draw.randrange(200)))
 
 

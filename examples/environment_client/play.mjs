@@ -1,34 +1,32 @@
-// Plays one episode of sums on an environment server, in Node:
+// Plays one episode of sums on an environment server, in Node 22 or later (Node 20 needs --experimental-websocket):
 //
 //   kapelle serve environments --environments sums=arithmetic
-//   cd examples/environment_client && npm ci && node play.mjs localhost:50051 sums
+//   node examples/environment_client/play.mjs localhost:50051 sums
 //
-// It knows the contract (proto/kapelle/wire/environment_v1.proto) and nothing else of kapelle. A token is read from KAPELLE_TOKEN.
+// It knows the protocol (docs/environment_server.md) and nothing else of kapelle. A token is read from KAPELLE_TOKEN.
 
-import { fileURLToPath } from "node:url";
-import grpc from "@grpc/grpc-js";
-import loader from "@grpc/proto-loader";
-
-const PROTO = process.env.KAPELLE_PROTO ?? fileURLToPath(new URL("../../proto/kapelle/wire/environment_v1.proto", import.meta.url));
 const [address = "localhost:50051", environment = "", seed = "0"] = process.argv.slice(2);
 
-const definition = loader.loadSync(PROTO, { keepCase: true, longs: String, oneofs: true, defaults: true });
-const { Environments } = grpc.loadPackageDefinition(definition).kapelle.environment.v1;
-const client = new Environments(address, grpc.credentials.createInsecure());
+const headers = process.env.KAPELLE_TOKEN ? { Authorization: `Bearer ${process.env.KAPELLE_TOKEN}` } : {};
+const socket = new WebSocket(`ws://${address}/v1/worlds`, { headers });
+const waiting = new Map();
 
-const metadata = new grpc.Metadata();
-if (process.env.KAPELLE_TOKEN) metadata.set("authorization", `Bearer ${process.env.KAPELLE_TOKEN}`);
+function settle({ id, value, error, refused }) {
+  const { resolve, reject } = waiting.get(id);
+  waiting.delete(id);
+  const [what, message] = error ?? refused ?? [];
+  if (what === undefined) resolve(value);
+  else reject(new Error(`${what}: ${message}`));
+}
+socket.onmessage = ({ data }) => settle(JSON.parse(data));
+socket.onclose = () => waiting.forEach(({ reject }) => reject(new Error("the connection has ended, and its sessions with it")));
 
-/** Ask one question and wait for its answer, 30 seconds at most; again where the connection broke, for a numbered Act is made once. */
-function ask(method, question, tries = 3) {
-  return new Promise((resolve, reject) => {
-    const options = { deadline: Date.now() + 30_000 };
-    client[method](question, metadata, options, (error, answer) => {
-      if (!error) resolve(answer);
-      else if (error.code === grpc.status.UNAVAILABLE && tries > 1) resolve(ask(method, question, tries - 1));
-      else reject(error);
-    });
-  });
+/** Send a question and wait for its answer. */
+let sent = 0;
+function ask(call, question) {
+  const id = (sent += 1);
+  socket.send(JSON.stringify({ id, call, ...question }));
+  return new Promise((resolve, reject) => waiting.set(id, { resolve, reject }));
 }
 
 /** Add or subtract: the answer to a question such as 47+85. */
@@ -37,17 +35,26 @@ function answered(question) {
   return String(operator === "+" ? Number(a) + Number(b) : Number(a) - Number(b));
 }
 
-const agents = ["node"];
-const began = await ask("Reset", { environment, agents, pick: { split: "train", index: 3 }, seed });
+await new Promise((resolve, reject) => {
+  socket.onopen = resolve;
+  socket.onerror = () => reject(new Error(`no environment server at ${address}, or it refuses the token`));
+});
+const session = 1;
+const played = { environment, agents: ["node"], split: "train", index: 3, seed: Number(seed) };
+const { version, view } = await ask("reset", { session, ...played });
 const turns = [];
-let view = began.view;
-while (view.movers.length > 0) {
-  const moves = view.movers.map((agent) => ({ agent, text: answered(view.shown[agent]) }));
-  turns.push({ seen: view.shown[moves[0].agent], said: moves[0].text });
-  const answer = await ask("Act", { session: began.session, moves, number: turns.length });
-  view = { movers: answer.view.movers, shown: { ...view.shown, ...answer.view.shown } };
+while (view.movers.value.length > 0) {
+  const actions = {};
+  for (const agent of view.movers.value) {
+    const seen = view.shown[agent].value;
+    actions[agent] = answered(seen);
+    turns.push({ seen, said: actions[agent] });
+  }
+  const moved = await ask("act", { session, actions });
+  view.movers = moved.view.movers;
+  Object.assign(view.shown, moved.view.shown);
 }
-const outcome = await ask("GetOutcome", { session: began.session });
-await ask("Close", { session: began.session });
-console.log(JSON.stringify({ version: began.version, turns, rewards: outcome.rewards, success: outcome.success }));
-client.getChannel().close(); // `client.close` is the Close of the contract
+const { rewards, success } = await ask("outcome", { session });
+await ask("close", { session });
+console.log(JSON.stringify({ version, turns, rewards, success }));
+socket.close();

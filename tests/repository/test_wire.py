@@ -20,13 +20,13 @@ def test_the_code_is_made_of_the_contract_byte_by_byte(tmp_path: Path) -> None:
     committed = {
         path.relative_to(source): path.read_bytes() for path in source.rglob("*") if rules.generated(path)
     }
-    assert {path.name for path in made} >= {"environment_v1_pb2.py", "environment_v1_pb2.pyi"}
+    assert {path.name for path in made} >= {"reward_v1_pb2.py", "reward_v1_pb2.pyi"}
     assert {p: c for p, c in committed.items() if p.suffix != ".pyc"} == made, (
         "run: python tools/generate_wire.py"
     )
 
 
 def test_only_the_wires_code_is_exempt_from_the_rules() -> None:
-    assert rules.generated(PurePath("src/kapelle/wire/environment_v1_pb2_grpc.py"))
+    assert rules.generated(PurePath("src/kapelle/wire/reward_v1_pb2_grpc.py"))
     for other in ("src/kapelle/wire/__init__.py", "src/kapelle/rows_pb2.py", "tests/wire_pb2/x.py"):
         assert not rules.generated(PurePath(other))

@@ -61,6 +61,7 @@ NEEDS = {
     "openspiel": "pyspiel",
     "pettingzoo": "pettingzoo",
     "reasoning_gym": "reasoning_gym",
+    "remote": "websockets",
     "textarena": "textarena",
     "verifiers": "verifiers",
     "vllm": "vllm",

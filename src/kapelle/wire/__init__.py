@@ -1,6 +1,6 @@
-"""GENERATED: the protobuf messages and gRPC stubs of `proto/kapelle/wire`. Needs the extra `serve`.
+"""What travels between processes: the protocol of remote worlds (`worlds.py`), exact JSON, and the reward server's contract over gRPC.
 
-`python tools/generate_wire.py` writes every file here but this one. Edit the `.proto` files instead, and run it again;
+`python tools/generate_wire.py` writes the files `*_pb2*`. Edit `proto/kapelle/wire` instead, and run it again;
 `tests/repository/test_wire.py` compares. Formatter, linter, type checker and the counts of `tests/repository` leave them out.
 """
 

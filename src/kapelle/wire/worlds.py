@@ -34,8 +34,6 @@ from kapelle.wire.exact_json import decode, encode
 
 VERSION = 1
 """Of the protocol; both sides must have the same."""
-LARGEST = 16 << 20
-"""Most bytes of a message over a WebSocket."""
 PATH = "/v1/worlds"
 """Where a server takes WebSockets."""
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.services.environments import slow_world
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from kapelle.services.binding import Binding
 from kapelle.services.environments.host import SessionLimits
@@ -31,7 +32,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Caller:
     """One connection to a server: sends questions, and returns answers by the number of their question."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self.socket = socket
         self._numbers = count(1)
         self._arrived: dict[int, dict[str, Any]] = {}

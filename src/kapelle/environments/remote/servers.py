@@ -29,7 +29,8 @@ from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.http import error_message
-from kapelle.wire.worlds import LARGEST, PATH, Description, description_from, from_text, to_text
+from kapelle.wire import LARGEST
+from kapelle.wire.worlds import PATH, Description, description_from, from_text, to_text
 
 # -------- One connection to an environment server: questions go out, answers come in, and its end is noticed
 #
@@ -100,9 +101,10 @@ class Line:
                     self._take(text)
             fault = self._gone("it ended the connection")
         except InvalidStatus as error:
-            fault = self._gone(f"it answers with status {error.response.status_code}")
-            if error.response.status_code not in PASSING:
-                fault = refusal_of(error.response.status_code, error_message(error.response.body or b""))
+            status = error.response.status_code
+            message = error_message(bytes(error.response.body or b"")).removeprefix(": ")
+            how = message or f"it answers with status {status}"
+            fault = self._gone(how) if status in PASSING else refusal_of(status, how)
         except (OSError, KeyError, TypeError, ValueError, WebSocketException) as error:
             fault = self._gone(str(error) or type(error).__name__)
         finally:

@@ -27,7 +27,8 @@ from kapelle.services.environments.questions import QUESTIONS
 from kapelle.services.http import Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, read_body, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
-from kapelle.wire.worlds import LARGEST, PATH, from_text, to_text
+from kapelle.wire import LARGEST
+from kapelle.wire.worlds import PATH, from_text, to_text
 
 # -------- One connection: many questions under way at once, answered as they are done
 
