@@ -12,11 +12,12 @@ called `script` or `members` is only a setting. `offers` asks for one.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import operator
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -24,7 +25,7 @@ from typing import Any, Protocol, TypeVar, cast
 from typing_extensions import TypeIs
 
 from kapelle.errors import ConfigError
-from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.deadlines import GaveUp, Patience
 from kapelle.runtime.foreign_code import Unfit, asked, environment_error
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.types import Episode, Image, Json, Message, Split, Task
@@ -667,10 +668,20 @@ class RemoteWorld:
         """Note that the world is closed."""
         raise NotImplementedError
 
-    def begin(self, answer: Mapping[str, Any]) -> None:
-        """Take the answer to `reset`."""
+    async def reset(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Open the world and return the answer; nothing is left behind when that fails."""
+        try:
+            answer: Mapping[str, Any] = await self.ask("start", {"call": "reset", **question})
+        except (asyncio.CancelledError, GaveUp):  # the other process may still open it
+            with suppress(GaveUp):  # what it was asked for it does none the less
+                await self.close()
+            raise
+        except BaseException:
+            self.release()
+            raise
         self.scorable = answer["scorable"]
         self._update(answer["view"])
+        return answer
 
     def _update(self, view: Mapping[str, Any]) -> None:
         self._movers = view["movers"]

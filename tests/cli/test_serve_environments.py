@@ -34,7 +34,7 @@ def test_environments_are_named_with_their_settings() -> None:
         (["--environments", "arithmetic", "--workers", "-1"], "--workers"),
         (["--replace", "arithmetic"], "--at localhost:50051"),
         (["--replace", "arithmetic", "--at", "nowhere"], "no host and port"),
-        (["--replace", "arithmetic", "--at", "127.0.0.1:1"], "does not answer"),
+        (["--replace", "arithmetic", "--at", "127.0.0.1:1"], "No environment server has answered"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(kapelle: Kapelle, words: list[str], said: str) -> None:

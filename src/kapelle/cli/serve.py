@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pydantic import ValidationError
+
 from kapelle.cli.named import environment_named, owner_of
 from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
@@ -273,11 +275,15 @@ def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
         raise ConfigError(
             "--replace needs the running server whose environment it replaces: --at localhost:50051."
         )
-    from kapelle.environments.remote.servers import register
+    from kapelle.environments.remote import Remote
 
+    try:
+        server = Remote(address=(arguments.at,), certificate=arguments.certificate, retry_seconds=0)
+    except ValidationError as error:
+        raise ConfigError(f"The server cannot be called: {error.errors()[0]['msg']}.") from None
     for name, environment in named(arguments.replace, settings).items():
         assert isinstance(environment, Settings), "recipes and names give settings"
         values = environment.model_dump(mode="json")
-        version = register(arguments.at, name, values, arguments.certificate)
+        version = server.register(name, values)
         say(f"{name} at {arguments.at} is now version {version}")
     return 0

@@ -71,8 +71,6 @@ class Caps:
     """Of one message, in or out, decompressed."""
     calls: int = 1024
     """Calls with one answer that may be under way."""
-    streams: int = 256
-    """Streams that may be open."""
     watchers: int = 64
     """Calls of the health service that may be under way."""
 
@@ -83,7 +81,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
     def __init__(self, binding: Binding, caps: Caps) -> None:
         """`binding` says who may call, `caps` how many at once."""
         self._binding = binding
-        self._most = {"calls": caps.calls, "streams": caps.streams, "watchers": caps.watchers}
+        self._most = {"calls": caps.calls, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
         self.idle = asyncio.Event()
         """Set while no call is under way, except those of the health service."""
@@ -108,9 +106,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         # The handler parses the body itself, so that an unreadable body is refused like other errors. How many messages go in
         # and out decides its form.
         method = details.method
-        kind = (
-            "watchers" if method.startswith(HEALTH) else "streams" if handler.response_streaming else "calls"
-        )
+        kind = "watchers" if method.startswith(HEALTH) else "calls"
 
         def read(body: bytes) -> Any:
             try:
@@ -131,15 +127,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
                 async for answer in answers:
                     yield answer
 
-        async def both(bodies: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with self._accepted(kind, method, context):
-                questions = (read(body) async for body in bodies)
-                async for answer in handler.stream_stream(questions, context):
-                    yield answer
-
-        assert handler.response_streaming or not handler.request_streaming, "no method of ours only listens"
-        if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(both, None, handler.response_serializer)
+        assert not handler.request_streaming, "no method of ours takes a stream"
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(many, None, handler.response_serializer)
         return grpc.unary_unary_rpc_method_handler(one, None, handler.response_serializer)
@@ -162,7 +150,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
                 yield
             finally:
                 self._under_way[kind] -= 1
-                if not self._under_way["calls"] + self._under_way["streams"]:
+                if not self._under_way["calls"]:
                     self.idle.set()
         except Refused as refused:
             await context.abort(grpc.StatusCode[refused.code], refused.message)
@@ -272,7 +260,7 @@ class GrpcServer:
             ("grpc.max_send_message_length", caps.message_bytes),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES),
             ("grpc.max_metadata_size", METADATA_BYTES),
-            ("grpc.max_concurrent_streams", caps.calls + caps.streams),
+            ("grpc.max_concurrent_streams", caps.calls + caps.watchers),
             ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
             ("grpc.keepalive_timeout_ms", PING_SECONDS * 1000),
             ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),

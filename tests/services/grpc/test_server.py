@@ -21,7 +21,7 @@ from kapelle.services.grpc import Caps, GrpcServer, GrpcService, wrong
 
 TOKEN = "the-right-token-0123456789"  # noqa: S105
 SMALL = 1 << 16
-METHODS = ("One", "Many", "Both")
+METHODS = ("One", "Many")
 
 
 class Echo(GrpcService):
@@ -38,7 +38,6 @@ class Echo(GrpcService):
         handlers = {
             "One": grpc.unary_unary_rpc_method_handler(self.one, read, bytes),
             "Many": grpc.unary_stream_rpc_method_handler(self.many, read, bytes),
-            "Both": grpc.stream_stream_rpc_method_handler(self.both, read, bytes),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(self.name, handlers)])
 
@@ -68,10 +67,6 @@ class Echo(GrpcService):
     async def many(self, said: bytes, context: object) -> AsyncIterator[bytes]:
         yield await self.one(said, context)
 
-    async def both(self, said: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
-        async for each in said:
-            yield await self.one(each, context)
-
 
 def read(body: bytes) -> bytes:
     if body == b"garbage":
@@ -84,8 +79,6 @@ def ask(
 ) -> bytes:
     path = f"/{service}/{method}"
     given = {"timeout": 60, **given}
-    if method == "Both":
-        return next(channel.stream_stream(path)(iter([said]), **given))  # type: ignore[no-any-return]
     if method in ("Many", "Watch"):
         return next(channel.unary_stream(path)(said, **given))  # type: ignore[no-any-return]
     return channel.unary_unary(path)(said, **given)  # type: ignore[no-any-return]
@@ -104,7 +97,7 @@ def echo() -> Echo:
 
 @pytest.fixture
 def server(echo: Echo) -> Iterator[GrpcServer]:
-    with GrpcServer(Binding(), [echo], Caps(message_bytes=SMALL, calls=2, streams=2, watchers=1)) as served:
+    with GrpcServer(Binding(), [echo], Caps(message_bytes=SMALL, calls=2, watchers=1)) as served:
         yield served
 
 
@@ -115,7 +108,7 @@ def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
 
 
 def test_answers(channel: grpc.Channel) -> None:
-    assert [ask(channel, method) for method in METHODS] == [b"hello"] * 3
+    assert [ask(channel, method) for method in METHODS] == [b"hello"] * 2
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -164,7 +157,6 @@ def test_calls_have_a_largest_number_and_health_is_answered_none_the_less(
         pass
     assert said == ("RESOURCE_EXHAUSTED", "2 calls are under way, the most there may be. Call again later.")
     assert health(channel) == "SERVING"
-    assert ask(channel, "Both") == b"hello", "streams are counted by themselves"
     while len(echo.waiting) < 2:
         pass
     echo.go_on()

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
 """Seconds that the server has to answer beyond the time of the call itself."""
+READING_SECONDS = 600.0
+"""For which a server may read the data of an environment that is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,14 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         """Return what the servers' environment has recorded."""
         return str(self._ask("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
 
+    def register(self, name: str, settings: Mapping[str, Any]) -> int:
+        """Add or replace an environment on the server, given as its settings, and return its version.
+
+        Raises ConfigError if the server refuses, EngineError if it is unreachable.
+        """
+        question = {"call": "register", "name": name, "settings": settings}
+        return int(self.servers.call(question, READING_SECONDS)["version"])
+
     # Worlds.
 
     async def open_world(
@@ -225,7 +235,6 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
     ) -> RemoteWorld:
         """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
         question = {
-            "call": "reset",
             "environment": self.serves,
             "agents": list(agents),
             "task": task_form(task),

@@ -18,12 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pydantic
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from kapelle.environment import Outcome, RemoteWorld, Retriable, Scorable, WorkerLost, report_change
-from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError, EpisodeError
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.event_loop import LoopThread
@@ -305,8 +303,8 @@ class Servers:
                 try:
                     world = ServerWorld(server, name, patience)
                     began = await world.reset(question)
-                except (Busy, WorkerLost) as gone:
-                    if isinstance(gone, WorkerLost) and gone.blamed:
+                except WorkerLost as gone:
+                    if gone.blamed:
                         raise
                     server.rest(str(gone))
                     continue
@@ -388,22 +386,6 @@ class ServerWorld(RemoteWorld):
         """How the world was lost with its server; None while the server lives."""
         return None if self._line.lost is None else WorkerLost(self._line.lost, blamed=False)
 
-    async def reset(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Open the world and return the answer; nothing is left behind when that fails. Raises Busy if there is no room."""
-        try:
-            answer: Mapping[str, Any] = await asyncio.wrap_future(self._begin(question))
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):  # the server may still open it
-                with suppress(WorkerLost):
-                    self._begin({"call": "close"})
-            self.release()
-            raise
-        self.begin(answer)
-        return answer
-
-    def _begin(self, question: Mapping[str, Any]) -> Future[Any]:
-        return self._line.ask({**question, "session": self._session})
-
     async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
         """See `RemoteWorld`."""
         slowest = max(self._patience.grader, self._patience.environment)
@@ -411,17 +393,20 @@ class ServerWorld(RemoteWorld):
         what = f"`{method}` of environment '{self._name}'"
         return await within(what, "environment", seconds, self._answer(question))
 
+    def _send(self, question: Mapping[str, Any]) -> Future[Any]:
+        return self._line.ask({**question, "session": self._session})
+
     async def _answer(self, question: Mapping[str, Any]) -> Any:
         try:
-            return await asyncio.wrap_future(self._begin(question))
-        except Busy as busy:  # only a server that ends says this to one that plays
+            return await asyncio.wrap_future(self._send(question))
+        except Busy as busy:
             raise WorkerLost(str(busy), blamed=False) from None
         except Refused as refused:
             raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
 
     def outcome_now(self, seconds: float) -> Outcome:
         """Return the outcome and wait for it here, for so many seconds at most."""
-        return Outcome(**self._begin({"call": "outcome"}).result(seconds))
+        return Outcome(**self._send({"call": "outcome"}).result(seconds))
 
     def release(self) -> None:
         """See `RemoteWorld`."""
@@ -466,28 +451,3 @@ class ScorableInnerWorld(InnerWorld, Scorable):
     async def score(self, agent: str, text: str) -> float:
         """See `environment.Scorable`."""
         return await self._world.score(agent, text)
-
-
-# -------- Putting an environment on a server that runs
-
-SECONDS = 600.0
-"""For which the server may read the environment's data."""
-
-
-def register(address: str, name: str, settings: Mapping[str, Any], certificate: str | None) -> int:
-    """Add or replace an environment, given as its settings; return its version.
-
-    Raises ConfigError if the server refuses, EngineError if it is unreachable.
-    """
-    try:
-        calling = Remote(address=(address,), certificate=certificate).calling
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"The server cannot be called: {error.errors()[0]['msg']}.") from None
-    server = EnvironmentServerLink(address, certificate, calling.token, tls=calling.tls[0])
-    try:
-        said = server.call({"call": "register", "name": name, "settings": settings}, SECONDS)
-    except Busy as busy:
-        raise EngineError(f"The environment server at {address} does not answer: {busy}.") from None
-    finally:
-        server.close()
-    return description_from(said).version

@@ -24,7 +24,7 @@ from typing import Any
 from kapelle.environment import Environment, RemoteWorld, WorkerLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.session import Frames, pack
-from kapelle.runtime.deadlines import UNBREAKABLE, GaveUp, Patience, within
+from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus
 from kapelle.setup.environment_forms import environment_form
@@ -442,7 +442,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 reader.add(worker)
             worker.sessions += 1
         world = WorkerWorld(self, worker, next(self._numbers), environment.name, patience)
-        await world.reset(task, agents, seed)
+        await world.reset({"task": task_form(task), "agents": list(agents), "seed": seed})
         return world
 
     async def ask(self, worker: Worker, session: int, question: Mapping[str, Any]) -> Any:
@@ -484,19 +484,6 @@ class WorkerWorld(RemoteWorld):
         except EngineError:
             return None
         return None
-
-    async def reset(self, task: Task, agents: Sequence[str], seed: int) -> None:
-        """Open the world; nothing is left behind when that fails."""
-        question = {"call": "reset", "task": task_form(task), "agents": list(agents), "seed": seed}
-        try:
-            self.begin(await self.ask("start", question))
-        except (asyncio.CancelledError, GaveUp):  # the worker may still open it
-            with suppress(GaveUp):  # what it was asked for it does none the less
-                await self.close()
-            raise
-        except BaseException:
-            self.release()
-            raise
 
     async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
         """See `RemoteWorld`."""
