@@ -23,7 +23,7 @@ from pathlib import Path
 from kapelle.grading.code.grade import ProgramTests, grade_program
 from kapelle.sandbox import Limits, Pool, backend, require
 from kapelle.sandbox import run as run_contained
-from kapelle.sandbox.contract import Backend
+from kapelle.sandbox.session import Backend
 
 LIMITS = Limits()
 TESTS = ProgramTests(("assert square(3) == 9", "assert square(-2) == 4", "assert square(0) == 0"))

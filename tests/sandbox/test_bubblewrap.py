@@ -19,10 +19,10 @@ from kapelle.sandbox import bubblewrap as arguments
 from kapelle.sandbox import bubblewrap as boot
 from kapelle.sandbox import bubblewrap as namespaces
 from kapelle.sandbox.bubblewrap import Bubblewrap, needs
-from kapelle.sandbox.contract import Layer, Limits, run
+from kapelle.sandbox.contract import Layer, Limits
 from kapelle.sandbox.pool import BACKENDS, backend, layers, modes_required, require
 from kapelle.sandbox.seccomp import filter_program, refused_calls
-from kapelle.sandbox.session import WATCH_CLOSELY_S, WATCH_EVERY_S, look_again_s
+from kapelle.sandbox.session import WATCH_CLOSELY_S, WATCH_EVERY_S, look_again_s, run
 from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning, UnsafeSubprocess
 
 
@@ -298,7 +298,8 @@ FEW = """
 import os, resource, sys
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Limits, run
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.session import run
 
 def held():
     return sorted(int(name) for name in os.listdir("/proc/self/fd"))

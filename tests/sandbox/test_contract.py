@@ -11,9 +11,10 @@ import pytest
 
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Backend, Limits, run
+from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.docker import engine_problem
 from kapelle.sandbox.pool import Pool, backend
+from kapelle.sandbox.session import Backend, run
 
 LIMITS = Limits(wall_s=10.0, cpu_s=5.0, output_bytes=100_000, processes=16)
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Limits, run
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.session import run
 
 POOLS = """
 import multiprocessing as mp, concurrent.futures as cf

@@ -26,7 +26,8 @@ from tests.sandbox.hostile.unseen import UNSEEN
 from tests.sandbox.hostile.whole import WHOLE
 
 from kapelle.sandbox.bubblewrap import SHARED_MEMORY, Bubblewrap
-from kapelle.sandbox.contract import Result, run
+from kapelle.sandbox.contract import Result
+from kapelle.sandbox.session import run
 
 PROGRAMS = {**RESOURCES, **PROCESSES, **FILES, **KERNEL, **WHOLE, **MACHINE, **CHANNELS, **UNSEEN}
 SAMPLE = {

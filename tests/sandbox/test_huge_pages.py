@@ -8,7 +8,7 @@ import pytest
 
 from kapelle.sandbox import bubblewrap as huge_pages
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import run
+from kapelle.sandbox.session import run
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 
 from kapelle.errors import SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable
-from kapelle.sandbox.contract import Limits, Result, run
+from kapelle.sandbox.contract import Limits, Result
+from kapelle.sandbox.session import run
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

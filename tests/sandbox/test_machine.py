@@ -12,8 +12,8 @@ from tests.sandbox.hostile.program import PREAMBLE, SMALL
 from kapelle.errors import SandboxError
 from kapelle.sandbox import bubblewrap
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Limits, Result, run
-from kapelle.sandbox.session import NET_EVERY_S, Net, Session, unattributed_bytes
+from kapelle.sandbox.contract import Limits, Result
+from kapelle.sandbox.session import NET_EVERY_S, Net, Session, run, unattributed_bytes
 from kapelle.sandbox.usage import strong_or_why_not
 
 MIB = 1024**2

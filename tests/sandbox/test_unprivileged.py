@@ -23,7 +23,8 @@ USER = 23456
 COUNTS = """
 import os
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Limits, run
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.session import run
 box = Bubblewrap()
 limits = Limits(processes=8, wall_s=5.0)
 program = '''
@@ -46,7 +47,7 @@ print([layer.name for layer in box.layers() if not layer.present])
 ATTACKS = """
 import json, sys
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import run
+from kapelle.sandbox.session import run
 from tests.sandbox.hostile.channels import CHANNELS
 from tests.sandbox.hostile.files import FILES
 from tests.sandbox.hostile.kernel import KERNEL

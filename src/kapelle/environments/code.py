@@ -49,8 +49,9 @@ from kapelle.grading.code.style import style_score, syntax_score
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.runtime.row_files import DataRow
-from kapelle.sandbox.contract import Backend, Limits
+from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import Pool, backend, require, shared_pool
+from kapelle.sandbox.session import Backend
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 

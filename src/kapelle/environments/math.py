@@ -41,8 +41,9 @@ from kapelle.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.grading.text.match import grade_choice
 from kapelle.grading.verdict import Grade, no_answer
 from kapelle.runtime.row_files import DataRow
-from kapelle.sandbox.contract import Limits, run
+from kapelle.sandbox.contract import Limits
 from kapelle.sandbox.pool import backend, require, shared_pool
+from kapelle.sandbox.session import run
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 

@@ -4,9 +4,9 @@ Contained against the list of hostile programs in `docs/sandbox.md`, never calle
 shared. A backend is asked for by name; nothing falls back to a weaker one.
 """
 
-from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, run
+from kapelle.sandbox.contract import Layer, Limits, Result
 from kapelle.sandbox.pool import BACKENDS, Pool, backend, layers, require
-from kapelle.sandbox.session import Session
+from kapelle.sandbox.session import Backend, Prepared, Session, run
 
 __all__ = [
     "BACKENDS",

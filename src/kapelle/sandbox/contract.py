@@ -6,14 +6,11 @@ printed are claims of the program that ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 from kapelle.errors import SandboxError
-
-if TYPE_CHECKING:
-    from kapelle.sandbox.session import Session
 
 LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
@@ -88,70 +85,6 @@ class Layer:
     present: bool
     detail: str
     """What it does, or why it is missing and how to get it."""
-
-
-class Prepared(Protocol):
-    """A sandbox that stands ready for one program."""
-
-    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Put the files into the work directory and start the command there; the clock runs from here."""
-        ...
-
-    def discard(self) -> None:
-        """Free it unused; does nothing after `start`."""
-        ...
-
-
-class Backend(Protocol):
-    """A way to contain programs."""
-
-    @property
-    def name(self) -> str:
-        """The name that asks for it."""
-        ...
-
-    @property
-    def python(self) -> str:
-        """Path, inside the sandbox, of a Python interpreter that the program may use."""
-        ...
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Return each layer of protection and whether this machine gives it; cheap after the first call."""
-        ...
-
-    def prepare(self, limits: Limits) -> Prepared:
-        """Make a sandbox ready. Raises SandboxError when a required layer is missing."""
-        ...
-
-
-def run(
-    backend: Backend,
-    files: Mapping[str, bytes],
-    command: Sequence[str],
-    stdin: bytes = b"",
-    limits: Limits | None = None,
-) -> Result:
-    """Run a command on files (path below the work directory → content) and return what happened.
-
-    Raises SandboxError when the machine cannot give the sandbox, or the files do not fit it.
-    """
-    session = start(backend, files, command, limits or Limits())
-    try:
-        session.send(stdin)
-    except BaseException:
-        session.finish(kill=True)
-        raise
-    return session.finish()
-
-
-def start(backend: Backend, files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Session:
-    """Start a command on files and return the run under way. Raises SandboxError like `run`."""
-    prepared = backend.prepare(limits)
-    try:
-        return prepared.start(files, command)
-    except BaseException:
-        prepared.discard()
-        raise
 
 
 def check_files(files: Mapping[str, bytes], limits: Limits) -> None:

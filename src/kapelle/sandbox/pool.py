@@ -21,8 +21,9 @@ from typing import TypeVar
 from kapelle.errors import SandboxError, did_you_mean
 from kapelle.runtime.deadlines import pause_deadline
 from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Backend, Layer, Limits, Prepared, Result, run
+from kapelle.sandbox.contract import Layer, Limits, Result
 from kapelle.sandbox.docker import Docker
+from kapelle.sandbox.session import Backend, Prepared, run
 from kapelle.sandbox.unsafe_subprocess import UnsafeSubprocess
 
 T = TypeVar("T")

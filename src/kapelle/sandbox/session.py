@@ -16,13 +16,14 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kapelle.errors import SandboxError
 from kapelle.runtime.clock import SuspendAwareClock
-from kapelle.sandbox.contract import LimitName, Limits, Result
+from kapelle.sandbox.contract import Layer, LimitName, Limits, Result
 from kapelle.sandbox.usage import Usage
 
 # -------- The last net of the weak mode: kernel memory that the machine loses while a run is in the kernel
@@ -564,3 +565,70 @@ def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None
             process.wait()
             return None, 0.0
         time.sleep(0.001)
+
+
+# -------- How a program is started
+
+
+class Prepared(Protocol):
+    """A sandbox that stands ready for one program."""
+
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
+        """Put the files into the work directory and start the command there; the clock runs from here."""
+        ...
+
+    def discard(self) -> None:
+        """Free it unused; does nothing after `start`."""
+        ...
+
+
+class Backend(Protocol):
+    """A way to contain programs."""
+
+    @property
+    def name(self) -> str:
+        """The name that asks for it."""
+        ...
+
+    @property
+    def python(self) -> str:
+        """Path, inside the sandbox, of a Python interpreter that the program may use."""
+        ...
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return each layer of protection and whether this machine gives it; cheap after the first call."""
+        ...
+
+    def prepare(self, limits: Limits) -> Prepared:
+        """Make a sandbox ready. Raises SandboxError when a required layer is missing."""
+        ...
+
+
+def run(
+    backend: Backend,
+    files: Mapping[str, bytes],
+    command: Sequence[str],
+    stdin: bytes = b"",
+    limits: Limits | None = None,
+) -> Result:
+    """Run a command on files (path below the work directory → content) and return what happened.
+
+    Raises SandboxError when the machine cannot give the sandbox, or the files do not fit it.
+    """
+    session = start(backend, files, command, limits or Limits())
+    try:
+        session.send(stdin)
+    except BaseException:
+        session.finish(kill=True)
+        raise
+    return session.finish()
+
+
+def start(backend: Backend, files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Session:
+    """Start a command on files and return the run under way. Raises SandboxError like `run`."""
+    prepared = backend.prepare(limits)
+    try:
+        return prepared.start(files, command)
+    except BaseException:
+        prepared.discard()
+        raise

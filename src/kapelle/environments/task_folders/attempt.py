@@ -31,8 +31,8 @@ from kapelle.environments.task_folders import driver as task_driver
 from kapelle.environments.task_folders.forms import TESTS, VERIFIER, TaskFolder, summary_passed
 from kapelle.errors import ConfigError, SandboxError
 from kapelle.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable, reachable_interpreter
-from kapelle.sandbox.contract import Limits, start
-from kapelle.sandbox.session import Session
+from kapelle.sandbox.contract import Limits
+from kapelle.sandbox.session import Session, start
 from kapelle.types import Json
 
 DRIVER = "/kapelle/driver.py"

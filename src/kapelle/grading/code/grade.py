@@ -25,8 +25,8 @@ from kapelle.grading.code import candidate_driver, remote, rewriting, rewritten_
 from kapelle.grading.code import values as code_values
 from kapelle.grading.code.programs import runnable
 from kapelle.grading.code.values import Plain, Refer, Resolve, ValueFault, decode, encode, plain
-from kapelle.sandbox.contract import Backend, Limits, Result, run, start
-from kapelle.sandbox.session import Session
+from kapelle.sandbox.contract import Limits, Result
+from kapelle.sandbox.session import Backend, Session, run, start
 
 # -------- The verdict of a grader on a program: how each test went, and what that is worth
 
