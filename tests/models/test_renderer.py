@@ -15,8 +15,15 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
-from kapelle.models.embedded import SPECIAL, build_tokenizer, light_tokenizer
-from kapelle.models.renderer import ChatRenderer, LightTokenizer, light_renderer, load_renderer, read_folder
+from kapelle.models.embedded import SPECIAL, build_tokenizer
+from kapelle.models.renderer import (
+    ChatRenderer,
+    LightTokenizer,
+    light_renderer,
+    light_tokenizer,
+    load_renderer,
+    read_folder,
+)
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.value_decomposition.settings import CreditMixer, mixer_row
+from kapelle.algorithms.value_decomposition import mixer_row
+from kapelle.algorithms.value_decomposition.settings import CreditMixer
 from kapelle.settings.base import Settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from kapelle.algorithm import Algorithm
-from kapelle.algorithms.value_decomposition.settings import CreditMixer, mixer_row
+from kapelle.algorithms.value_decomposition import mixer_row
+from kapelle.algorithms.value_decomposition.settings import CreditMixer
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -7,10 +7,8 @@ token per byte, so any text can be read, and one token for each role, so convers
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from kapelle.models.renderer import ChatRenderer, LightTokenizer
 from kapelle.settings.schema import EmbeddedConfig
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerF
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_byte_tokenizer(),
+        tokenizer_object=byte_tokenizer(),
         pad_token=PAD,
         eos_token=END,
         additional_special_tokens=list(SPECIAL[2:]),
@@ -59,12 +57,8 @@ def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerF
     return tokenizer
 
 
-def byte_renderer() -> ChatRenderer:
-    """Return how conversations of any length become bytes, by this tokeniser in the form of transformers."""
-    return ChatRenderer(build_tokenizer(sys.maxsize), sys.maxsize)
-
-
-def _byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
+    """Return the tokeniser without a chat template, in the form of the library tokenizers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -73,16 +67,6 @@ def _byte_tokenizer() -> Tokenizer:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     return raw
-
-
-def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
-    """Return the same tokeniser as `build_tokenizer`'s, without transformers."""
-    raw = _byte_tokenizer()
-    special = [*SPECIAL, *EYES] if sees else [*SPECIAL]
-    raw.add_special_tokens(special)
-    template = SEEING_TEMPLATE if sees else CHAT_TEMPLATE
-    known = {number: token for token in special if (number := raw.token_to_id(token)) is not None}
-    return LightTokenizer("", raw, template, known, {"eos_token": END})
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kapelle.errors import ConfigError, ContextError, KapelleError, ModelError, did_you_mean
+from kapelle.models import embedded
 from kapelle.models.control_tokens import ControlTokens
 from kapelle.models.paths import check_model_path, loading, local_only, located
 from kapelle.runtime.characters import replace_surrogates
@@ -1086,11 +1087,24 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
 # -------- Renderers of models that are named by their path
 
 
+def byte_renderer() -> ChatRenderer:
+    """Return how conversations of any length become bytes, by the tokeniser of the embedded model in the form of transformers."""
+    return ChatRenderer(embedded.build_tokenizer(sys.maxsize), sys.maxsize)
+
+
+def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
+    """Return the same tokeniser as `embedded.build_tokenizer`'s, without transformers."""
+    raw = embedded.byte_tokenizer()
+    special = [*embedded.SPECIAL, *embedded.EYES] if sees else [*embedded.SPECIAL]
+    raw.add_special_tokens(special)
+    template = embedded.SEEING_TEMPLATE if sees else embedded.CHAT_TEMPLATE
+    known = {number: token for token in special if (number := raw.token_to_id(token)) is not None}
+    return LightTokenizer("", raw, template, known, {"eos_token": embedded.END})
+
+
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
     """Return how a model's conversations become tokens, without loading its weights."""
     if path == "embedded":
-        from kapelle.models.embedded import light_tokenizer
-
         return ChatRenderer(light_tokenizer(sees=config.embedded.sees), config.embedded.context)
     check_model_path(path)
     path = located(path)

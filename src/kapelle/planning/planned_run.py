@@ -10,7 +10,7 @@ from typing import Any
 
 from kapelle.algorithm import CriticSpec
 from kapelle.engines.rollout.local.settings import Local
-from kapelle.engines.rollout.vllm.settings import KV_GIB
+from kapelle.engines.rollout.vllm import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import AsksModels, QuestionCounts, offers

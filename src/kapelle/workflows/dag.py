@@ -100,7 +100,7 @@ class NodeTokens:
         return getattr(self._renderer.tokenizer, name)
 
 
-BYTES = "kapelle.models.embedded:byte_renderer"
+BYTES = "kapelle.models.renderer:byte_renderer"
 """Returns how conversations become bytes: what a file is tried with, and what agents without a model here are written in."""
 
 

@@ -14,8 +14,8 @@ from tests.workflows.stage import lines, play
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.contract import Lost, ToolFault
-from kapelle.environments.tools.mcp import Mcp, McpTools
-from kapelle.environments.tools.mcp_session import McpConnection, Pipes
+from kapelle.environments.tools.mcp import Mcp, McpTools, connected
+from kapelle.environments.tools.mcp_session import Pipes
 from kapelle.errors import ConfigError
 from kapelle.types import Json, Task
 from kapelle.workflows.tool_use import ToolUse
@@ -145,7 +145,7 @@ def test_a_server_that_talks_beside_the_point_is_ended() -> None:
 
 
 def test_a_server_that_reads_nothing_is_given_up() -> None:
-    server = McpConnection(settings("deaf", call_s=10.0))
+    server = connected(settings("deaf", call_s=10.0))
     server._limit_s = 0.3
     with pytest.raises(Lost, match=r"did not answer within 0.3 s"):
         server.call("count", {"much": "x" * (1 << 20)})

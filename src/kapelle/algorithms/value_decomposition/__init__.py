@@ -1,1 +1,46 @@
 """Learned decompositions of a team's return: what VDN and QMIX share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from kapelle.algorithm import Algorithm, CreditMemory
+from kapelle.algorithms.value_decomposition.settings import CreditMixer
+from kapelle.errors import AbsentPackage
+from kapelle.models import devices
+from kapelle.runtime.randomness import derive_seed
+from kapelle.signals.embeddings import SENTENCES, Embeddings
+from kapelle.team import Team
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
+    """Return the row; `mixer` makes the mixer from D and A."""
+
+    def memory(team: Team, seed: int) -> CreditMemory:
+        from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
+
+        return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
+
+    check = partial(check_libraries, settings=settings)
+    reader = Embeddings(settings.embedder, settings.embedder_device)
+    row = settings.row(name, None, (check,), memory=memory, needs=(reader,))
+    return replace(row, memory_learns=True)
+
+
+def check_libraries(team: Team, settings: CreditMixer) -> None:
+    """Raise ConfigError if the embedder's library is not installed, or the networks' device is missing."""
+    if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
+        raise AbsentPackage(
+            f"`algorithm.embedder: {settings.embedder}` needs the library sentence-transformers, which is not installed. "
+            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
+        )
+    devices.check_device(settings.fit.device, "algorithm.fit.device")
+    if settings.embedder_device is not None:
+        devices.check_device(settings.embedder_device, "algorithm.embedder_device")

@@ -49,6 +49,7 @@ from kapelle.algorithms.value_decomposition.mixer_fit import (
     TeamValue,
     joined,
     read_groups,
+    utilities_of,
 )
 from kapelle.algorithms.value_decomposition.settings import CreditMixer
 from kapelle.errors import NumericsError
@@ -171,7 +172,9 @@ class MixedCredit:
         agents = len(self._agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            net = TeamValue(width, self._settings.utility.build(width, agents), self._mixer(width, agents))
+            net = TeamValue(
+                width, utilities_of(self._settings.utility, width, agents), self._mixer(width, agents)
+            )
         return MixerFit(self._settings.fit, self._settings.gamma_turn, net, self._seed)
 
     def _compared(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, round_rewards
-from kapelle.algorithms.value_decomposition.settings import FitConfig, Soft
+from kapelle.algorithms.value_decomposition.settings import FitConfig, Soft, UtilityConfig
 from kapelle.errors import NumericsError
 from kapelle.functional.masking import keep_masked, masked_mean, pack, segment_mean, unpack
 from kapelle.functional.mixing import copied, periodic_update, qmix_mix, soft_update, vdn_mix
@@ -268,6 +268,13 @@ class SharedUtility(nn.Module):
         who_BAX = self.identity.expand(saw_BAD.shape[0], -1, -1)
         utility_BA1: Tensor = self.net(torch.cat([saw_BAD, said_BAD, who_BAX], dim=-1))
         return utility_BA1.squeeze(-1)
+
+
+def utilities_of(settings: UtilityConfig, width: int, agents: int) -> nn.Module:
+    """Return the networks behind Q_i for embeddings of D entries."""
+    if settings.sharing == "own":
+        return OwnUtilities(width, agents, settings.hidden)
+    return SharedUtility(width, agents, settings.hidden, settings.identity)
 
 
 class TeamValue(nn.Module):

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, CreditMemory
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo
 from kapelle.algorithms.shared.rewards import need_team_return
-from kapelle.errors import AbsentPackage
-from kapelle.models import devices
-from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.base import FROM_HERE_ON, Settings
-from kapelle.signals.embeddings import SENTENCES, Embeddings
-from kapelle.team import Team
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Soft(Settings):
@@ -73,14 +60,6 @@ class UtilityConfig(Settings):
     identity: int = Field(default=8, ge=1)
     """Width of an agent's learned vector, with `sharing: shared`."""
 
-    def build(self, width: int, agents: int) -> nn.Module:
-        """Return the networks for embeddings of a width."""
-        from kapelle.algorithms.value_decomposition.mixer_fit import OwnUtilities, SharedUtility
-
-        if self.sharing == "own":
-            return OwnUtilities(width, agents, self.hidden)
-        return SharedUtility(width, agents, self.hidden, self.identity)
-
 
 class CreditMixer(MonteCarlo):
     """Settings of VDN and QMIX; each adds its name and its mixer."""
@@ -110,29 +89,3 @@ class CreditMixer(MonteCarlo):
                 "name that base's path as `embedder`, or set `model.device`"
             )
         return self
-
-
-def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
-    """Return the row; `mixer` makes the mixer from D and A."""
-
-    def memory(team: Team, seed: int) -> CreditMemory:
-        from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
-
-        return MixedCredit(settings, mixer, team, derive_seed(seed, "mixer"))
-
-    check = partial(check_libraries, settings=settings)
-    reader = Embeddings(settings.embedder, settings.embedder_device)
-    row = settings.row(name, None, (check,), memory=memory, needs=(reader,))
-    return replace(row, memory_learns=True)
-
-
-def check_libraries(team: Team, settings: CreditMixer) -> None:
-    """Raise ConfigError if the embedder's library is not installed, or the networks' device is missing."""
-    if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
-        raise AbsentPackage(
-            f"`algorithm.embedder: {settings.embedder}` needs the library sentence-transformers, which is not installed. "
-            "`pip install 'kapelle[embed]'`, or set `base` or the path of a model."
-        )
-    devices.check_device(settings.fit.device, "algorithm.fit.device")
-    if settings.embedder_device is not None:
-        devices.check_device(settings.embedder_device, "algorithm.embedder_device")

@@ -45,7 +45,7 @@ from kapelle.engines.train.protocol import (
     TrainEngine,
     TrainSetup,
 )
-from kapelle.engines.train.settings import Fsdp
+from kapelle.engines.train.sharding import Sharding
 from kapelle.engines.train.tensor_parallel import beside_split, split_layers, weights_of_own_heads
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, local_part
@@ -61,9 +61,9 @@ from kapelle.team import reference_name
 class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     """Policies and critics on bases of which each rank holds a part."""
 
-    def __init__(self, setup: TrainSetup, settings: Fsdp | None = None) -> None:
+    def __init__(self, setup: TrainSetup, settings: Sharding | None = None) -> None:
         """Share the bases out, and frozen copies of them; then add adapters and heads, which every rank holds whole."""
-        settings = settings or Fsdp()
+        settings = settings or Sharding()
         split = settings.tensor_parallel
         if split > 1:  # its advice to flatten meshes is for code that redistributes in every pass
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -288,7 +288,7 @@ class ShardedBase:
     """
 
     def __init__(
-        self, model: LanguageModel, mesh: DeviceMesh, settings: Fsdp, *, sampled: bool, headed: bool
+        self, model: LanguageModel, mesh: DeviceMesh, settings: Sharding, *, sampled: bool, headed: bool
     ) -> None:
         """Share the weights out over the mesh; they are parts from now on, and stay so unless the model is `sampled` from."""
         self._model, self._sampled = model, sampled

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from kapelle.engines.train.protocol import TrainEngine, TrainSetup
+from kapelle.engines.train.sharding import Sharding
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 
@@ -35,23 +36,12 @@ class Ddp(Torch):
     """Seconds for which a process waits for the others, at the start and at every collective operation."""
 
 
-class Fsdp(Settings):
+class Fsdp(Sharding):
     """Settings of the engine that shards bases by FSDP2; adapters and heads are whole in every process."""
 
     name: Literal["fsdp"] = "fsdp"
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
     """Seconds for which a process waits for the others, at the start and at every collective operation."""
-    cpu_offload: bool = False
-    """Whether the parts of bases, of their gradients and of their moments lie in the machine's memory, and the optimiser steps there."""
-    reshard_after_forward: bool = True
-    """Whether a block's gathered weights are given back after its forward pass, and gathered once more for the backward pass."""
-
-    tensor_parallel: int = Field(default=1, ge=1)
-    """Processes in a row that hold each block's products together, by torch's `parallelize_module`; the rest share parts out."""
-    param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which weights are gathered, computed with and exported; parts, moments and checkpoints stay in float32."""
-    reduce_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which gradients of shared-out weights are summed over the processes."""
 
     def check(
         self,

@@ -132,7 +132,7 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
     settings = Mcp.model_validate_json(given)
     server: McpConnection | None = None
     try:
-        server = _connected(settings)
+        server = connected(settings)
         return server.tools()
     except ToolFault as fault:
         raise ConfigError(
@@ -148,13 +148,15 @@ def _written(fault: ToolFault) -> str:
     return f" It wrote to stderr:\n{fault.stderr}" if isinstance(fault, Lost) and fault.stderr else ""
 
 
-def _connected(settings: Mcp) -> McpConnection:
+def connected(settings: Mcp) -> McpConnection:
     """Return a conversation with the server; ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
         raise AbsentPackage("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
-    from kapelle.environments.tools.mcp_session import McpConnection
+    from kapelle.environments.tools.mcp_session import McpConnection, McpProgram, Pipes, Requests
 
-    return McpConnection(settings)
+    if settings.url is None:
+        return McpConnection(Pipes(McpProgram(settings.command, settings.env)), settings.call_s)
+    return McpConnection(Requests(settings.url, settings.headers, local=settings.local), settings.call_s)
 
 
 class McpTools(Toolbox):
@@ -170,7 +172,7 @@ class McpTools(Toolbox):
     def _call(self, name: str, arguments: Mapping[str, Json]) -> str:
         try:
             if self._server is None:
-                self._server = _connected(self._settings)
+                self._server = connected(self._settings)
             return self._server.call(name, arguments)
         except Lost as fault:
             LOG.warning("The MCP server `%s`: %s%s", self._settings.server, fault, _written(fault))

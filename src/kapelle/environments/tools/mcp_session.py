@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from mcp.client._transport import TransportStreams
 
-    from kapelle.environments.tools.mcp import Mcp
     from kapelle.types import Json
 
 # -------- A server program, spoken to line by line; a server over HTTP
@@ -380,11 +379,10 @@ class Pipes:
 class Requests:
     """The wire to a server on the network: streamable HTTP."""
 
-    def __init__(self, settings: Mcp) -> None:
-        assert settings.url is not None, "validated"
-        self._url, self._headers = settings.url, settings.headers
-        # To public addresses, or to any where a server of one's own is meant.
-        self._carrier = BoundedTransport(any_address if settings.local else is_public)
+    def __init__(self, url: str, headers: Mapping[str, str], *, local: bool) -> None:
+        """Send requests to public addresses, or to any if the server is `local`."""
+        self._url, self._headers = url, headers
+        self._carrier = BoundedTransport(any_address if local else is_public)
         self._ended: str | None = None
 
     @property
@@ -419,12 +417,9 @@ class Requests:
 class McpConnection:
     """A conversation with a server; its calls block, and any thread may make them."""
 
-    def __init__(self, settings: Mcp) -> None:
-        """Start or reach the server and open the session; Lost if it does not answer."""
-        self._limit_s = settings.call_s
-        self._wire: Pipes | Requests = (
-            Pipes(McpProgram(settings.command, settings.env)) if settings.url is None else Requests(settings)
-        )
+    def __init__(self, wire: Pipes | Requests, limit_s: float) -> None:
+        """Open a session within `limit_s` seconds, which bound each call too; Lost if the server does not answer."""
+        self._limit_s, self._wire = limit_s, wire
         self._loop = _loop_of(os.getpid())
         self._listed = False
         self._opened: Future[ClientSession] = Future()

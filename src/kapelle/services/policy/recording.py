@@ -20,7 +20,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 from starlette.routing import Route
@@ -38,9 +38,6 @@ from kapelle.services.policy.speech import Speech
 from kapelle.services.policy.teams import PlayedAnswer, Spoken
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
-
-if TYPE_CHECKING:
-    from kapelle.services.policy.service import Ticket
 
 # -------- Sessions, and which conversation a call continues
 #
@@ -84,6 +81,10 @@ class ChatSession:
     """Answers that are being sampled."""
     called: float = 0.0
     """When it was last called, by the monotonic clock, in seconds."""
+
+
+Join = Callable[[ChatSession], None]
+"""Counts the answers of a call as under way in its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,9 +453,7 @@ class Recorder:
         _remember(self._rewards, name, (_extended(b"", call.body), said))
         return JsonAnswer(said)
 
-    async def answers(
-        self, chat: Chat, call: Call, ticket: Ticket
-    ) -> tuple[Chat, AsyncIterator[News | Done]]:
+    async def answers(self, chat: Chat, call: Call, join: Join) -> tuple[Chat, AsyncIterator[News | Done]]:
         """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
         session = self.sessions.known(call.session)
         known = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
@@ -469,14 +468,14 @@ class Recorder:
 
                 return known_chat, again()
         place = await self._place(chat, call)
-        ticket.join(place.session)
+        join(place.session)
         place.session.task = call.headers.get(TASK, place.session.task)
         chat = replace(chat, head=replace(chat.head, session=place.session.name))
         chat, answers = await self._asked(chat, place)
         return chat, self._kept(chat, place, answers, call)
 
     def team_answers(
-        self, request: ChatRequest, call: Call, ticket: Ticket, answers: AsyncIterator[Spoken | PlayedAnswer]
+        self, request: ChatRequest, call: Call, join: Join, answers: AsyncIterator[Spoken | PlayedAnswer]
     ) -> tuple[str, AsyncIterator[Spoken | PlayedAnswer]]:
         """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is told.
 
@@ -488,7 +487,7 @@ class Recorder:
                 "n",
             )
         session = self.sessions.begin(call.session)
-        ticket.join(session)
+        join(session)
         session.task = call.headers.get(TASK, session.task)
         before = len(session.turns)
 

@@ -335,7 +335,7 @@ class PolicyService:
     ) -> tuple[Chat, AsyncIterator[Any]]:
         chat = read_chat(self._agents, model, model.rpartition("/")[2], request)
         if self._recorder is not None:
-            return await self._recorder.answers(chat, call, ticket)
+            return await self._recorder.answers(chat, call, ticket.join)
         chat = await chat.prompted()
         return chat, self._agents.answers(chat.prompt, listening=request.stream)
 
@@ -344,7 +344,7 @@ class PolicyService:
     ) -> tuple[TeamChat, AsyncIterator[Any]]:
         answers, session = team_answers(self._agents, request, listening=request.stream), None
         if self._recorder is not None:
-            session, answers = self._recorder.team_answers(request, call, ticket, answers)
+            session, answers = self._recorder.team_answers(request, call, ticket.join, answers)
         return TeamChat(request, Head(model, session)), answers
 
     @property

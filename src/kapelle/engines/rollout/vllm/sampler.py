@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kapelle.engines.rollout.vllm import KV_GIB
 from kapelle.engines.rollout.vllm.masks import SCHEDULER
-from kapelle.engines.rollout.vllm.settings import KV_GIB
 from kapelle.errors import EngineError
 from kapelle.runtime.constraints import lark_of
 from kapelle.runtime.randomness import capture_random, restore_random

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from kapelle.engines.rollout.vllm import KEY_ENV
 from kapelle.engines.rollout.vllm.sampler import (
     PARTS,
     AdapterFile,
@@ -35,7 +36,6 @@ from kapelle.engines.rollout.vllm.sampler import (
     VllmModel,
     arguments,
 )
-from kapelle.engines.rollout.vllm.settings import KEY_ENV
 from kapelle.errors import EngineError, EpisodeError
 from kapelle.runtime.constraints import lark_of
 from kapelle.runtime.credentials import bearer

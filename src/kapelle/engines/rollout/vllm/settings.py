@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from kapelle.engines.rollout.protocol import ChecksItself, HoldsToConstraints
+from kapelle.engines.rollout.vllm import KEY_ENV
 from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.models.adapters import of_experts
 from kapelle.runtime.credentials import bearer
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 START = "start"
-KEY_ENV = "VLLM_API_KEY"
-"""Environment variable with a server's key."""
-
-KV_GIB = 4.0
-"""GiB for the KV cache of each base model where no device has memory of its own."""
 
 OURS = (
     "model",
