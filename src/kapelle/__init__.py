@@ -18,11 +18,9 @@ if is_command():  # before anything slower is imported
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle import lazy_names
+from kapelle.lazy_names import lazy
 
 __version__ = "0.1.0"
-
-lazy_names.install()
 
 HOMES: Mapping[str, str] = {
     "Agent": "kapelle.team",
@@ -114,4 +112,4 @@ if TYPE_CHECKING:
     from kapelle.workflow import Scene as Scene
     from kapelle.workflow import Workflow as Workflow
 
-__getattr__, __dir__ = lazy_names.lazy("kapelle", HOMES)
+__getattr__, __dir__ = lazy("kapelle", HOMES)

@@ -9,15 +9,10 @@ A package states them three times: in a table (name → module), in `__getattr__
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
-
-OFFERING = ("kapelle", "kapelle.algorithms", "kapelle.environments", "kapelle.workflows")
-"""The packages with such names."""
 
 
 def classes(catalogue: Mapping[str, str]) -> dict[str, str]:
@@ -33,38 +28,19 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         if name in homes:
             return getattr(import_module(homes[name]), name)
         if name.islower() and name[0] != "_" and find_spec(f"{package}.{name}") is not None:
-            return import_module(
-                f"{package}.{name}"
-            )  # `kapelle.algorithms.GRPO` after `import kapelle` alone
-        raise AttributeError(_missing(package, name, homes))
+            # `kapelle.algorithms.GRPO` after `import kapelle` alone
+            return import_module(f"{package}.{name}")
+        message = f"module '{package}' has no attribute '{name}'."
+        if name.startswith("__"):
+            raise AttributeError(message)
+        from kapelle.errors import did_you_mean
+
+        message += did_you_mean(name, homes)
+        # `from package import Name` would drop the message of an AttributeError, which holds the name that was meant.
+        imports = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"  # noqa: SLF001
+        raise ImportError(message) if imports else AttributeError(message)
 
     def names() -> list[str]:
         return sorted({*homes, *vars(sys.modules[package]).get("__all__", ())})
 
     return attribute, names
-
-
-def _missing(package: str, name: str, known: Iterable[str]) -> str:
-    from kapelle.errors import did_you_mean
-
-    hint = "" if name.startswith("__") else did_you_mean(name, known)
-    return f"module '{package}' has no attribute '{name}'.{hint}"
-
-
-class Suggesting:
-    """Says which name was meant in `from kapelle.algorithms import GPRO`, where Python asks for a module last."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Raise ImportError for what is written like a class and is none of these packages; None for all others."""
-        package, _, name = fullname.rpartition(".")
-        if package in OFFERING and name[:1].isupper():
-            raise ImportError(_missing(package, name, dir(sys.modules[package])), name=package)
-        return None
-
-
-def install() -> None:
-    """Let wrong names be explained; once is enough."""
-    if not any(isinstance(finder, Suggesting) for finder in sys.meta_path):
-        sys.meta_path.append(Suggesting())

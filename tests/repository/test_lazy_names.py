@@ -12,10 +12,10 @@ import pytest
 
 from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.environments import BUILTIN as ENVIRONMENTS
-from kapelle.lazy_names import OFFERING
 from kapelle.runtime.plugins import find_class
 from kapelle.workflows import BUILTIN as WORKFLOWS
 
+OFFERING = ("kapelle", "kapelle.algorithms", "kapelle.environments", "kapelle.workflows")
 PIECES = [
     (kind, name, catalogue)
     for kind, catalogue in (

@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from kapelle.environments.tools.contract import Lost, ToolFault
-from kapelle.environments.tools.mcp import Mcp
-from kapelle.environments.tools.mcp_session import McpConnection
+from kapelle.environments.tools.mcp import Mcp, connected
 from kapelle.environments.tools.python import Python
 from kapelle.errors import KapelleError
 from kapelle.grading import judge as judge_endpoint
@@ -87,7 +86,7 @@ def _tool(program: str) -> str:
 
 def _server() -> str:
     try:
-        connection = McpConnection(Mcp(command=(sys.executable, "-c", MCP), call_s=LIMIT_S))
+        connection = connected(Mcp(command=(sys.executable, "-c", MCP), call_s=LIMIT_S))
         try:
             return connection.call("add", {})
         finally:

@@ -38,7 +38,6 @@ from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_
 from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
-from kapelle.rollout.workers.session import task_form, task_from
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
@@ -50,6 +49,7 @@ from kapelle.settings.schema import Resources
 from kapelle.team import split_scored
 from kapelle.types import Group, Sampling, Task
 from kapelle.wire.exact_json import decode, encode
+from kapelle.wire.worlds import task_form, task_from
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine

@@ -20,8 +20,8 @@ from tests.support.ranks import free_port
 
 from kapelle.environments.tools import mcp_session as mcp_http
 from kapelle.environments.tools.contract import Lost, ToolFault
-from kapelle.environments.tools.mcp import Mcp, McpTools
-from kapelle.environments.tools.mcp_session import BoundedTransport, McpConnection, client
+from kapelle.environments.tools.mcp import Mcp, McpTools, connected
+from kapelle.environments.tools.mcp_session import BoundedTransport, client
 from kapelle.environments.tools.web import is_public
 from kapelle.errors import ConfigError
 
@@ -181,7 +181,7 @@ def test_a_session_ends_even_where_the_server_takes_no_note(
 ) -> None:
     address, here = hostile
     monkeypatch.setattr(mcp_http, "GOODBYE_S", 0.2)
-    connection = McpConnection(Mcp(url=f"{address}/{quote(how)}", local=True, call_s=60.0))
+    connection = connected(Mcp(url=f"{address}/{quote(how)}", local=True, call_s=60.0))
     connection.close()
     assert connection._ended.is_set(), "it was not given up after a wait"
     assert [method for _, method, _ in here.seen].count("goodbye") == 1
