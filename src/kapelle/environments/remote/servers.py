@@ -23,6 +23,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from kapelle.environment import Outcome, RemoteWorld, Retriable, Scorable, WorkerLost, report_change
 from kapelle.errors import ConfigError, EngineError, EpisodeError
+from kapelle.runtime.credentials import authorization
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.foreign_code import environment_error
@@ -68,7 +69,7 @@ class Line:
         self._talking = self._thread.begin(self._talk)
 
     def ask(self, question: Mapping[str, Any]) -> Future[Any]:
-        """Send a question; its answer, or what the environment raised, WorkerLost, Busy or Refused."""
+        """Send a question; its answer, or what the environment raised, WorkerLost, Busy or RefusedQuestion."""
         number = next(self._numbers)
         text = to_text({"id": number, **question}, LARGEST)
         future: Future[Any] = Future()
@@ -134,7 +135,7 @@ PASSING = (429, 503)
 """Statuses of a server without room, or one that ends."""
 
 
-class Refused(EpisodeError):
+class RefusedQuestion(EpisodeError):
     """A question that the server refuses; `status` says why."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -146,7 +147,7 @@ def refusal_of(status: int, message: str) -> Exception:
     """Return what a status and its message stand for; see `docs/environment_server.md`."""
     if status in PASSING:
         return Busy(message)
-    return WorkerLost(message, blamed=True) if status == 410 else Refused(status, message)
+    return WorkerLost(message, blamed=True) if status == 410 else RefusedQuestion(status, message)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -166,7 +167,8 @@ class EnvironmentServerLink:
         self._resting = (0.0, 0.0)
         """Until when it is left alone, and for how long it was."""
         self._owner = os.getpid()
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        url = f"http{'s' if tls else ''}://{address}"
+        self._headers = authorization(token, "`environment.token_env`", url) if token else {}
         self._tls = _trusted(certificate) if tls else None
         self._guard = threading.Lock()
         self._line: Line | None = None
@@ -189,7 +191,7 @@ class EnvironmentServerLink:
         """Ask something about an environment and wait; raises Busy if the server does not answer, or what the environment raised."""
         try:
             answer = self.line().ask(question).result(seconds)
-        except Refused as refused:
+        except RefusedQuestion as refused:
             if refused.status == 416:
                 raise IndexError(refused.reason) from None
             raise self.stops(refused) from None
@@ -199,7 +201,7 @@ class EnvironmentServerLink:
         self.answered()
         return answer
 
-    def stops(self, refused: Refused) -> ConfigError:
+    def stops(self, refused: RefusedQuestion) -> ConfigError:
         """Return the error that stops a run whose question is refused."""
         return ConfigError(f"The environment server at {self.address} refuses: {refused.reason}")
 
@@ -308,7 +310,7 @@ class Servers:
                         raise
                     server.rest(str(gone))
                     continue
-                except Refused as refused:
+                except RefusedQuestion as refused:
                     raise server.stops(refused) from None
                 server.answered()
                 self._note(server, began["version"])
@@ -401,7 +403,7 @@ class ServerWorld(RemoteWorld):
             return await asyncio.wrap_future(self._send(question))
         except Busy as busy:
             raise WorkerLost(str(busy), blamed=False) from None
-        except Refused as refused:
+        except RefusedQuestion as refused:
             raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
 
     def outcome_now(self, seconds: float) -> Outcome:

@@ -181,7 +181,7 @@ def leaving() -> Refusal:
     return Refusal(503, message, None, "leaving")
 
 
-class WorldHost:
+class EnvironmentHost:
     """Environments, and the connections over which their worlds are played; worlds live on a thread of their own."""
 
     def __init__(self, shelf: Shelf, worlds: LoopThread, limits: SessionLimits, *, guarded: bool) -> None:

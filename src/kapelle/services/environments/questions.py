@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.workers.session import OpenSessions, WorkerSession
 from kapelle.runtime.deadlines import Patience
 from kapelle.services.binding import TOKEN
-from kapelle.services.environments.host import ShelvedEnvironment, WorldHost, leaving
+from kapelle.services.environments.host import EnvironmentHost, ShelvedEnvironment, leaving
 from kapelle.services.refusals import Body, Refusal, busy, wrong
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Split, Task
@@ -50,40 +51,40 @@ class TaskForm(Body):
         return task_from({name: getattr(self, name) for name in TaskForm.model_fields})
 
 
-class Question(Body):
+class WorldQuestion(Body, ABC):
     """What a caller sends, without its `id`; see `QUESTIONS`."""
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
+    @abstractmethod
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
         """Return the answer as plain values; `sessions` are the caller's. Raises Refusal or Raised."""
-        raise NotImplementedError
 
 
 # -------- About environments
 
 
-class ListEnvironments(Question):
+class ListEnvironments(WorldQuestion):
     """What the server holds."""
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         held = [asdict(each.description) for each in host.shelf.held.values()]
         return {"protocol": VERSION, "software": version("kapelle"), "environments": held}
 
 
-class Describe(Question):
+class Describe(WorldQuestion):
     """What one environment is; an empty name means the only one."""
 
     environment: str = ""
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         return asdict(host.shelf.find(self.environment).description)
 
-    async def _now(self, host: WorldHost, method: str, work: Callable[[Environment], T]) -> T:
+    async def _now(self, host: EnvironmentHost, method: str, work: Callable[[Environment], T]) -> T:
         environment = host.shelf.find(self.environment).environment
         return await host.now(environment.name, method, lambda: work(environment))
 
-    def _offering(self, host: WorldHost, capability: type[C], what: str) -> C:
+    def _offering(self, host: EnvironmentHost, capability: type[C], what: str) -> C:
         environment = host.shelf.find(self.environment).environment
         if not offers(environment, capability):
             raise wrong(f"This environment has no {what}.")
@@ -95,8 +96,8 @@ class Check(Describe):
 
     agents: Agents
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         await self._now(host, "check", lambda environment: environment.check(_distinct(self.agents)))
 
 
@@ -106,8 +107,8 @@ class GetTask(Describe):
     split: Split
     index: Whole
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         held = host.shelf.find(self.environment)
         return task_form(await _pick(host, held, self.split, self.index))
 
@@ -117,8 +118,8 @@ class Extract(Describe):
 
     text: str
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         answerable = self._offering(host, Answerable, "answers to compare")
         return await self._now(host, "extract", lambda _: answerable.extract(self.text))
 
@@ -131,8 +132,8 @@ class Script(Describe):
     messages: list[MessageForm]
     seed: Seed
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         scripted, task = self._offering(host, Scripted, "script"), self.task.task()
         messages = [message_from(each) for each in self.messages]
         return await self._now(
@@ -148,8 +149,8 @@ class RecordedText(Describe):
     turn: Whole
     sample: Whole
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         record, task = self._offering(host, Recorded, "recorded answers"), self.task.task()
         text = await self._now(
             host, "recorded", lambda _: record.recorded(self.agent, task, self.turn, self.sample)
@@ -157,15 +158,15 @@ class RecordedText(Describe):
         return text if isinstance(text, str) else text.content
 
 
-class Register(Question):
+class Register(WorldQuestion):
     """Add an environment, or replace the one of that name; only with a token, because it decides which code runs."""
 
     name: str = Field(min_length=1, max_length=128)
     settings: dict[str, Any]
     """As a recipe has them."""
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         if not host.guarded:
             raise Refusal(
                 403,
@@ -199,7 +200,7 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-async def _pick(host: WorldHost, held: ShelvedEnvironment, split: Split, index: int) -> Task:
+async def _pick(host: EnvironmentHost, held: ShelvedEnvironment, split: Split, index: int) -> Task:
     size = held.description.sizes[split]
     if size is not None and index >= size:
         raise Refusal(416, f"Split '{split}' has {size} tasks, and none {index}.", "index")
@@ -210,14 +211,14 @@ async def _pick(host: WorldHost, held: ShelvedEnvironment, split: Split, index: 
 # -------- About sessions
 
 
-class AboutSession(Question):
+class AboutSession(WorldQuestion):
     """A question that an open session answers; see `rollout/workers/session.py`."""
 
     call: ClassVar[str]
     session: Whole
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         self._world(sessions)
         return await sessions.answer(self.session, {"call": self.call, **self.model_dump()})
 
@@ -241,8 +242,8 @@ class Reset(Describe):
     call_seconds: Seconds | None = None
     grader_seconds: Seconds = Patience.grader
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         held, agents = host.shelf.find(self.environment), _distinct(self.agents)
         if (self.task is None) is (self.index is None):
             raise wrong("Name what is played: a `task`, or a `split` and an `index`.")
@@ -292,8 +293,8 @@ class ScoreText(AboutSession):
     agent: str
     text: str
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         if not self._world(sessions).scorable:
             raise wrong("This world cannot score a text before the episode is over.")
         return await super().answer(host, sessions)
@@ -310,12 +311,12 @@ class Close(AboutSession):
 
     call = "close"
 
-    async def answer(self, host: WorldHost, sessions: OpenSessions) -> Any:
-        """See `Question`."""
+    async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
+        """See `WorldQuestion`."""
         await sessions.answer(self.session, {"call": self.call})
 
 
-QUESTIONS: Mapping[str, type[Question]] = {
+QUESTIONS: Mapping[str, type[WorldQuestion]] = {
     "list": ListEnvironments,
     "describe": Describe,
     "check": Check,

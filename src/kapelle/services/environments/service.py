@@ -22,7 +22,7 @@ from kapelle.errors import EpisodeError
 from kapelle.rollout.workers.session import OpenSessions, error_form
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.environments.host import Raised, SessionLimits, Shelf, WorldHost, leaving
+from kapelle.services.environments.host import EnvironmentHost, Raised, SessionLimits, Shelf, leaving
 from kapelle.services.environments.questions import QUESTIONS
 from kapelle.services.http import Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, read_body, wrong
@@ -39,7 +39,7 @@ UNANSWERED = 8192
 class Connection:
     """The questions of one caller, and the sessions that it has opened, which end with it."""
 
-    def __init__(self, host: WorldHost, socket: WebSocket) -> None:
+    def __init__(self, host: EnvironmentHost, socket: WebSocket) -> None:
         """Take the caller's socket."""
         self._host, self._socket = host, socket
         self._sessions = OpenSessions(host.beside)
@@ -129,7 +129,7 @@ class EnvironmentServer:
     """An environment server that listens."""
 
     address: str
-    host: WorldHost
+    host: EnvironmentHost
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
@@ -165,7 +165,7 @@ def serve_environments(
     with ExitStack() as closing:
         shelf = Shelf(environments, processes, limits.call_seconds)
         worlds = closing.enter_context(LoopThread())
-        host = WorldHost(shelf, worlds, limits, guarded=binding.token is not None)
+        host = EnvironmentHost(shelf, worlds, limits, guarded=binding.token is not None)
         closing.callback(shelf.close)
         closing.callback(host.close, CLOSING_SECONDS)
 
