@@ -83,8 +83,9 @@ def test_sessions_have_a_largest_number(caller: Caller, server: EnvironmentServe
         other.reset()
 
 
-def test_connections_have_a_largest_number(server: EnvironmentServer) -> None:
-    with calling(server), calling(server), calling(server):
+def test_connections_have_a_largest_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CONNECTIONS", 3)
+    with served() as server, calling(server), calling(server), calling(server):
         with pytest.raises(InvalidStatus) as raised, calling(server):
             pass
         assert raised.value.response.status_code == 429
@@ -270,6 +271,20 @@ def test_a_caller_with_too_many_questions_is_cut_off(
         with pytest.raises(ConnectionClosed, match="not answered yet"):
             caller.socket.recv(timeout=FAR)
     eventually(lambda: slow_world.closed == [1])
+
+
+def test_large_questions_wait_for_room(server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "HELD_BYTES", 1000)
+    with calling(server) as caller:
+        caller.reset(seed=1)
+        waits = caller.send("act", session=1, actions={"ann": "wait", "ben": "x" * 2000})
+        assert slow_world.began.wait(FAR)
+        asked = caller.send("describe")
+        with pytest.raises(TimeoutError):
+            caller.socket.recv(timeout=0.2)
+        slow_world.go_on.set()
+        assert "value" in caller.answer(waits)
+        assert caller.answer(asked)["value"]["name"] == "it"
 
 
 def test_a_caller_that_reads_nothing_is_cut_off(

@@ -24,7 +24,7 @@ from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.environments.host import EnvironmentHost, Raised, SessionLimits, Shelf, leaving
 from kapelle.services.environments.questions import QUESTIONS
-from kapelle.services.http import Call, HttpServer, JsonAnswer, route
+from kapelle.services.http import CONNECTIONS, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, read_body, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.wire import LARGEST
@@ -34,6 +34,8 @@ from kapelle.wire.worlds import PATH, from_text, to_text
 
 UNANSWERED = 8192
 """Questions of one connection that wait for their answers; a caller with more is cut off."""
+HELD_BYTES = 16 * LARGEST
+"""Of questions under way and their answers; a connection with more is read on once some are answered."""
 
 
 class Connection:
@@ -44,13 +46,18 @@ class Connection:
         self._host, self._socket = host, socket
         self._sessions = OpenSessions(host.beside)
         self._asked: set[asyncio.Task[None]] = set()
+        self._held = 0
 
     async def talk(self) -> None:
         """Answer questions until the connection ends."""
         self._host.connections.add(self._sessions)
         try:
             while len(self._asked) < UNANSWERED:
-                task = asyncio.create_task(self._one(await self._socket.receive_text()))
+                while self._held > HELD_BYTES:
+                    await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
+                text = await self._socket.receive_text()
+                self._held += len(text)
+                task = asyncio.create_task(self._one(text))
                 self._asked.add(task)
                 task.add_done_callback(self._asked.discard)
             await self._socket.close(1008, f"{UNANSWERED:,} questions are not answered yet")
@@ -64,11 +71,14 @@ class Connection:
 
     async def _one(self, text: str) -> None:
         self._host.under_way += 1
+        answer = ""
         try:
             answer = await self._text_of_answer(text)
+            self._held += len(answer)
             with suppress(WebSocketDisconnect, RuntimeError):  # the caller is gone
                 await self._socket.send_text(answer)
         finally:
+            self._held -= len(text) + len(answer)
             self._host.under_way -= 1
 
     async def _text_of_answer(self, text: str) -> str:
@@ -179,8 +189,8 @@ def serve_environments(
             [route("GET", "/health", health)],
             PATH,
             lambda socket: Connection(host, socket).talk(),
-            limits.sessions,
-            f"{limits.sessions:,} connections are open, the most there may be.",
+            CONNECTIONS,
+            f"{CONNECTIONS:,} connections are open, the most there may be.",
         )
         with socket_server(binding, application, LARGEST) as http:
             yield EnvironmentServer(http.url.partition("://")[2], host, http)
