@@ -18,7 +18,9 @@ import logging
 import mmap
 import os
 import signal
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -345,3 +347,32 @@ def _said_by_first(text: str) -> bool:
         with suppress(OSError):
             os.write(2, f"kapelle: {text}\n".encode())
     return first
+
+
+# -------- A process that serves its parent over a socket
+
+_SERVE = "import sys; sys.path[:] = {path!r}; from {module} import main; main({socket}, {pulse}, {parent})"
+_STDERR = 2
+"""The descriptor of the standard error stream."""
+
+
+def start_server(
+    module: str, pulse: SharedStatus, *shared: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that calls `main` of a module with its end of a socket, the pulse and this process's number.
+
+    Returns the process and the other end of the socket. The process also inherits the descriptors in `shared`.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        code = _SERVE.format(
+            path=sys.path, module=module, socket=theirs.fileno(), pulse=pulse.descriptor, parent=os.getpid()
+        )
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-c", code],
+            pass_fds=(theirs.fileno(), pulse.descriptor, *shared),
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,  # what environments print there must not mix with this command's output
+            process_group=0,  # a Ctrl-C in the terminal reaches this process alone, which closes that one
+        )
+    return process, ours

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -36,7 +33,7 @@ from kapelle.rollout.play import Play, PlaysGroups
 from kapelle.rollout.replica import moves
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.interrupts import stop_if_asked
-from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended
+from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
@@ -45,13 +42,8 @@ from kapelle.team import Team
 from kapelle.training.rollouts import Pending, PlayedStep, begin_share, together
 from kapelle.training.selection import tasks_of
 
-SERVE = (
-    "import sys; sys.path[:] = {path!r}; from kapelle.training.sampling_server import main; "
-    "main({descriptor}, {pulse}, {parent})"
-)
+SERVER = "kapelle.training.sampling_server"
 """What the other process runs."""
-STDERR = 2
-"""The descriptor of the standard error stream."""
 LOOK = 0.2
 """Seconds between two looks at whether this process has been asked to stop, while it waits."""
 CLOSING = 2.0
@@ -197,25 +189,8 @@ class SamplingProcess:
         return f"process {process.pid} {how}"
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
         self._pulse, self._still = SharedStatus(), None
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [
-                    sys.executable,
-                    "-c",
-                    SERVE.format(
-                        path=sys.path,
-                        descriptor=theirs.fileno(),
-                        pulse=self._pulse.descriptor,
-                        parent=os.getpid(),
-                    ),
-                ],
-                pass_fds=(theirs.fileno(), self._pulse.descriptor, self._shared.descriptor),
-                stdin=subprocess.DEVNULL,
-                stdout=STDERR,  # what environments print there must not mix with this command's output
-                process_group=0,  # a Ctrl-C in the terminal reaches this process alone, which closes that one
-            )
+        self._process, ours = start_server(SERVER, self._pulse, self._shared.descriptor)
         self._pipe = Connection(ours.detach())
         self._busy = False
         with suppress(OSError):

@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -26,7 +25,7 @@ from kapelle.errors import EngineError
 from kapelle.rollout.workers.session import Frames, pack
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.foreign_code import environment_error
-from kapelle.runtime.process_tree import LifeSigns, SharedStatus
+from kapelle.runtime.process_tree import LifeSigns, SharedStatus, start_server
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 from kapelle.wire.worlds import VERSION, task_form
@@ -36,10 +35,8 @@ from kapelle.wire.worlds import VERSION, task_form
 # One thread of the player (`WorkerReader`) reads from all workers, so that answers do not wait for the event loop's other work
 # and no wait outlives the process that should answer. `server.py` is the other side.
 
-SERVE = "import sys; sys.path[:] = {path!r}; from kapelle.rollout.workers.server import main; main({socket}, {pulse}, {parent})"
+SERVER = "kapelle.rollout.workers.server"
 """What the other process runs."""
-STDERR = 2
-"""The descriptor of the standard error stream."""
 LOOK = 0.5
 """Seconds between two looks at whether workers that should answer still run."""
 CLOSING = 7.0
@@ -85,26 +82,8 @@ class HeldHere(Holder):
 
     def __init__(self, _place: int = 0) -> None:
         """Start the process."""
-        ours, theirs = socket.socketpair()
         self._pulse = SharedStatus()
-        with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [
-                    sys.executable,
-                    "-c",
-                    SERVE.format(
-                        path=sys.path,
-                        socket=theirs.fileno(),
-                        pulse=self._pulse.descriptor,
-                        parent=os.getpid(),
-                    ),
-                ],
-                pass_fds=(theirs.fileno(), self._pulse.descriptor),
-                stdin=subprocess.DEVNULL,
-                stdout=STDERR,  # what environments print there must not mix with this command's output
-                process_group=0,  # a Ctrl-C in the terminal is this process's to act on
-            )
-        self.connection = ours
+        self.process, self.connection = start_server(SERVER, self._pulse)
         self.pid = self.process.pid
         """The process's number."""
         self.where = f"process {self.pid}"
