@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,11 +25,11 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.interrupts import StopRequested
-from kapelle.runtime.process_tree import SharedStatus, is_stopped
+from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.tensors import SharedTensors, layout_of
-from kapelle.training import sampling_process, sampling_server
-from kapelle.training.sampling_process import SERVE, SamplingProcess
+from kapelle.training import sampling_process
+from kapelle.training.sampling_process import SERVER, SamplingProcess
 
 
 def settings(overlap: bool, max_staleness: int = 1) -> dict[str, Any]:
@@ -200,13 +199,8 @@ def test_what_another_process_cannot_build_is_refused() -> None:
 
 
 def test_the_other_process_leaves_when_nobody_is_left() -> None:
-    assert sampling_server.__name__ in SERVE
-    ours, theirs = socket.socketpair()
     pulse = SharedStatus()
-    with theirs:
-        descriptors = {"descriptor": theirs.fileno(), "pulse": pulse.descriptor}
-        words = [sys.executable, "-c", SERVE.format(path=sys.path, parent=os.getpid(), **descriptors)]
-        process = subprocess.Popen(words, pass_fds=tuple(descriptors.values()))
+    process, ours = start_server(SERVER, pulse)
     ours.close()
     assert process.wait(60) == 0
     pulse.close()
