@@ -638,7 +638,7 @@ class WorkerLost(Exception):
 
 
 class RemoteWorld:
-    """A world in another process, played over the protocol of `wire/worlds.py`; subclasses carry the questions there.
+    """A world in another process, played over the protocol of `wire/worlds.py`; subclasses carry the requests there.
 
     The workflow asks who may move and what each agent sees without waiting. So every answer of the other process brings
     what has changed of both, and they are answered from here.
@@ -660,20 +660,20 @@ class RemoteWorld:
         """How the world was lost with its process; None while that lives."""
         raise NotImplementedError
 
-    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
-        """Return the answer to a question about this world, within the time limit of a method; raises what the world raised."""
+    async def call(self, method: str, request: Mapping[str, Any]) -> Any:
+        """Return the answer to a request about this world, within the time limit of a method; raises what the world raised."""
         raise NotImplementedError
 
     def release(self) -> None:
         """Note that the world is closed."""
         raise NotImplementedError
 
-    async def reset(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def reset(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Open the world and return the answer; nothing is left behind when that fails."""
         try:
-            answer: Mapping[str, Any] = await self.ask("start", {"call": "reset", **question})
+            answer: Mapping[str, Any] = await self.call("start", {"call": "reset", **request})
         except (asyncio.CancelledError, GaveUp):  # the other process may still open it
-            with suppress(GaveUp):  # what it was asked for it does none the less
+            with suppress(GaveUp):  # it closes what it opens
                 await self.close()
             raise
         except BaseException:
@@ -707,14 +707,14 @@ class RemoteWorld:
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """See `World`."""
         allowed, self._allowed = self._allowed, {}
-        answer = await self.ask("step", {"call": "act", "actions": actions, "final": final, **allowed})
+        answer = await self.call("step", {"call": "act", "actions": actions, "final": final, **allowed})
         self._update(answer["view"])
         rewards: Mapping[str, float] = answer["rewards"]
         return rewards
 
     async def score(self, agent: str, text: str) -> float:
         """See `Scorable`."""
-        return float(await self.ask("score", {"call": "score", "agent": agent, "text": text}))
+        return float(await self.call("score", {"call": "score", "agent": agent, "text": text}))
 
     def allow_answers(self, most: int) -> None:
         """See `Retriable`; the other process hears of it with the first step."""
@@ -722,13 +722,13 @@ class RemoteWorld:
 
     async def outcome(self) -> Outcome:
         """See `World`."""
-        return Outcome(**await self.ask("outcome", {"call": "outcome"}))
+        return Outcome(**await self.call("outcome", {"call": "outcome"}))
 
     async def close(self) -> None:
         """See `World`; a world that was lost with its process is closed already."""
         try:
             if self.lost is None:
-                await self.ask("close", {"call": "close"})
+                await self.call("close", {"call": "close"})
         except WorkerLost:
             pass
         finally:

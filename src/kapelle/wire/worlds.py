@@ -1,7 +1,7 @@
 """The protocol by which one process plays worlds that live in another one; `docs/environment_server.md` explains it.
 
-A *session* is one world, from its reset to its close. The player sends questions, each with an `id` and, if it concerns a world,
-with the `session`, a number that the player chooses. The other process answers each question once, in any order; questions of a
+A *session* is one world, from its reset to its close. The player sends requests, each with an `id` and, if it concerns a world,
+with the `session`, a number that the player chooses. The other process answers each request once, in any order; requests of a
 session begin in the order in which they were sent.
 
     reset     task (or pick: split, index), agents, seed        → scorable, view, version
@@ -13,7 +13,7 @@ session begin in the order in which they were sent.
 
 A *view* is all that may be read from a world without waiting: who may move, and what each agent is shown, if that has changed.
 
-An answer has the `id` of its question and one of: `value`; `error`, the class and message of what the environment raised; or
+An answer has the `id` of its request and one of: `value`; `error`, the class and message of what the environment raised; or
 `refused`, an HTTP status and a message.
 
 Two transports carry these messages: the socket of a process on this machine, as frames of four bytes of length and JSON

@@ -202,9 +202,9 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         return task_from(self._ask("task", split=split, index=index))
 
     def _ask(self, call: str, **fields: Any) -> Any:
-        question = {"call": call, "environment": self.serves, **fields}
+        request = {"call": call, "environment": self.serves, **fields}
         seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
-        return self.servers.call(question, seconds)
+        return self.servers.call(request, seconds)
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text, as the servers' environment reads it."""
@@ -225,8 +225,8 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
         Raises ConfigError if the server refuses, EngineError if it is unreachable.
         """
-        question = {"call": "register", "name": name, "settings": settings}
-        return int(self.servers.call(question, READING_SECONDS)["version"])
+        request = {"call": "register", "name": name, "settings": settings}
+        return int(self.servers.call(request, READING_SECONDS)["version"])
 
     # Worlds.
 
@@ -234,7 +234,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteWorld:
         """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
-        question = {
+        request = {
             "environment": self.serves,
             "agents": list(agents),
             "task": task_form(task),
@@ -242,7 +242,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
             "call_seconds": patience.environment,
             "grader_seconds": patience.grader,
         }
-        return await self.servers.open_world(question, self.name, patience)
+        return await self.servers.open_world(request, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
         """Open the world of one episode and wait for it, for environments that have this one as a part."""

@@ -31,10 +31,10 @@ from kapelle.runtime.http import error_message
 from kapelle.wire import LARGEST
 from kapelle.wire.worlds import PATH, Description, description_from, from_text, to_text
 
-# -------- One connection to an environment server: questions go out, answers come in, and its end is noticed
+# -------- One connection to an environment server: requests go out, answers come in, and its end is noticed
 #
 # All connections of a process live on a thread of their own, so that answers do not wait for anybody's event loop; any thread
-# may ask.
+# may send requests.
 
 
 class Busy(Exception):
@@ -53,7 +53,7 @@ CONNECT_SECONDS = 10.0
 
 
 class Line:
-    """Questions about any number of sessions; those that were opened here end with it."""
+    """Requests about any number of sessions; those that were opened here end with it."""
 
     def __init__(self, link: EnvironmentServerLink) -> None:
         """Begin to connect; whether somebody answers is known by the first answer."""
@@ -68,24 +68,24 @@ class Line:
         self._thread = _thread(os.getpid())
         self._talking = self._thread.begin(self._talk)
 
-    def ask(self, question: Mapping[str, Any]) -> Future[Any]:
-        """Send a question; its answer, or what the environment raised, WorkerLost, Busy or RefusedQuestion."""
+    def send(self, request: Mapping[str, Any]) -> Future[Any]:
+        """Send a request; its answer, or what the environment raised, WorkerLost, Busy or RefusedRequest."""
         number = next(self._numbers)
-        text = to_text({"id": number, **question}, LARGEST)
+        text = to_text({"id": number, **request}, LARGEST)
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # who waits may go away; the answer comes none the less
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
             self._waiting[number] = future
-        self._thread.begin(lambda: self._send(text))
+        self._thread.begin(lambda: self._write(text))
         return future
 
     def close(self) -> None:
         """End the connection and all sessions that were opened here."""
         self._talking.cancel()
 
-    async def _send(self, text: str) -> None:
+    async def _write(self, text: str) -> None:
         await self._connected.wait()
         if self._socket is not None:
             with suppress(WebSocketException):  # its end is noticed where answers are read
@@ -135,8 +135,8 @@ PASSING = (429, 503)
 """Statuses of a server without room, or one that ends."""
 
 
-class RefusedQuestion(EpisodeError):
-    """A question that the server refuses; `status` says why."""
+class RefusedRequest(EpisodeError):
+    """A request that the server refuses; `status` says why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"The environment server refused a call ({status}): {message}")
@@ -147,7 +147,7 @@ def refusal_of(status: int, message: str) -> Exception:
     """Return what a status and its message stand for; see `docs/environment_server.md`."""
     if status in PASSING:
         return Busy(message)
-    return WorkerLost(message, blamed=True) if status == 410 else RefusedQuestion(status, message)
+    return WorkerLost(message, blamed=True) if status == 410 else RefusedRequest(status, message)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -155,7 +155,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class EnvironmentServerLink:
-    """One server; any thread may ask."""
+    """One server; any thread may use it."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:
         """Connect on first use. ConfigError for an unreadable certificate."""
@@ -187,11 +187,11 @@ class EnvironmentServerLink:
             proxy=None,
         )
 
-    def call(self, question: Mapping[str, Any], seconds: float) -> Any:
-        """Ask something about an environment and wait; raises Busy if the server does not answer, or what the environment raised."""
+    def call(self, request: Mapping[str, Any], seconds: float) -> Any:
+        """Send a request about an environment and wait; raises Busy if the server does not answer, or what the environment raised."""
         try:
-            answer = self.line().ask(question).result(seconds)
-        except RefusedQuestion as refused:
+            answer = self.line().send(request).result(seconds)
+        except RefusedRequest as refused:
             if refused.status == 416:
                 raise IndexError(refused.reason) from None
             raise self.stops(refused) from None
@@ -201,8 +201,8 @@ class EnvironmentServerLink:
         self.answered()
         return answer
 
-    def stops(self, refused: RefusedQuestion) -> ConfigError:
-        """Return the error that stops a run whose question is refused."""
+    def stops(self, refused: RefusedRequest) -> ConfigError:
+        """Return the error that stops a run whose request is refused."""
         return ConfigError(f"The environment server at {self.address} refuses: {refused.reason}")
 
     def line(self) -> Line:
@@ -253,7 +253,7 @@ SHORTEST_PAUSE = 0.05
 
 
 class Servers:
-    """The servers of one `environment` section; any thread may ask."""
+    """The servers of one `environment` section; any thread may use them."""
 
     def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
         """Take the servers, the name of the environment there, and how long all of them may be unavailable."""
@@ -267,50 +267,50 @@ class Servers:
         """Return what the environment is, as the servers say; ConfigError where they hold different ones."""
         with self._guard:
             if self._described is None:
-                asked = {"call": "describe", "environment": self._name}
-                first = description_from(self.call(asked, 60.0))
+                request = {"call": "describe", "environment": self._name}
+                first = description_from(self.call(request, 60.0))
                 for server in self._servers:
                     try:
-                        said = description_from(server.call(asked, 10.0))
+                        found = description_from(server.call(request, 10.0))
                     except Busy:  # it may come later
                         continue
-                    self._versions[server.address] = (said.version, said.content)
-                    if said.content != first.content:
+                    self._versions[server.address] = (found.version, found.content)
+                    if found.content != first.content:
                         raise ConfigError(
                             f"The environment servers do not hold the same '{first.name}': the content is {first.content} at "
-                            f"one of them and {said.content} at {server.address}. Start them with the same environment and "
+                            f"one of them and {found.content} at {server.address}. Start them with the same environment and "
                             "settings."
                         )
                 self._described = first
             return self._described
 
-    def call(self, question: Mapping[str, Any], seconds: float) -> Any:
-        """Ask any server and wait for the answer; raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable."""
+    def call(self, request: Mapping[str, Any], seconds: float) -> Any:
+        """Send a request to any server and wait for the answer; raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
                 try:
-                    return server.call(question, seconds)
+                    return server.call(request, seconds)
                 except Busy:
                     continue
             if time.monotonic() > until:
                 raise self._nobody()
             time.sleep(SHORTEST_PAUSE)
 
-    async def open_world(self, question: Mapping[str, Any], name: str, patience: Patience) -> ServerWorld:
+    async def open_world(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerWorld:
         """Open a world on a server with room; raises what the environment raised, and EngineError if no server is reachable."""
         until = time.monotonic() + self._retry_seconds
         while True:
             for server in self._order():
                 try:
                     world = ServerWorld(server, name, patience)
-                    began = await world.reset(question)
+                    began = await world.reset(request)
                 except WorkerLost as gone:
                     if gone.blamed:
                         raise
                     server.rest(str(gone))
                     continue
-                except RefusedQuestion as refused:
+                except RefusedRequest as refused:
                     raise server.stops(refused) from None
                 server.answered()
                 self._note(server, began["version"])
@@ -388,29 +388,29 @@ class ServerWorld(RemoteWorld):
         """How the world was lost with its server; None while the server lives."""
         return None if self._line.lost is None else WorkerLost(self._line.lost, blamed=False)
 
-    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
+    async def call(self, method: str, request: Mapping[str, Any]) -> Any:
         """See `RemoteWorld`."""
         if method == "start":  # it may wait there for a free place; the server bounds what computes
-            return await self._answer(question)
+            return await self._answer(request)
         slowest = max(self._patience.grader, self._patience.environment)
         seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
         what = f"`{method}` of environment '{self._name}'"
-        return await within(what, "environment", seconds, self._answer(question))
+        return await within(what, "environment", seconds, self._answer(request))
 
-    def _send(self, question: Mapping[str, Any]) -> Future[Any]:
-        return self._line.ask({**question, "session": self._session})
+    def _request(self, request: Mapping[str, Any]) -> Future[Any]:
+        return self._line.send({**request, "session": self._session})
 
-    async def _answer(self, question: Mapping[str, Any]) -> Any:
+    async def _answer(self, request: Mapping[str, Any]) -> Any:
         try:
-            return await asyncio.wrap_future(self._send(question))
+            return await asyncio.wrap_future(self._request(request))
         except Busy as busy:
             raise WorkerLost(str(busy), blamed=False) from None
-        except RefusedQuestion as refused:
+        except RefusedRequest as refused:
             raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
 
     def outcome_now(self, seconds: float) -> Outcome:
         """Return the outcome and wait for it here, for so many seconds at most."""
-        return Outcome(**self._send({"call": "outcome"}).result(seconds))
+        return Outcome(**self._request({"call": "outcome"}).result(seconds))
 
     def release(self) -> None:
         """See `RemoteWorld`."""

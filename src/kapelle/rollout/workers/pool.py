@@ -464,9 +464,9 @@ class WorkerWorld(RemoteWorld):
             return None
         return None
 
-    async def ask(self, method: str, question: Mapping[str, Any]) -> Any:
+    async def call(self, method: str, request: Mapping[str, Any]) -> Any:
         """See `RemoteWorld`."""
-        answer = self._pool.ask(self._worker, self._session, question)
+        answer = self._pool.ask(self._worker, self._session, request)
         what = f"`{method}` of environment '{self._name}'"
         return await within(what, "episode", self._patience.episode, answer)
 

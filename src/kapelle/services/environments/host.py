@@ -176,7 +176,7 @@ class Raised(Exception):
 
 
 def leaving() -> Refusal:
-    """Return the refusal of a question that arrives while the server is ending."""
+    """Return the refusal of a request that arrives while the server is ending."""
     message = "The server is about to end. Call another one, or this one again later."
     return Refusal(503, message, None, "leaving")
 
@@ -194,9 +194,9 @@ class EnvironmentHost:
         self.leaving = False
         """Whether new sessions are refused."""
         self.ended = False
-        """Whether all questions are refused."""
+        """Whether all requests are refused."""
         self.under_way = 0
-        """Questions that are being answered."""
+        """Requests that are being answered."""
 
     @property
     def sessions(self) -> list[WorkerSession]:

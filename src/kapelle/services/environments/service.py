@@ -3,7 +3,7 @@
     with serve_environments({"sums": Arithmetic()}, Binding(), SessionLimits()) as server:
         print(server.address)
 
-`docs/environment_server.md` says what each question does.
+`docs/environment_server.md` says what each request does.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from kapelle.rollout.workers.session import OpenSessions, error_form
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.environments.host import EnvironmentHost, Raised, SessionLimits, Shelf, leaving
-from kapelle.services.environments.questions import QUESTIONS
+from kapelle.services.environments.requests import REQUESTS
 from kapelle.services.http import CONNECTIONS, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, read_body, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.wire import LARGEST
 from kapelle.wire.worlds import PATH, from_text, to_text
 
-# -------- One connection: many questions under way at once, answered as they are done
+# -------- One connection: many requests under way at once, answered as they are done
 
 UNANSWERED = 8192
-"""Questions of one connection that wait for their answers; a caller with more is cut off."""
+"""Requests of one connection that wait for their answers; a caller with more is cut off."""
 HELD_BYTES = 16 * LARGEST
-"""Of questions under way and their answers; a connection with more is read on once some are answered."""
+"""Of requests under way and their answers; a connection with more is read on once some are answered."""
 
 
 class Connection:
-    """The questions of one caller, and the sessions that it has opened, which end with it."""
+    """The requests of one caller, and the sessions that it has opened, which end with it."""
 
     def __init__(self, host: EnvironmentHost, socket: WebSocket) -> None:
         """Take the caller's socket."""
         self._host, self._socket = host, socket
         self._sessions = OpenSessions(host.beside)
-        self._asked: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._held = 0
 
     async def talk(self) -> None:
-        """Answer questions until the connection ends."""
+        """Answer requests until the connection ends."""
         self._host.connections.add(self._sessions)
         try:
-            while len(self._asked) < UNANSWERED:
+            while len(self._tasks) < UNANSWERED:
                 while self._held > HELD_BYTES:
-                    await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 text = await self._socket.receive_text()
                 self._held += len(text)
                 task = asyncio.create_task(self._one(text))
-                self._asked.add(task)
-                task.add_done_callback(self._asked.discard)
-            await self._socket.close(1008, f"{UNANSWERED:,} questions are not answered yet")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await self._socket.close(1008, f"{UNANSWERED:,} requests are not answered yet")
         finally:
             self._host.connections.discard(self._sessions)
             left, self._sessions.open = list(self._sessions.open.values()), {}
-            for task in self._asked:
+            for task in self._tasks:
                 task.cancel()
             for session in left:
                 self._host.let_go(session)
@@ -84,9 +84,9 @@ class Connection:
     async def _text_of_answer(self, text: str) -> str:
         number: int | None = None
         try:
-            question = _read(text)
-            number = question.pop("id")
-            return to_text({"id": number, "value": await self._answer(question)}, LARGEST)
+            request = _read(text)
+            number = request.pop("id")
+            return to_text({"id": number, "value": await self._answer(request)}, LARGEST)
         except Refusal as refusal:
             return _refused(number, refusal)
         except Raised as raised:
@@ -99,27 +99,27 @@ class Connection:
                 raise
             return _refused(number, Refusal(404, "The session was closed meanwhile."))
         except Exception as error:
-            log_failure("A question about an environment failed.", error)
+            log_failure("A request about an environment failed.", error)
             return _refused(number, Refusal(500, "The service failed; its log says why."))
 
-    async def _answer(self, question: dict[str, Any]) -> Any:
+    async def _answer(self, request: dict[str, Any]) -> Any:
         if self._host.ended:
             raise leaving()
-        form = QUESTIONS.get(str(question.pop("call", None)))
+        form = REQUESTS.get(str(request.pop("call", None)))
         if form is None:
-            raise wrong(f"`call` is one of {', '.join(QUESTIONS)}.", "call")
-        return await read_body(form, question).answer(self._host, self._sessions)
+            raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
+        return await read_body(form, request).answer(self._host, self._sessions)
 
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        question = from_text(text)
+        request = from_text(text)
     except ValueError as error:
         raise wrong(f"The message is no JSON: {str(error)[:200]}.") from None
-    number = question.get("id") if isinstance(question, dict) else None
+    number = request.get("id") if isinstance(request, dict) else None
     if not isinstance(number, int) or isinstance(number, bool):
-        raise wrong("A question is a JSON object with an `id`, a whole number that its answer repeats.", "id")
-    return dict(question)
+        raise wrong("A request is a JSON object with an `id`, a whole number that its answer repeats.", "id")
+    return dict(request)
 
 
 def _refused(number: int | None, refusal: Refusal) -> str:

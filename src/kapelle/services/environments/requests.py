@@ -1,4 +1,4 @@
-"""The questions of callers of an environment server: what each contains, read strictly, and its answer."""
+"""The requests of callers of an environment server: what each contains, read strictly, and its answer."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class TaskForm(Body):
         return task_from({name: getattr(self, name) for name in TaskForm.model_fields})
 
 
-class WorldQuestion(Body, ABC):
-    """What a caller sends, without its `id`; see `QUESTIONS`."""
+class WorldRequest(Body, ABC):
+    """What a caller sends, without its `id`; see `REQUESTS`."""
 
     @abstractmethod
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
@@ -62,22 +62,22 @@ class WorldQuestion(Body, ABC):
 # -------- About environments
 
 
-class ListEnvironments(WorldQuestion):
+class ListEnvironments(WorldRequest):
     """What the server holds."""
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         held = [asdict(each.description) for each in host.shelf.held.values()]
         return {"protocol": VERSION, "software": version("kapelle"), "environments": held}
 
 
-class Describe(WorldQuestion):
+class Describe(WorldRequest):
     """What one environment is; an empty name means the only one."""
 
     environment: str = ""
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         return asdict(host.shelf.find(self.environment).description)
 
     async def _now(self, host: EnvironmentHost, method: str, work: Callable[[Environment], T]) -> T:
@@ -97,7 +97,7 @@ class Check(Describe):
     agents: Agents
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         await self._now(host, "check", lambda environment: environment.check(_distinct(self.agents)))
 
 
@@ -108,7 +108,7 @@ class GetTask(Describe):
     index: Whole
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         held = host.shelf.find(self.environment)
         return task_form(await _pick(host, held, self.split, self.index))
 
@@ -119,7 +119,7 @@ class Extract(Describe):
     text: str
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         answerable = self._offering(host, Answerable, "answers to compare")
         return await self._now(host, "extract", lambda _: answerable.extract(self.text))
 
@@ -133,7 +133,7 @@ class Script(Describe):
     seed: Seed
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         scripted, task = self._offering(host, Scripted, "script"), self.task.task()
         messages = [message_from(each) for each in self.messages]
         return await self._now(
@@ -150,7 +150,7 @@ class RecordedText(Describe):
     sample: Whole
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         record, task = self._offering(host, Recorded, "recorded answers"), self.task.task()
         text = await self._now(
             host, "recorded", lambda _: record.recorded(self.agent, task, self.turn, self.sample)
@@ -158,7 +158,7 @@ class RecordedText(Describe):
         return text if isinstance(text, str) else text.content
 
 
-class Register(WorldQuestion):
+class Register(WorldRequest):
     """Add an environment, or replace the one of that name; only with a token, because it decides which code runs."""
 
     name: str = Field(min_length=1, max_length=128)
@@ -166,7 +166,7 @@ class Register(WorldQuestion):
     """As a recipe has them."""
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         if not host.guarded:
             raise Refusal(
                 403,
@@ -211,14 +211,14 @@ async def _pick(host: EnvironmentHost, held: ShelvedEnvironment, split: Split, i
 # -------- About sessions
 
 
-class AboutSession(WorldQuestion):
-    """A question that an open session answers; see `rollout/workers/session.py`."""
+class AboutSession(WorldRequest):
+    """A request that an open session answers; see `rollout/workers/session.py`."""
 
     call: ClassVar[str]
     session: Whole
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         self._world(sessions)
         return await sessions.answer(self.session, {"call": self.call, **self.model_dump()})
 
@@ -243,7 +243,7 @@ class Reset(Describe):
     grader_seconds: Seconds = Patience.grader
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         held, agents = host.shelf.find(self.environment), _distinct(self.agents)
         if (self.task is None) is (self.index is None):
             raise wrong("Name what is played: a `task`, or a `split` and an `index`.")
@@ -294,7 +294,7 @@ class ScoreText(AboutSession):
     text: str
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         if not self._world(sessions).scorable:
             raise wrong("This world cannot score a text before the episode is over.")
         return await super().answer(host, sessions)
@@ -312,11 +312,11 @@ class Close(AboutSession):
     call = "close"
 
     async def answer(self, host: EnvironmentHost, sessions: OpenSessions) -> Any:
-        """See `WorldQuestion`."""
+        """See `WorldRequest`."""
         await sessions.answer(self.session, {"call": self.call})
 
 
-QUESTIONS: Mapping[str, type[WorldQuestion]] = {
+REQUESTS: Mapping[str, type[WorldRequest]] = {
     "list": ListEnvironments,
     "describe": Describe,
     "check": Check,
