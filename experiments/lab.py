@@ -16,7 +16,6 @@ from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.environments.yardsticks import Essay, Relay, Yardstick
 from kapelle.evaluation.exploitability import TabularPolicies, language_table
-from kapelle.feature import StartedRun, started
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
@@ -25,6 +24,7 @@ from kapelle.setup.model_loading import teacher as expert
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.signals.teacher import TEACHER
+from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message

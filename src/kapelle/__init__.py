@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
     from kapelle.training.blaming import blame as blame
-    from kapelle.training.loop import Step as Step
+    from kapelle.training.step_report import Step as Step
     from kapelle.training.trainer import Summary as Summary
     from kapelle.training.trainer import Trainer as Trainer
     from kapelle.types import Episode as Episode

@@ -15,7 +15,7 @@ from kapelle.cli.progress import (
     conversation,
 )
 from kapelle.evaluation.evaluate import Evaluation
-from kapelle.training.loop import Step
+from kapelle.training.step_report import Step
 from kapelle.types import Episode, Group, Task
 
 

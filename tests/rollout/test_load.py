@@ -19,7 +19,7 @@ from tests.support.tiny import sections
 
 from kapelle import Trainer
 from kapelle.environment import Outcome
-from kapelle.training.loop import Step
+from kapelle.training.step_report import Step
 from kapelle.types import Task
 
 EPISODES, SAMPLES = 256, 4

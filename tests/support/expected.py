@@ -37,7 +37,8 @@ from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.samples import central_prompt
 from kapelle.signals.teacher import TEACHER
 from kapelle.team import Agent, Critic, Policy, Team
-from kapelle.training.loop import Loop, Step
+from kapelle.training.loop import Loop
+from kapelle.training.step_report import Step
 from kapelle.types import Episode, Group, Payment, Sampling, Task
 from kapelle.workflow import Workflow
 

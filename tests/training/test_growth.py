@@ -21,7 +21,7 @@ from kapelle import Trainer
 from kapelle.cli.progress import REMEMBERED, Watch
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
-from kapelle.training.loop import Step
+from kapelle.training.step_report import Step
 
 PAID = {"name": "tests.support.plugins:Digest"}  # for noise, so that every step has something to learn from
 DEBATE = {"name": "debate", "rounds": 2, "score_rounds": True}

@@ -18,8 +18,7 @@ from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import TrainingHalted
 from kapelle.runtime.plugins import IN_MEMORY
-from kapelle.training.loop import Step
-from kapelle.training.step_report import LONG, IdleSteps, why_idle
+from kapelle.training.step_report import LONG, IdleSteps, Step, why_idle
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 

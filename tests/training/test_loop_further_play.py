@@ -14,7 +14,7 @@ from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import ComparedWithEarlier
 from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rows import Signals, TurnKey
-from kapelle.training.loop import Step
+from kapelle.training.step_report import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 

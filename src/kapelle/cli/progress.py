@@ -17,7 +17,7 @@ from kapelle.training.observer import REMARKS
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
-    from kapelle.training.loop import Step
+    from kapelle.training.step_report import Step
     from kapelle.types import Episode, Group
 
 

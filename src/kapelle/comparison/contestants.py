@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from kapelle import environments
 from kapelle.environment import Answerable, Environment, Mixed, PlaysSeats, environment_class, offers
 from kapelle.errors import CheckpointError, ConfigError, KapelleError, did_you_mean
-from kapelle.feature import without_features
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder, split_run
 from kapelle.runs.reader import is_run, read_latest
 from kapelle.runtime.files import step_of
 from kapelle.runtime.plugins import known_names
+from kapelle.settings.feature import without_features
+from kapelle.setup.bases import BASE
 from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
-from kapelle.setup.team_builder import BASE, build_algorithm, build_team, seats_of
+from kapelle.setup.team_builder import build_algorithm, build_team, seats_of
 from kapelle.team import Agent, Endpoint, Place, Policy, Team
 from kapelle.types import Json
 

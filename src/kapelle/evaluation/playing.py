@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kapelle.environment import Answerable, environment_class
-from kapelle.feature import without_features
 from kapelle.models.adapters import base_and_adapter
 from kapelle.rollout.play import Play, make_play
+from kapelle.settings.feature import without_features
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import EndpointConfig, PastAdapter
 from kapelle.setup.preparation import check_endpoints, prepare

@@ -33,7 +33,6 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import ConfigError, ContextError, EpisodeError, noting, raise_all
-from kapelle.feature import RunToCheck, sections_of
 from kapelle.metrics.definitions import misspelt
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
@@ -56,6 +55,7 @@ from kapelle.runtime.http import error_message, exchange
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import Settings, parts_of
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, unneeded
@@ -465,9 +465,7 @@ def _check_models(
     """Refuse models that do not fit the settings: their files, their layers, and adapters on them."""
     check_adapters(team, models)
     plan = RunToCheck(config, algorithm, team)
-    raise_all(
-        [ConfigError(e) for each in sections_of(config).values() for e in each.check_memory(plan, models)]
-    )
+    raise_all([ConfigError(e) for each in plans_of(config) for e in each.check_memory(plan, models)])
     for path in {*team.bases.values()}.difference(given):
         if "vision_config" in read_settings(path):
             read_image_processor(located(path), read_architecture(path, config.model.embedded))

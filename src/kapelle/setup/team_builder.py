@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
-from kapelle.errors import ConfigError, did_you_mean, noting
-from kapelle.feature import sections_of
-from kapelle.models.devices import check_device
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.rows import Beside
-from kapelle.settings.schema import AgentConfig, LoraConfig, ModelConfig, RateConfig, RunConfig, TeamConfig
+from kapelle.settings.schema import AgentConfig, LoraConfig, RateConfig, RunConfig, TeamConfig
 from kapelle.settings.weights import EndpointConfig, NamedAdapter, OwnModel, PastAdapter, PerTurn
+from kapelle.setup.bases import BASE, Bases
+from kapelle.setup.feature import plans_of
 from kapelle.signals.verifier import VerifierScores
-from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
+from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Rate, Team
 
-BASE = "base"
 REWARD_BASE = "base@reward"
 """The base of a reward model that runs on a device of its own."""
 
@@ -28,53 +27,9 @@ REWARD_BASE = "base@reward"
 def build_algorithm(config: RunConfig) -> Algorithm:
     """Return the algorithm's row with what the run's features add to it; ConfigError where they do not go together."""
     row = row_of(config.algorithm.name, config.algorithm.build)
-    for section in sections_of(config).values():
-        row = section.extend(row)
+    for plan in plans_of(config):
+        row = plan.extend(row)
     return row
-
-
-class Bases:
-    """The base models of a team while it is built: where each is read from, and with which type and on which device it is held."""
-
-    def __init__(self, model: ModelConfig, team: TeamConfig, absent: list[str] | None = None) -> None:
-        """Begin with the run's base; raises ConfigError for a device that is not there, or adds it to `absent`."""
-        self.paths: dict[str, str] = {}
-        self.places: dict[str, Place] = {}
-        self._model, self._team, self._absent = model, team, absent
-        self.add(BASE, model.path, None, None, "model.device")
-
-    def add(
-        self, base: str, path: str, dtype: str | None, device: str | None, setting: str, like: str = BASE
-    ) -> None:
-        """Add a base; where no type or device is given it has that of the base `like`.
-
-        Raises ConfigError, which names the setting, when nothing can be put on the device.
-        """
-        other = self.places.get(like, Place(self._model.dtype, self._model.device))
-        self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
-        with noting(self._absent):
-            check_device(self.places[base].device, setting)
-
-    def frozen(self, base: str) -> str:
-        """Return a frozen base for critics: this one, unless critics have a model, type or device of their own."""
-        own = (self._team.critic_model, self._team.critic_dtype, self._team.critic_device)
-        return base if own == (None, None, None) else self._copy(base)
-
-    def untrained(self, policy: Policy) -> str:
-        """Return a base for critics that no policy trains: the policy's own where it has an adapter, else a frozen copy."""
-        if policy.endpoint is not None or policy.lora is not None or not policy.trained:
-            return self.frozen(policy.base or BASE)
-        return self._copy(policy.base)
-
-    def moving(self, policy: Policy, critic: str) -> str:
-        """Return a base whose own weights one critic trains: of critics' model, or of a policy's."""
-        return self._copy(policy.base or BASE, f"{critic}@model")
-
-    def _copy(self, base: str, name: str | None = None) -> str:
-        copy, team = name or f"{base}@critic", self._team
-        path = team.critic_model or self.paths[base]
-        self.add(copy, path, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
-        return copy
 
 
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
@@ -104,8 +59,8 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         if isinstance(seat.weights, PerTurn):
             turns_of[seat.name] = tuple(policy.name for policy in own)
     learners = {name: policies[name] for name in dict.fromkeys(policy_of.values()) if policies[name].trained}
-    for section in sections_of(config).values():
-        policies |= section.policies(config, learners, bases)
+    for plan in plans_of(config):
+        policies |= plan.policies(config, learners, bases)
     critics, critic_of = _critics(config.team, seats, algorithm, policies, policy_of, bases)
     verifier = algorithm.need(VerifierScores)
     if verifier is not None:

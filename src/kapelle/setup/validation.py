@@ -41,7 +41,6 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import AbsentCode, ConfigError, DataError, KapelleError, did_you_mean, noting, raise_all
-from kapelle.feature import RunToCheck, sections_of
 from kapelle.models.devices import check_bitsandbytes, check_four_bit
 from kapelle.models.outline import read_settings
 from kapelle.models.paths import check_model_path
@@ -52,6 +51,7 @@ from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.base import parts_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
+from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.team_builder import pools_of
 from kapelle.signals.embeddings import Embeddings
 from kapelle.signals.greedy import GreedyBaseline
@@ -221,8 +221,8 @@ def _check_installed(run: RunToCheck) -> None:
 
 
 def _check_features(run: RunToCheck) -> Iterator[str]:
-    for section in sections_of(run.config).values():
-        yield from section.check(run)
+    for plan in plans_of(run.config):
+        yield from plan.check(run)
 
 
 def _check_constraints(run: RunToCheck) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
-from kapelle.feature import without_features
 from kapelle.models.adapters import adapted_layers, peft_places
 from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.language_model import LanguageModel
@@ -28,6 +27,7 @@ from kapelle.models.renderer import with_defaults
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder
+from kapelle.settings.feature import without_features
 from kapelle.setup.preparation import prepare
 from kapelle.setup.team_file import TEAM_FILE, write_team
 from kapelle.team import Policy, own_name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
 from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
 from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.feature import Feature, Roles, StepInProgress, sections_of
 from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
 from kapelle.metrics.distributions import Histogram
 from kapelle.metrics.statistics import merge_rows
@@ -39,13 +38,16 @@ from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, TurnKey, tur
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.signals.verifier import calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
-from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, play_step, steps_ahead
+from kapelle.training.feature import Feature, StepInProgress
+from kapelle.training.rollouts import Pending, PlayedStep, RolloutQueue, Sampler, play_step, steps_ahead
 from kapelle.training.selection import tasks_of
 from kapelle.training.step_report import (
+    Step,
     advantages_of,
     credit_distributions,
     credit_metrics,
@@ -76,42 +78,6 @@ COMPARED = 16
 Phase = Literal["before_rollouts", "after_rollouts", "before_update", "after_update"]
 Source = Callable[[int], list[Group]]
 """Number of a step (from 1) → what it learns from; called once for each step, in order."""
-
-
-class Sampler(Protocol):
-    """Plays the steps of training somewhere else, while this process learns."""
-
-    def begin(self, number: int, left: Sequence[PartialGroup], roles: Roles | None = None) -> Pending:
-        """Begin to collect step `number` with the weights that were published last; return what waits for its episodes.
-
-        `left` is what the step before it has left, `roles` has the roles that others take in each of its tasks.
-        """
-        ...
-
-    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Take new weights of a policy; nothing is being played."""
-        ...
-
-    @property
-    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights that it plays with, by policy and name: those of the last `load`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of training, finished."""
-
-    number: int
-    """From 1; equal to the number of steps behind the weights."""
-    groups: tuple[Group, ...]
-    metrics: Mapping[str, float]
-    traces: tuple[Trace, ...] = ()
-    """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
-    idle: str = ""
-    """Why it had nothing to learn from, in words; empty where it had."""
-    distributions: Mapping[str, Histogram] = field(default_factory=dict)
-    """How rewards, advantages, lengths and tokens are distributed, by kind and agent or policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kapelle.evaluation.evaluate import Evaluation
-    from kapelle.training.loop import Step
+    from kapelle.training.step_report import Step
 
 
 REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker", "weights")

@@ -34,8 +34,8 @@ from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
 from kapelle.training.held_out import HeldOut
-from kapelle.training.loop import Step
 from kapelle.training.starting import Pieces
+from kapelle.training.step_report import Step
 
 # -------- A checkpoint that is written while training goes on: at most one, whose end all ranks learn of together
 

@@ -23,9 +23,9 @@ from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.runtime.ranks import ALONE, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
-from kapelle.training.loop import Step
 from kapelle.training.observer import REMARKS, Observer, Silent
 from kapelle.training.provenance import open_run
+from kapelle.training.step_report import Step
 from kapelle.types import Json
 
 # -------- What the machine was doing during a step: a row of `system.jsonl`

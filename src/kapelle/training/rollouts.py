@@ -6,7 +6,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from kapelle.algorithm import Algorithm
 from kapelle.errors import ParityError
@@ -25,7 +27,7 @@ from kapelle.runtime.randomness import (
 )
 from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.training.selection import TrainingTasks
+from kapelle.training.selection import Roles, TrainingTasks
 from kapelle.types import Group
 
 # -------- The episodes of one step of training
@@ -231,6 +233,26 @@ Left = Sequence[PartialGroup]
 """The groups that a step has left unfinished, for the next one."""
 Pending = Callable[[], PlayedStep]
 """Waits for the episodes of a step that another process plays."""
+
+
+class Sampler(Protocol):
+    """Plays the steps of training somewhere else, while this process learns."""
+
+    def begin(self, number: int, left: Sequence[PartialGroup], roles: Roles | None = None) -> Pending:
+        """Begin to collect step `number` with the weights that were published last; return what waits for its episodes.
+
+        `left` is what the step before it has left, `roles` has the roles that others take in each of its tasks.
+        """
+        ...
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights of a policy; nothing is being played."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights that it plays with, by policy and name: those of the last `load`."""
+        ...
 
 
 class RolloutQueue:

@@ -25,7 +25,6 @@ from torch import Tensor, get_num_threads
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
-from kapelle.feature import Roles
 from kapelle.metrics.timeline import Timeline
 from kapelle.models.weights import copy_weights
 from kapelle.rollout.partial import PartialGroup, dump_partial
@@ -40,7 +39,7 @@ from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.rollouts import Pending, PlayedStep, begin_share, together
-from kapelle.training.selection import tasks_of
+from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.training.sampling_server"
 """What the other process runs."""

@@ -14,14 +14,13 @@ from math import ceil, inf
 
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError
-from kapelle.feature import Assign, Roles
 from kapelle.rollout.play import Play, shared_rollout
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import SOLVE_RATE, hardness, short_enough
 from kapelle.setup.problems import drawn, untested
-from kapelle.types import Task
+from kapelle.types import Cast, Task
 
 REDRAWN = 1000
 """Draws of a split without end after which no task fits."""
@@ -29,6 +28,12 @@ LOOKED_AT = 512
 """Tasks of a split without end by which a curriculum knows how hard they are."""
 PLAYED = 256
 """Tasks whose solve rates are measured at once."""
+
+
+Roles = Sequence[Mapping[str, Cast]]
+"""For each task of a step the agents whose role another policy or player takes."""
+Assign = Callable[[int, int], Roles]
+"""(Number of a step, number of its tasks) → the roles."""
 
 
 class TrainingTasks:

@@ -10,7 +10,6 @@ from pathlib import Path
 from kapelle.engines.rollout.protocol import notes_of
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import CheckpointError, ConfigError
-from kapelle.feature import without_features
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import Play, make_play
@@ -18,6 +17,7 @@ from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.checkpoint_folder import newest_valid
 from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
 from kapelle.runtime.files import sha256, step_of
+from kapelle.settings.feature import without_features
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, load_weights
 from kapelle.setup.preparation import PreparedRun, prepare

@@ -18,7 +18,6 @@ from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
-from kapelle.feature import StartedRun, started
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.play import Play, PlaysGroups, make_play
@@ -34,8 +33,10 @@ from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team, split_scored
-from kapelle.training.loop import Loop, Sampler
+from kapelle.training.feature import StartedRun, started
+from kapelle.training.loop import Loop
 from kapelle.training.provenance import provenance_of
+from kapelle.training.rollouts import Sampler
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
 from kapelle.training.warmup import ReportStep, origin_notes, warmed_bases
 

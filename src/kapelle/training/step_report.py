@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,8 +24,22 @@ from kapelle.rows import Column, Sample, TurnKey
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group, Turn
 
-if TYPE_CHECKING:
-    from kapelle.training.loop import Step
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of training, finished."""
+
+    number: int
+    """From 1; equal to the number of steps behind the weights."""
+    groups: tuple[Group, ...]
+    metrics: Mapping[str, float]
+    traces: tuple[Trace, ...] = ()
+    """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
+    idle: str = ""
+    """Why it had nothing to learn from, in words; empty where it had."""
+    distributions: Mapping[str, Histogram] = field(default_factory=dict)
+    """How rewards, advantages, lengths and tokens are distributed, by kind and agent or policy."""
+
 
 # -------- Steps that have nothing to learn from: why, and when to tell the user
 

@@ -46,14 +46,13 @@ from kapelle.setup.preparation import in_training, prepare, rows_left_out
 from kapelle.setup.recipe import Recipe, derived, from_keywords, given_origin, laid_origin, load_recipe
 from kapelle.training.blaming import blame_team
 from kapelle.training.held_out import HeldOut
-from kapelle.training.loop import Step
 from kapelle.training.observer import Observer, Silent
 from kapelle.training.progress import Progress
 from kapelle.training.provenance import config_of_run, note_start
 from kapelle.training.records import open_records
 from kapelle.training.stages import check_weights
 from kapelle.training.starting import check_same_run, join_ranks, load_pieces
-from kapelle.training.step_report import IdleSteps
+from kapelle.training.step_report import IdleSteps, Step
 from kapelle.types import Episode, Group, as_table
 
 # -------- What `Trainer` takes beside the sections of a run

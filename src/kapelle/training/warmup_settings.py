@@ -10,7 +10,7 @@ from pathlib import Path
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.sft import SFT
 from kapelle.environment import Environment, Mixed, Teachable, offers
-from kapelle.feature import without_features
+from kapelle.settings.feature import without_features
 from kapelle.settings.schema import OptimizerConfig, RunConfig, TrainingConfig
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team

@@ -27,7 +27,7 @@ from kapelle.services.http import Call
 from kapelle.services.policy.agents import Agents, read_chat
 from kapelle.services.policy.chat_form import read_request
 from kapelle.services.policy.outside import OutsideDesk
-from kapelle.training.loop import Step
+from kapelle.training.step_report import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message, Task
 

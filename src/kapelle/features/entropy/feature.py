@@ -12,9 +12,9 @@ import torch
 
 from kapelle.algorithm import Loss, Outputs, PolicyLoss, Targets
 from kapelle.engines.train.protocol import Objective
-from kapelle.feature import Feature, StartedRun, StepInProgress
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.rows import Sample, Sampled, TurnKey
+from kapelle.training.feature import Feature, StartedRun, StepInProgress
 
 BONUS = "entropy_bonus"
 """Column of the samples: the weight of the bonus at each token, per nat."""

@@ -31,7 +31,6 @@ from kapelle.evaluation.exploitability import (
     evaluate_table,
     language_table,
 )
-from kapelle.feature import Feature, StartedRun, StepInProgress
 from kapelle.features.league.policies import added_learners, fixed_members, slot_name
 from kapelle.features.league.pool import (
     EXPLOITER,
@@ -63,6 +62,7 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
 from kapelle.signals.samples import policy_sample
+from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Cast, Group
 
 Weights = Mapping[str, Mapping[str, Tensor]]

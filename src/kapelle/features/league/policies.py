@@ -12,7 +12,8 @@ from kapelle.features.league.settings import LeagueConfig
 from kapelle.runs.named_checkpoint import weights_of
 from kapelle.settings.schema import AgentConfig, RunConfig
 from kapelle.settings.weights import EndpointConfig, OwnModel, PastAdapter
-from kapelle.setup.team_builder import BASE, Bases, policy_for
+from kapelle.setup.bases import BASE, Bases
+from kapelle.setup.team_builder import policy_for
 from kapelle.team import Policy, Rate, Team
 
 MOST_ADAPTERS = 10_000

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kapelle.feature import FeatureSettings, RunToCheck
 from kapelle.settings.base import Settings
+from kapelle.settings.feature import FeatureSettings
 from kapelle.settings.weights import NAME, EndpointConfig, OwnModel, PastAdapter
-
-if TYPE_CHECKING:
-    from kapelle.models.outline import Outline
-    from kapelle.settings.schema import RunConfig
-    from kapelle.setup.team_builder import Bases
-    from kapelle.team import Policy
 
 
 class SelfPlayPopulation(Settings):
@@ -135,6 +128,7 @@ MemberConfig = PastAdapter | OwnModel | EndpointConfig | str
 class LeagueConfig(FeatureSettings):
     """A pool of opponents or partners, and how it grows: past selves, frozen models, endpoints, players of the environment."""
 
+    plan: ClassVar[str] = "kapelle.features.league.plan:LeaguePlan"
     feature: ClassVar[str] = "kapelle.features.league.league:League"
     population: Population = PfspPopulation()
     """Who of the pool is drawn: `self_play`, `fictitious`, `pfsp`, `psro`, or one of them with its settings; or `fcp` with its own."""
@@ -162,24 +156,3 @@ class LeagueConfig(FeatureSettings):
     """Games that each pair of past selves plays when one enters, for the table of payoffs and the pool's diversity, where nothing is
     exact; 0 plays none. `psro` has `games` of its own."""
     exploiter: ExploiterConfig | None = None
-
-    def policies(
-        self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
-    ) -> Mapping[str, Policy]:
-        """Return the policies of members, of slots for past selves and of further learners."""
-        from kapelle.features.league.policies import added_policies
-
-        return added_policies(self, config, learners, bases)
-
-    def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield what prevents training with this league."""
-        from kapelle.features.league import checks
-
-        for check in (checks.members, checks.games, checks.population):
-            yield from check(self, run)
-
-    def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield that the machine cannot hold the adapters."""
-        from kapelle.features.league import checks
-
-        yield from checks.memory(self, run, models)

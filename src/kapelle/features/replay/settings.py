@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
-from kapelle.feature import FeatureSettings, RunToCheck
+from kapelle.settings.feature import FeatureSettings
 
 
 class ReplayConfig(FeatureSettings):
@@ -17,6 +16,7 @@ class ReplayConfig(FeatureSettings):
     """
 
     off_policy: ClassVar[bool] = True
+    plan: ClassVar[str] = "kapelle.features.replay.plan:ReplayPlan"
     feature: ClassVar[str] = "kapelle.features.replay.feature:EpisodeReplay"
 
     groups: int = Field(default=1, ge=1)
@@ -25,16 +25,3 @@ class ReplayConfig(FeatureSettings):
     """Newest such groups that are kept, one for each task."""
     max_age: int | None = Field(default=None, ge=1)
     """Steps after which a group is dropped; null keeps it as long as there is room."""
-
-    def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why past episodes cannot be learned from."""
-        algorithm = run.algorithm
-        if not algorithm.plays:
-            yield f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` collects none. Remove it."
-        if any(hook.moves_weights for hook in algorithm.after_update):
-            yield f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it."
-        if algorithm.data.tree is not None or algorithm.data.widths:
-            yield (
-                f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set "
-                "`algorithm.tree: false`."
-            )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm
-from kapelle.errors import ConfigError
-from kapelle.feature import FeatureSettings
 from kapelle.settings.base import FROM_HERE_ON
+from kapelle.settings.feature import FeatureSettings
 from kapelle.settings.weights import DType
 
 
@@ -34,6 +31,8 @@ class RefreshConfig(FeatureSettings):
 class RewardModelConfig(FeatureSettings):
     """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
+    plan: ClassVar[str] = "kapelle.features.reward_model.plan:RewardModelPlan"
+
     path: str
     """The folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""
     weight: float = 1.0
@@ -44,30 +43,3 @@ class RewardModelConfig(FeatureSettings):
     """The compute type of a copy of its own; null is that of the section `model`."""
     refresh: RefreshConfig | None = None
     """Lets it go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
-
-    def extend(self, row: Algorithm) -> Algorithm:
-        """Return the row with the scores as a signal; ConfigError where the algorithm does not learn from rewards of turns."""
-        from kapelle.signals.verifier import VerifierScores
-
-        if row.need(VerifierScores) or (row.data.scores and row.returns is None):
-            raise ConfigError(
-                f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
-                f"Remove it, and set `algorithm.verifier: {self.path}`."
-            )
-        if row.returns is None or not row.plays:
-            raise ConfigError(
-                f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
-                "set an algorithm that does, for example "
-                "`algorithm.name: grpo`."
-            )
-        if row.data.tree is not None:
-            raise ConfigError(
-                f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
-                "earn. Remove it, or set `algorithm.tree: false`."
-            )
-        if row.data.interventions is not None:
-            raise ConfigError(
-                f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
-                "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
-            )
-        return replace(row, needs=(*row.needs, VerifierScores(self.path, refresh=self.refresh)))

@@ -20,8 +20,8 @@ import torch
 from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weights
 from tests.engines.rollout.test_contract import WAYS, ask, ask_for, assert_true, words
 from tests.engines.test_constraints import EVERY, cosine, gradients, policy_of
+from tests.features.league.test_league import game
 from tests.support.tiny import SIZE, frozen_copy, sections, stir, train_engine
-from tests.training.test_league import game
 from tokenizers import AddedToken
 from torch import Tensor
 from transformers import GenerationConfig

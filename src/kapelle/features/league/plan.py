@@ -1,4 +1,4 @@
-"""What prevents a run from training with a league, found before a model is loaded."""
+"""What a league means for a run before a model is loaded: the policies that it adds, and its checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kapelle.environment import PlayedFromOutside, PlaysSeats, enumerable, offers
 from kapelle.errors import ConfigError
-from kapelle.feature import RunToCheck
+from kapelle.features.league.policies import added_policies
 from kapelle.features.league.pool import (
     DRAFT,
     EXPLOITER,
@@ -26,6 +26,9 @@ from kapelle.runs.reader import read_config
 from kapelle.settings.overlays import parse_yaml
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import PastAdapter
+from kapelle.setup.bases import Bases
+from kapelle.setup.feature import FeaturePlan, RunToCheck
+from kapelle.team import Policy
 from kapelle.workflows.play import PlayWorkflow
 
 
@@ -180,3 +183,22 @@ def memory(league: LeagueConfig, run: RunToCheck, models: Mapping[str, Outline])
             f"`league.slots` and `league.in_memory` keep {selves} past selves{more} of {one / 2**30:.1f} GiB each, and this machine has "
             f"{machine / 2**30:.0f} GiB. Lower them, the learners of `league.population`, or `team.lora.rank`."
         )
+
+
+class LeaguePlan(FeaturePlan[LeagueConfig]):
+    """Policies and checks of a league."""
+
+    def policies(
+        self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
+    ) -> Mapping[str, Policy]:
+        """Return the policies of members, of slots for past selves and of further learners."""
+        return added_policies(self.settings, config, learners, bases)
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield what prevents training with this league."""
+        for check in (members, games, population):
+            yield from check(self.settings, run)
+
+    def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
+        """Yield that the machine cannot hold the adapters."""
+        yield from memory(self.settings, run, models)

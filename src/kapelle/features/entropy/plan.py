@@ -1,0 +1,24 @@
+"""What the entropy bonus means for a run before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kapelle.errors import did_you_mean
+from kapelle.features.entropy.settings import EntropyConfig
+from kapelle.setup.feature import FeaturePlan, RunToCheck
+
+
+class EntropyPlan(FeaturePlan[EntropyConfig]):
+    """The checks of the entropy bonus."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield agents that do not exist or are not trained, and algorithms that sample nothing."""
+        names = run.team.names
+        for agent in self.settings.agents:
+            if agent not in names:
+                yield f"`entropy.agents` names '{agent}', which is no agent of the team.{did_you_mean(agent, names)}"
+            elif not run.team.policy(agent).trained:
+                yield f"`entropy.agents` names '{agent}', which is not trained. Remove it."
+        if not run.algorithm.plays:
+            yield f"`entropy` rewards varied samples, and `{run.algorithm.name}` samples none. Remove it."

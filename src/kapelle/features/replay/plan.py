@@ -1,0 +1,25 @@
+"""What replay means for a run before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kapelle.features.replay.settings import ReplayConfig
+from kapelle.setup.feature import FeaturePlan, RunToCheck
+
+
+class ReplayPlan(FeaturePlan[ReplayConfig]):
+    """The checks of replay."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield why past episodes cannot be learned from."""
+        algorithm = run.algorithm
+        if not algorithm.plays:
+            yield f"`tasks.replay` learns from past episodes of the team, and `{algorithm.name}` collects none. Remove it."
+        if any(hook.moves_weights for hook in algorithm.after_update):
+            yield f"`tasks.replay` compares with the weights that sampled, and `{algorithm.name}` exchanges weights. Remove it."
+        if algorithm.data.tree is not None or algorithm.data.widths:
+            yield (
+                f"`tasks.replay` repeats whole episodes, and those of `{algorithm.name}` branch. Remove it, or set "
+                "`algorithm.tree: false`."
+            )

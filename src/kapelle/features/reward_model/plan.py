@@ -1,0 +1,42 @@
+"""What a reward model means for a run before a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kapelle.algorithm import Algorithm
+from kapelle.errors import ConfigError
+from kapelle.features.reward_model.settings import RewardModelConfig
+from kapelle.setup.feature import FeaturePlan
+from kapelle.signals.verifier import VerifierScores
+
+
+class RewardModelPlan(FeaturePlan[RewardModelConfig]):
+    """Adds the reward model's scores to the algorithm."""
+
+    def extend(self, row: Algorithm) -> Algorithm:
+        """Return the row with the scores as a signal; ConfigError where the algorithm does not learn from rewards of turns."""
+        if row.need(VerifierScores) or (row.data.scores and row.returns is None):
+            raise ConfigError(
+                f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded by a verifier's scores alone. "
+                f"Remove it, and set `algorithm.verifier: {self.settings.path}`."
+            )
+        if row.returns is None or not row.plays:
+            raise ConfigError(
+                f"`reward_model` is added to the reward of a turn, but `{row.name}` does not learn from such rewards. Remove it, or "
+                "set an algorithm that does, for example "
+                "`algorithm.name: grpo`."
+            )
+        if row.data.tree is not None:
+            raise ConfigError(
+                f"`reward_model` scores the turns of an episode, but `{row.name}` with a tree learns from what its candidates "
+                "earn. Remove it, or set `algorithm.tree: false`."
+            )
+        if row.data.interventions is not None:
+            raise ConfigError(
+                f"`reward_model` scores the turns of an episode, but `{row.name}` learns from what episodes earn that are played on. Remove "
+                "it, or set an algorithm that plays none again, for example `algorithm.name: grpo`."
+            )
+        return replace(
+            row, needs=(*row.needs, VerifierScores(self.settings.path, refresh=self.settings.refresh))
+        )

@@ -1,0 +1,43 @@
+"""The section of an optional feature of training in a recipe: the part of the contract that every layer knows.
+
+    src/kapelle/features/mine/
+      settings.py     its section, a class on `FeatureSettings`
+      plan.py         what it means for a run before a model is loaded, a class on `setup.feature.FeaturePlan`
+      feature.py      what it does at the phases of a step, a class on `training.feature.Feature`
+      metrics.py      what it reports
+
+To add one, add its section as a field of `settings.schema.RunConfig`, or of one of its sections. To remove one, delete its
+folder and that field. The core finds features by their sections and names none of them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+from kapelle.settings.base import Settings, parts_of
+
+S = TypeVar("S", bound=Settings)
+
+
+class FeatureSettings(Settings):
+    """The section of a feature. A run has the feature if the section is set."""
+
+    plan: ClassVar[str] = ""
+    """`module:Class` of its `FeaturePlan`; empty for one that needs none."""
+    feature: ClassVar[str] = ""
+    """`module:Class` of its `Feature`; empty for one that acts at none of the phases."""
+    off_policy: ClassVar[bool] = False
+    """Whether steps learn from samples of earlier weights too."""
+
+
+def sections_of(config: Settings) -> dict[str, FeatureSettings]:
+    """Return the sections of the features that a run has, by their dotted path, in the order of its settings."""
+    return {path: part for path, part in parts_of(config) if isinstance(part, FeatureSettings)}
+
+
+def without_features(config: S) -> S:
+    """Return the settings without the features that are sections of their own: a trained team is used without them."""
+    own = {
+        name: None for name in type(config).model_fields if isinstance(getattr(config, name), FeatureSettings)
+    }
+    return config.model_copy(update=own)

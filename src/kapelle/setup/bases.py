@@ -1,0 +1,54 @@
+"""The base models of a team while it is built."""
+
+from __future__ import annotations
+
+from kapelle.errors import noting
+from kapelle.models.devices import check_device
+from kapelle.settings.schema import ModelConfig, TeamConfig
+from kapelle.team import Place, Policy
+
+BASE = "base"
+
+
+class Bases:
+    """The base models of a team while it is built: where each is read from, and with which type and on which device it is held."""
+
+    def __init__(self, model: ModelConfig, team: TeamConfig, absent: list[str] | None = None) -> None:
+        """Begin with the run's base; raises ConfigError for a device that is not there, or adds it to `absent`."""
+        self.paths: dict[str, str] = {}
+        self.places: dict[str, Place] = {}
+        self._model, self._team, self._absent = model, team, absent
+        self.add(BASE, model.path, None, None, "model.device")
+
+    def add(
+        self, base: str, path: str, dtype: str | None, device: str | None, setting: str, like: str = BASE
+    ) -> None:
+        """Add a base; where no type or device is given it has that of the base `like`.
+
+        Raises ConfigError, which names the setting, when nothing can be put on the device.
+        """
+        other = self.places.get(like, Place(self._model.dtype, self._model.device))
+        self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
+        with noting(self._absent):
+            check_device(self.places[base].device, setting)
+
+    def frozen(self, base: str) -> str:
+        """Return a frozen base for critics: this one, unless critics have a model, type or device of their own."""
+        own = (self._team.critic_model, self._team.critic_dtype, self._team.critic_device)
+        return base if own == (None, None, None) else self._copy(base)
+
+    def untrained(self, policy: Policy) -> str:
+        """Return a base for critics that no policy trains: the policy's own where it has an adapter, else a frozen copy."""
+        if policy.endpoint is not None or policy.lora is not None or not policy.trained:
+            return self.frozen(policy.base or BASE)
+        return self._copy(policy.base)
+
+    def moving(self, policy: Policy, critic: str) -> str:
+        """Return a base whose own weights one critic trains: of critics' model, or of a policy's."""
+        return self._copy(policy.base or BASE, f"{critic}@model")
+
+    def _copy(self, base: str, name: str | None = None) -> str:
+        copy, team = name or f"{base}@critic", self._team
+        path = team.critic_model or self.paths[base]
+        self.add(copy, path, team.critic_dtype, team.critic_device, "team.critic_device", like=base)
+        return copy

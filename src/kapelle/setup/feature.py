@@ -1,0 +1,68 @@
+"""What an optional feature means for a run before a model is loaded: its checks, and what it adds to algorithm and team."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kapelle.algorithm import Algorithm
+from kapelle.models.outline import Outline
+from kapelle.runtime.plugins import find_object
+from kapelle.settings.feature import FeatureSettings, sections_of
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.bases import Bases
+from kapelle.team import Policy, Team
+
+S = TypeVar("S", bound=FeatureSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class RunToCheck:
+    """A run as its settings describe it; no model is loaded."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    team: Team
+    given: Container[str] = ()
+    """Paths of models that are in memory already."""
+    training: bool = True
+    """Whether it is to be trained, which needs the rows and the user's own code."""
+    elsewhere: bool = False
+    """Whether it runs on another machine: no library or device of this one is needed."""
+    absent: list[str] | None = None
+    """What this machine lacks, filled in; None raises it."""
+
+
+class FeaturePlan(Generic[S]):
+    """What a feature means for a run. The default of every method adds nothing."""
+
+    def __init__(self, settings: S) -> None:
+        self.settings = settings
+
+    def extend(self, row: Algorithm) -> Algorithm:
+        """Return the algorithm's row with what the feature adds; raises ConfigError where they do not go together."""
+        return row
+
+    def policies(
+        self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
+    ) -> Mapping[str, Policy]:
+        """Return the policies that it adds to the team, by name; `learners` are the team's trained policies."""
+        return {}
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield what prevents training with it: what is wrong and where, and how to fix it."""
+        yield from ()
+
+    def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
+        """Yield what does not fit the machine; `models` has the shape of each base model."""
+        yield from ()
+
+
+def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
+    """Return the plans of the features that a run has, in the order of its settings."""
+    return [
+        find_object(section.plan, "feature")(section)
+        for section in sections_of(config).values()
+        if section.plan
+    ]

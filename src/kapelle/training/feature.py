@@ -1,0 +1,109 @@
+"""What an optional feature of training does: the phases of a step, and its state.
+
+`settings/feature.py` says how a feature is found; `features/entropy` is the smallest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kapelle.algorithm import Algorithm
+from kapelle.engines.train.protocol import Objective, TrainEngine
+from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.play import Play
+from kapelle.rows import Sample, Sampled, TurnKey
+from kapelle.runtime.plugins import find_object
+from kapelle.settings.feature import sections_of
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
+from kapelle.training.rollouts import Sampler
+from kapelle.training.selection import Assign
+from kapelle.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRun:
+    """A run whose models are loaded."""
+
+    config: RunConfig
+    algorithm: Algorithm
+    team: Team
+    models: Mapping[str, LanguageModel]
+    """Base name → model."""
+    base_hashes: Mapping[str, str]
+    engine: TrainEngine
+    """Holds what is trained."""
+    play: Play
+    """How episodes are collected."""
+    sampler: Sampler | None
+    """Collects the episodes in another process (`training.overlap`); None where this process does."""
+    run_dir: Path | None
+
+
+@dataclass(slots=True)
+class StepInProgress:
+    """One step of training while it is taken; the phases of the loop and the features fill it in."""
+
+    number: int
+    """From 1."""
+    play: Play
+    groups: list[Group] = field(default_factory=list)
+    """The episodes that the step has collected."""
+    earlier: list[Group] = field(default_factory=list)
+    """Groups of earlier steps that this one learns from as well."""
+    assign: Assign | None = None
+    """Who takes which role in the tasks of steps that are collected from now on; None follows the team map."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    restarted: bool = False
+    """Whether a policy started again from earlier weights, so that nothing that was sampled so far is learned from."""
+
+
+class Feature:
+    """What a feature does at the phases of a step, in their order. The default of every method changes nothing."""
+
+    def before_rollouts(self, step: StepInProgress) -> None:
+        """Prepare the collection of episodes, for example assign roles."""
+
+    def after_rollouts(self, step: StepInProgress) -> None:
+        """Read `step.groups`, add metrics or earlier groups."""
+
+    def before_update(self, step: StepInProgress) -> None:
+        """Act on what the step learns from, `step.groups` and `step.earlier`, before weights change."""
+
+    def samples(
+        self, step: StepInProgress, sampled: Sampled, samples: Mapping[TurnKey, Sample]
+    ) -> Mapping[TurnKey, Sample]:
+        """Return what policies are trained on; `samples` has one for each turn of `sampled` that has credit."""
+        return samples
+
+    def objective(self, objective: Objective) -> Objective:
+        """Return what the update minimises."""
+        return objective
+
+    def after_update(self, step: StepInProgress) -> None:
+        """Act on the updated weights, before they are published to the rollout engine."""
+
+    def forget(self) -> None:
+        """Drop samples of earlier steps; called after a step with `restarted`."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, as plain values and tensors."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+
+    def pruned(self, steps: Collection[int]) -> None:
+        """Release what only deleted checkpoints need; `steps` are those whose checkpoints are left."""
+
+
+def started(run: StartedRun) -> dict[str, Feature]:
+    """Return the features of a run, by the path of their section, in the order of its settings."""
+    return {
+        path: find_object(section.feature, "feature")(section, run)
+        for path, section in sections_of(run.config).items()
+        if section.feature
+    }
