@@ -94,6 +94,7 @@ class TestSlurm:
             "--output=%x-%j.log",
             "--open-mode=append",
         ]
+        assert "export KAPELLE_STOP_WITHIN=90" in lines  # of the 120 s, for the step
 
     def test_shellcheck_has_nothing_to_say(self, tmp_path: Path) -> None:
         path = tmp_path / "job.sh"

@@ -190,3 +190,13 @@ def test_a_program_that_imports_kapelle_keeps_its_own_ctrl_c() -> None:
     program = PROGRAM.format(handler="signal.default_int_handler", early=True, called="/somewhere/mine.py")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_wrong_limit_for_a_step_is_refused_before_anything_loads(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_STOP_WITHIN", "soon")
+    said = kapelle("train", "demo", "--run-dir", "run")
+    assert said.code == 2
+    assert "KAPELLE_STOP_WITHIN is 'soon'" in said.err
+    assert not Path("run").exists()

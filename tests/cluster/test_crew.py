@@ -167,14 +167,15 @@ def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], 
     assert ends[0][1] == ends[1][1]
 
 
-def test_what_was_played_ahead_of_a_step_that_is_undone_is_given_up(
-    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+def test_what_was_played_ahead_of_a_step_that_did_not_end_is_given_up(
+    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = cluster(workers(1))
     training = {"steps": 3, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
-    with Trainer(**{**SETTINGS, "training": training}) as trainer:
+    with Trainer(**{**SETTINGS, "training": training}, run_dir=tmp_path / "run") as trainer:
         steps = trainer.steps()
         next(steps)
+        trainer.save()
 
         def stop() -> None:
             raise StopRequested

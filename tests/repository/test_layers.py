@@ -37,6 +37,7 @@ FOR_HELP = {
     "kapelle.runtime.characters",
     "kapelle.runtime.machine",
     "kapelle.runtime.interrupts",
+    "kapelle.runtime.watchdog",
 }
 """What `kapelle --help` imports of ours."""
 

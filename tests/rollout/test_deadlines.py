@@ -18,6 +18,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.questions import QuestionWorld
 from kapelle.grading.verdict import Grade
+from kapelle.rollout import bounded_worlds
 from kapelle.rollout.play import Play, rollout
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
@@ -150,3 +151,11 @@ async def test_an_episode_has_a_limit_over_all_its_calls() -> None:
     slow = replace(play, environment=Stuck(way="await"))
     [group] = await rollout(slow, TASKS[:1], 1, 5)
     assert "The episode took more than 0.3 s (`episode.timeout`)" in str(group.episodes[0].error)
+
+
+def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_worlds, "WORKERS", 1)
+    stuck = stage(Stuck(way="sleep", place="observe", blocking=True), environment=0.1)
+    errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
+    assert "took more than 0.1 s" in errors[0]
+    assert "have not returned since they were given up" in errors[1]

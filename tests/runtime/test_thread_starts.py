@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kapelle.runtime import deadlines, machine
+from kapelle.runtime import machine, watchdog
 
 _COMMAND = """
 import sys, threading
@@ -43,7 +43,9 @@ def ended(prepare: str, begins: str) -> tuple[int, str, str]:
         pytest.param("pass", "without_memory", id="it says so"),
         # As where there is no memory to say so either.
         pytest.param(
-            "machine.THREAD_START_S = 0.5; deadlines.watched_thread()", "lambda: None", id="it says nothing"
+            'machine.THREAD_START_S = 0.5; deadlines.call("a call", "environment", 1.0, int)',
+            "lambda: None",
+            id="it says nothing",
         ),
     ],
 )
@@ -70,10 +72,9 @@ def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPa
     def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
         return None
 
-    monkeypatch.setattr(deadlines, "here", threading.local())
-    monkeypatch.setattr(deadlines, "_watched_threads", {})
-    monkeypatch.setattr(deadlines, "_watchdog", None)
+    monkeypatch.setattr(watchdog, "_runs", False)
+    monkeypatch.setattr(watchdog, "_looks", [])
     monkeypatch.setattr(_thread, "start_new_thread", never)
     monkeypatch.setattr(machine, "THREAD_START_S", 0.01)
     with pytest.raises(MemoryError):
-        deadlines.watched_thread()
+        watchdog.every_tick(lambda _: None)

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
 from kapelle.runtime.foreign_code import received_error
-from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.tensors import SharedTensors, layout_of
@@ -110,22 +108,19 @@ def test_a_run_is_the_same_where_the_process_is_lost_and_the_run_stopped(
         steps = trainer.steps()
         next(steps)
         next(steps)
-        asked = iter([True])
-        monkeypatch.setattr(sampling_process, "stop_if_asked", lambda: _stop_once(asked))
-        with pytest.raises(StopRequested):
-            next(
-                steps
-            )  # while it waits for the play that step 3 began: the step is undone, the process given up
+        with monkeypatch.context() as patched:
+            patched.setattr(sampling_process, "together", _pressed)
+            with pytest.raises(KeyboardInterrupt):
+                next(steps)  # while it waits for the play that step 3 began: the process is given up
         assert trainer.done == 2
         assert how in caplog.text
         assert "Another process plays step 1." in caplog.text
-        trainer.train()  # step 3 again, with another process
+        trainer.train()  # from the newest checkpoint, with another process
         assert_same(run, trainer, alone)
 
 
-def _stop_once(asked: Iterator[bool]) -> None:
-    if next(asked, False):
-        raise StopRequested
+def _pressed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.long

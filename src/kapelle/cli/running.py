@@ -97,7 +97,7 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
         say("stopped before the run began.", stream)
     elif stopped_by:
         lost = "nothing is lost"
-        if summary is None or summary.went_back:
+        if summary is None:
             if watch.now.phase == "warm-up":
                 lost = "the warm-up starts over"
             elif watch.now.phase in ("training", "stopping"):

@@ -7,39 +7,26 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from kapelle.early_stop import end_at_once
 from kapelle.runtime.interrupts import (
     SIGNALS,
-    Arrivals,
-    begin_stop,
+    Terminated,
     commands,
-    end_stops,
+    ending_by,
+    endings,
     handled_by,
     hung_up,
     left_behind,
     listed,
-    pending_stop,
 )
 from kapelle.runtime.machine import end_without_memory
 
 EXIT_WRONG = 2
 """The exit code of a command that ends with a reason."""
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has arrived."""
-
-    number = int(signal.SIGTERM)
-
-
-class HungUp(Terminated):
-    """SIGHUP has arrived: the terminal was closed."""
-
-    number = 1
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:
@@ -49,9 +36,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 def stopped_by() -> KeyboardInterrupt | None:
     """Return the signal that is ending this command, even if it surfaced as another error; None without one."""
-    stop = pending_stop()
-    raised = None if stop is None else stop.again()
-    return raised if isinstance(raised, KeyboardInterrupt) else None
+    return endings[0] if endings else None
 
 
 def leave(code: int) -> None:
@@ -76,7 +61,7 @@ def take_signals() -> None:
     """
 
     def report_all_but_stops(raised: sys.UnraisableHookArgs) -> None:
-        # A Ctrl-C in a destructor or callback cannot be caught; the watchdog raises it again.
+        # A Ctrl-C in a destructor or callback cannot be caught; the watchdog ends the command.
         if not issubclass(raised.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(raised)
 
@@ -89,33 +74,25 @@ def take_signals() -> None:
 def termination() -> Iterator[None]:
     """Raise Terminated for a SIGTERM, HungUp for a SIGHUP and KeyboardInterrupt for a Ctrl-C inside the block, so that files are closed.
 
-    Code that swallows the exception gets it again a second later, and a process that has not ended by itself after
-    `interrupts.LAST_RESORT` seconds is ended. So is a process in which a thread cannot start for lack of memory.
+    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended, whatever it does. So is a process
+    in which a thread cannot start for lack of memory.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kinds: dict[int, Callable[[], BaseException]] = {
-        HungUp.number: HungUp,
-        signal.SIGTERM: Terminated,
-        signal.SIGINT: KeyboardInterrupt,
-    }
 
     def receive(number: int, _frame: FrameType | None) -> None:
-        Arrivals.handled = True
         hung_up(number)
         # While torch or transformers is being imported for the first time, nothing is open yet. An exception in the middle of
         # the import surfaces as any other error, and inside torch's C++ it aborts the process with a page of trace.
         specs = (getattr(sys.modules.get(name), "__spec__", None) for name in ("torch", "transformers"))
         if any(getattr(spec, "_initializing", False) for spec in specs):
             end_at_once(number)
-        begin_stop(number, kinds[number])
-        error = kinds[number]()
-        raise error
+        raise ending_by(number)
 
     with handled_by(receive), end_without_memory():
         try:
             with listed(receive, commands):
                 yield
         finally:
-            end_stops()
+            endings.clear()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from kapelle.cli.output import complain
 from kapelle.cli.stopping import EXIT_WRONG
 from kapelle.errors import ConfigError
-from kapelle.runtime.interrupts import Arrivals
+from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import (
     EXIT_ALONE,
     LAST,
@@ -252,7 +252,6 @@ class _Launcher:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def stop(number: int, _frame: FrameType | None) -> None:
-            Arrivals.handled = True
             self._asked.append(number)
             for rank in self._ranks:
                 rank.stop(number)
@@ -274,7 +273,8 @@ class _Launcher:
             if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
-            yield
+            with unbroken():  # the ranks end by themselves
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

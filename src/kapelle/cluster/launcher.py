@@ -43,6 +43,7 @@ from kapelle.cluster.placement import RayPlacement, lay_out
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.credentials import without_secrets
+from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.machine import versions_of
 from kapelle.runtime.process_tree import end_session, end_with_stdin
 from kapelle.settings.schema import RayConfig
@@ -87,7 +88,8 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        code = driver.wait()
+        with unbroken():  # the ranks end by themselves
+            code = driver.wait()
     finally:
         end_session(driver.pid)
         if driver.stdin is not None:

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
+from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import LifeSigns, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
@@ -141,12 +142,13 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
         worker.process.terminate()
         if worker.process.pid is not None and hasattr(signal, "SIGCONT") and worker.process.is_alive():
             os.kill(worker.process.pid, signal.SIGCONT)  # so that a stopped one can save, too
-    for worker in workers:
-        while worker.process.is_alive():
-            worker.process.join(LOOKS)
-            if worker.signs.look(LOOKS) is not None:
-                worker.process.kill()
-        worker.pipe.close()
+    with unbroken():  # their steps end first
+        for worker in workers:
+            while worker.process.is_alive():
+                worker.process.join(LOOKS)
+                if worker.signs.look(LOOKS) is not None:
+                    worker.process.kill()
+            worker.pipe.close()
 
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:

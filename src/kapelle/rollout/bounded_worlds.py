@@ -31,7 +31,8 @@ from kapelle.environment import (
     offers,
 )
 from kapelle.errors import EpisodeError
-from kapelle.runtime.deadlines import GaveUp, Patience, call, leave_behind, raise_in, watching_loop, within
+from kapelle.runtime.deadlines import GaveUp, Limit, Patience, call, within
+from kapelle.runtime.interrupts import left_behind
 from kapelle.types import Image, Task
 
 T = TypeVar("T")
@@ -172,11 +173,14 @@ class BoundedWorld:
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
         """Return what a method returns that is not async."""
         what = f"`{method}` of environment '{self._name}'"
-        found = call(what, "environment", self._patience.environment, work, *given)
+        found = self._called(what, self._patience.environment, work, *given)
         if type(found) not in _RESULTS and isinstance(found, Coroutine) and method != "start":
             found.close()
             raise BrokenContract(f"{what} is async. Write `def {method}`: its result is needed at once.")
         return found
+
+    def _called(self, what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
+        return call(what, "environment", seconds, work, *given)
 
     def _waiting(
         self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment"
@@ -200,8 +204,13 @@ class ThreadWorld(BoundedWorld):
     """A world on a daemon thread with an event loop of its own, which is left behind when a call is given up."""
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Start the thread."""
+        """Start the thread; EpisodeError where too many threads never returned."""
         super().__init__(name, patience)
+        if sum(isinstance(each, threading.Thread) and each.is_alive() for each in left_behind) >= WORKERS:
+            raise EpisodeError(
+                f"{WORKERS} calls of environments such as '{name}' have not returned since they were given up, and their threads still "
+                "run. Resume the run, and let the environment end its calls by itself."
+            )
         self._given_up = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kapelle-world", daemon=True)
@@ -209,13 +218,9 @@ class ThreadWorld(BoundedWorld):
 
     def _run(self) -> None:
         try:
-            with watching_loop(self._loop):
-                self._loop.run_forever()
-        except GaveUp:
-            pass
+            self._loop.run_forever()
         finally:
-            for task in asyncio.all_tasks(self._loop):
-                leave_behind(task)
+            left_behind.extend(asyncio.all_tasks(self._loop))
             self._loop.close()
 
     async def start(self, start: Callable[[], World]) -> object:
@@ -239,17 +244,19 @@ class ThreadWorld(BoundedWorld):
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
+    def _called(self, what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
         async def now() -> T:
             return work(*given)
 
-        # The program asks for this without `await`: it waits here, and can be broken off here.
+        # The program asks for this without `await`: it waits here.
         future = self._submit(now)
         try:
-            return super()._now(method, future.result)
-        except GaveUp:
+            return future.result(seconds)
+        except TimeoutError:
+            if future.done():  # the error is the world's own
+                raise
             self._give_up()
-            raise
+            raise Limit(what, "environment", seconds).reason() from None
 
     async def _waiting(self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment") -> T:
         future = self._submit(work)
@@ -267,8 +274,8 @@ class ThreadWorld(BoundedWorld):
         return asyncio.run_coroutine_threadsafe(_awaited(work, "`call` of a world"), self._loop)
 
     def _give_up(self) -> None:
-        """Leave the thread behind; where it computes, it is broken off."""
+        """Leave the thread behind, which ends if the call ever returns."""
         if not self._given_up:
             self._given_up = True
-            raise_in(self._thread.ident or 0, GaveUp("its world was given up"))
+            left_behind.append(self._thread)
             self.end()

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from kapelle.errors import EpisodeError
-from kapelle.runtime.deadlines import GaveUp, charged_to, current, leave_behind, raise_in, watching_loop
-from kapelle.runtime.interrupts import on_stop, stop_if_asked, stops_here, waited_for
+from kapelle.runtime.deadlines import charged_to, current, watching_loop
+from kapelle.runtime.interrupts import left_behind, on_stop, stop_if_asked, stops_here, waited_for
 
 
 class AbandonableThreads(ThreadPoolExecutor):
@@ -89,42 +89,32 @@ class _Call(Future[Any]):
         self._owner, self._context = owner, copy_context()
         self._function, self._args, self._named = function, args, named
         self._guard = threading.Lock()
-        self._thread: int | None = None
 
     def run(self) -> None:
         """Call the function on this thread and set the result, unless it is abandoned meanwhile."""
         if not self.set_running_or_notify_cancel():
             return
-        with self._guard:
-            self._thread = threading.get_ident()
         result, failure = None, None
         try:
-            try:
-                result = self._context.run(self._function, *self._args, **self._named)
-            except BaseException as error:  # noqa: BLE001 - belongs to whoever awaits
-                failure = error
-            with self._guard:
-                self._thread = None
-                if self.given_up:  # the exception of `cancel` may not have been raised yet: take it back
-                    raise_in(threading.get_ident(), None)
-        except GaveUp:  # it was raised just when the call had returned
-            self._thread = None
-        if self.given_up:
-            return
-        if failure is None:
-            self.set_result(result)
-        else:
-            self.set_exception(failure)
+            result = self._context.run(self._function, *self._args, **self._named)
+        except BaseException as error:  # noqa: BLE001 - belongs to whoever awaits
+            failure = error
+        with self._guard:
+            if self.given_up:
+                return
+            if failure is None:
+                self.set_result(result)
+            else:
+                self.set_exception(failure)
 
     def cancel(self) -> bool:
-        """Cancel the call; abandon it if it runs: GaveUp is raised in it, and its result is discarded."""
+        """Cancel the call; abandon it with its thread if it runs, and discard its result."""
         if super().cancel():
             return True
         with self._guard:
-            if self._thread is None or self.given_up:
+            if self.done() or self.given_up:
                 return False
             self.given_up = True
-            raise_in(self._thread, GaveUp("nobody waits for it any more"))
         self._owner.start_thread()
         return False
 
@@ -243,7 +233,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     if not closing.done():
         abandoned.append(closing)
     for task in abandoned:
-        leave_behind(task)
+        left_behind.append(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way to say so
 
 
@@ -260,9 +250,8 @@ class _Contained(Coroutine[Any, Any, Any]):
         return (yield from self._work.__await__())
 
     def send(self, value: Any) -> Any:
-        limit = current.get()
         try:
-            return self._work.send(value) if limit is None else charged_to(limit, self._work.send, value)
+            return charged_to(current.get(), self._work.send, value)
         except SystemExit as error:
             raise EpisodeError(f"a task was ended by sys.exit({error.code!r})") from error
 

@@ -1,22 +1,18 @@
-"""Stopping on a signal: the process ends within seconds, and unfinished work is repeated after a resume.
+"""Stopping on a signal: a step of training ends and is saved, and unfinished work is repeated after a resume.
 
     with catch_interrupts() as interrupts:      the command: signals become a request to stop
-        ...
-            stop_if_asked()                     long work, between micro-batches: raises StopRequested
-            with unbroken(): save()             what has to run to its end
+        with finishing(): step()                what ends first
+        evaluate()                              what may stop earlier (`stop_if_asked`, `on_stop`): raises StopRequested
+        with unbroken(): save()                 what has to run to its end
     sys.exit(interrupts.exit_code)
 
-The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. Long work asks for it
-(`stop_if_asked`) or is notified (`on_stop`, an event loop), and leaves by StopRequested; the trainer undoes the step,
-saves, and exits with 128 + the signal's number, as shells do:
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. The exit code is 128 + its number, as
+shells have it: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
 
-    129  SIGHUP, after the checkpoint
-    130  SIGINT, after the checkpoint
-    143  SIGTERM, after the checkpoint
-
-A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. Where code that cannot be
-interrupted holds the main thread, the watchdog (`deadlines.py`) ends a command after `LAST_RESORT` seconds: the files on the
-disk are complete at every moment. A process that is not a command of ours (a notebook) is never ended.
+A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. SIGTERM and SIGHUP do the like
+(`Terminated`) when the process has not stopped after `stop_within()` seconds. A command that does not end by this exception ends
+`LAST_RESORT` seconds later: the files on the disk are complete at every moment. A process that is not a command of ours (a
+notebook) is never ended.
 """
 
 from __future__ import annotations
@@ -25,15 +21,14 @@ import os
 import signal
 import stat
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from kapelle.errors import ConfigError
+from kapelle.runtime.watchdog import end_process, every_tick
 
 T = TypeVar("T")
 
@@ -43,13 +38,17 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 commands: list[object] = []
 """Not empty while this process is a command of ours, which the watchdog may end."""
 
-left_behind: deque[str] = deque(maxlen=1000)
-"""Types of the coroutines and tasks that this process gave up and could not end; some may still run when it ends."""
+left_behind: list[object] = []
+"""Coroutines, tasks and threads that this process gave up and could not end; some may still run when it ends.
 
-LAST_RESORT = 8.0
-"""Seconds from a signal to the end of a process that does not stop its work."""
+They are kept: Python ends a coroutine without references by raising inside it, in whatever thread that happens, and other people's
+code may then compute for ever.
+"""
 
-FINISHING = 6.0
+LAST_RESORT = 5.0
+"""Seconds from the exception that ends a process to the end of one that does not end by it."""
+
+FINISHING = 5.0
 """Seconds that a step may still take after SIGTERM or SIGHUP: whoever sends them rarely waits for long."""
 STOP_WITHIN = "KAPELLE_STOP_WITHIN"
 """Environment variable with other seconds than `FINISHING`, for schedulers that wait longer."""
@@ -59,18 +58,27 @@ class StopRequested(BaseException):
     """Leaves the current work because this process was asked to stop."""
 
 
-class StopSignal:
-    """A signal that has asked this process to stop, while the process is stopping."""
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has arrived."""
 
-    def __init__(self, number: int, again: Callable[[], BaseException]) -> None:
-        """Keep what to raise, again and again, in other people's code that does not return."""
-        self.number = number
-        self.again = again
-        self.at_once = False
-        """Whether it ends a step before the step's end: a person has pressed Ctrl-C twice."""
-        self.since = time.monotonic()
-        self.waited = 0.0
-        """Seconds that the watchdog has counted since, those of a save left out."""
+    number = 15
+
+
+class HungUp(Terminated):
+    """SIGHUP has arrived: the terminal was closed."""
+
+    number = 1
+
+
+def ending_by(number: int) -> KeyboardInterrupt:
+    """Return the exception that ends this process by a signal, and note it in `endings`."""
+    kinds = {kind.number: kind for kind in (HungUp, Terminated)}
+    endings.append(kinds.get(number, KeyboardInterrupt)())
+    return endings[-1]
+
+
+endings: list[KeyboardInterrupt] = []
+"""What was raised to end this process."""
 
 
 class Interrupts:
@@ -87,18 +95,17 @@ class Interrupts:
         return 0 if self.received is None else 128 + self.received
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """Remember a signal; raises KeyboardInterrupt for a Ctrl-C that was not the first to ask."""
-        Arrivals.handled = True
+        """Remember a signal; raises KeyboardInterrupt for a second Ctrl-C, and when the time to stop is over."""
         hung_up(number)
-        if self.received is None:
+        first = self.received is None
+        if first:
             self.received = signal.Signals(number)
-            begin_stop(number, StopRequested)
             self._notify(self.received)
-            end_loops()
-        elif number == signal.SIGINT:
-            for stop in stops:
-                stop.at_once = True
-            raise KeyboardInterrupt
+            if stop_asked():
+                for notify in tuple(_to_notify):
+                    notify()
+        if _arrived.late or (number == signal.SIGINT and not first):
+            raise ending_by(number)
 
 
 def hung_up(number: int) -> None:
@@ -118,8 +125,6 @@ def gone_terminal(descriptor: int) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev != nowhere.st_rdev and not os.isatty(descriptor)
 
 
-stops: list[StopSignal] = []
-"""The signals on which this process is stopping, oldest first."""
 _catching: list[Interrupts] = []
 """One for each `catch_interrupts` that is open, the outermost first."""
 _to_notify: list[Callable[[], None]] = []
@@ -132,11 +137,6 @@ agreements: list[Agreement] = []
 """Not empty while this process is one of several ranks, which stop together."""
 _handlers_before: dict[int, Any] = {}
 """What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
-
-
-def begin_stop(number: int, again: Callable[[], BaseException]) -> None:
-    """Note that a signal asks this process to stop from now on; `again` makes the error that ends other people's code."""
-    stops.append(StopSignal(number, again))
 
 
 class Agreement:
@@ -170,26 +170,6 @@ def _held_back() -> bool:
     return bool(_catching) and any(not each.reached and not each.apart for each in agreements)
 
 
-def pending_stop() -> StopSignal | None:
-    """Return the signal on which this process is stopping; None without one, and inside a block that runs to its end."""
-    if not stops or _unbroken or _held_back() or (_finishing and not _overdue(stops[0])):
-        return None
-    return stops[0]
-
-
-def end_loops() -> None:
-    """Call what `on_stop` is to call, if this process is to stop now."""
-    if pending_stop() is not None:
-        for notify in tuple(_to_notify):
-            notify()
-
-
-def _overdue(stop: StopSignal) -> bool:
-    """Return whether a step has to stop before its end."""
-    late = stop.number != signal.SIGINT and time.monotonic() - stop.since > stop_within()
-    return stop.at_once or late
-
-
 def stop_within() -> float:
     """Return for how many seconds after SIGTERM or SIGHUP a step may still finish; ConfigError for anything but a number."""
     said = os.environ.get(STOP_WITHIN, "")
@@ -204,14 +184,9 @@ def stop_within() -> float:
     return seconds
 
 
-def end_stops(first: int = 0) -> None:
-    """Forget the stops that `begin_stop` began, except the `first` ones."""
-    del stops[first:]
-
-
 def stop_asked() -> bool:
     """Return whether code inside `catch_interrupts` should stop now."""
-    return bool(asked_by()) and pending_stop() is not None
+    return bool(asked_by()) and not (_finishing or _unbroken or _held_back())
 
 
 _here = threading.local()
@@ -234,90 +209,94 @@ def stop_if_asked() -> None:
         raise StopRequested
 
 
-class Arrivals:
-    """Signals that have arrived at this process, counted also while its main thread runs C code.
+# -------- The end of a process that does not stop
+#
+# Python runs a handler only between two lines of Python, and other people's code may swallow what a handler raises. The kernel also
+# writes each signal to a pipe, which the watchdog reads.
 
-    Python runs a handler only between two lines of Python. A descriptor that the kernel writes to tells the watchdog of a
-    signal before that, so that it can end a command whose main thread never comes back.
-    """
 
-    number = 0
-    """The last signal that arrived."""
-    handled = False
-    """Whether a handler has run since the last look; for all signals at once, as those that arrive during one call of C code
-    are handled once."""
-    waited = 0.0
-    """Seconds since one has arrived that is not handled, those of a save left out."""
-    _open = False
-    """Whether one has arrived and is not handled."""
-    _reads: int | None = None
-    _writes: int | None = None
-    _guard = threading.Lock()
-    """Held while the pipe is read and while it is closed: a new file could have its number right after that."""
+class _Arrived:
+    """The signals that have arrived inside the outermost `handled_by`, as the watchdog sees them."""
 
-    @classmethod
-    def look(cls, passed: float) -> int | None:
-        """Count what has arrived; return the number of a signal that was not handled for `LAST_RESORT` seconds."""
-        # In this order: a handler that runs before the pipe is read is then seen by the next look.
-        handled, cls.handled = cls.handled, False
-        came: list[int] = []
-        with cls._guard, suppress(OSError):
-            if cls._reads is None:
-                return None
-            came = [number for number in os.read(cls._reads, 4096) if number in SIGNALS]
-        if came:
-            cls.number = came[-1]
-        cls._open = not handled and (cls._open or bool(came))
-        if not cls._open:
-            cls.waited = 0.0
-        elif not _unbroken:
-            cls.waited += passed
-        return cls.number if cls.waited > LAST_RESORT else None
+    def __init__(self) -> None:
+        self.pipe: tuple[int, int] | None = None
+        self.guard = threading.Lock()
+        """Held while the pipe is read and while it is closed: a new file could have its number right after that."""
+        self.clear()
 
-    @classmethod
-    @contextmanager
-    def counted(cls) -> Iterator[None]:
-        """Count inside the block.
+    def clear(self) -> None:
+        """Forget the signals."""
+        self.numbers: list[int] = []
+        self.waited = 0.0
+        """Seconds since the first of them, without those of `unbroken` blocks."""
+        self.late = False
+        """Whether the time to stop is over."""
 
-        Does nothing inside another such block, where other code has set a wakeup descriptor, and where no descriptor is left:
-        signals are still handled then, but one that is not goes unseen.
-        """
-        try:
-            ends = os.pipe() if cls._reads is None else None
-        except OSError:
-            ends = None
-        if ends is None:
-            yield
+    def look(self, passed: float) -> None:
+        """Read the pipe; end a process that has no time left."""
+        with self.guard, suppress(OSError):
+            if self.pipe is not None:
+                self.numbers += [number for number in os.read(self.pipe[0], 4096) if number in SIGNALS]
+        if not self.numbers or _unbroken:
             return
-        reads, writes = ends
-        os.set_blocking(reads, False)
-        os.set_blocking(writes, False)
-        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        if before == -1:
-            cls.handled, cls._open, cls.waited = False, False, 0.0
-            cls._reads, cls._writes = reads, writes
+        number = self.numbers[0]
+        if not _catching or self.numbers.count(signal.SIGINT) > 1:
+            limit = 0.0
+        elif {*self.numbers} == {signal.SIGINT}:
+            return  # a person waits, and can press it again
         else:
-            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            with cls._guard:
-                counts, cls._reads, cls._writes = cls._writes == writes, None, None
-                if counts:
-                    signal.set_wakeup_fd(-1)
-                os.close(reads)
-            os.close(writes)
+            limit = stop_within()
+        self.waited += passed
+        if self.waited > limit and not self.late:
+            self.late, self.waited = True, limit
+            if _catching and not endings:  # let the handler raise
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+        elif self.waited > limit + LAST_RESORT and commands:
+            end_process(
+                f"{holder()} holds the process; it ends without waiting. What the last checkpoint holds is kept, and what "
+                "came after it is done again when the run is resumed.",
+                128 + number,
+            )
 
-    @classmethod
-    def forget(cls) -> None:
-        """Stop counting, in a forked child: what arrives there has not arrived here."""
-        if cls._writes is not None:
-            writes = signal.set_wakeup_fd(-1)
-            if writes not in (-1, cls._writes):
-                signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        cls._reads = cls._writes = None
-        cls._guard = threading.Lock()  # the other may have been held when this process was forked
-        cls.handled, cls._open, cls.waited = False, False, 0.0
+
+_arrived = _Arrived()
+
+
+def _something() -> str:
+    return "something that cannot be interrupted"
+
+
+holder: Callable[[], str] = _something
+"""Names what the main thread computes (`deadlines.py`)."""
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """Let the watchdog see the signals that arrive inside the block, unless other code reads them from a descriptor of its own."""
+    every_tick(_arrived.look)
+    _arrived.clear()
+    endings.clear()
+    try:
+        pipe = os.pipe()
+    except OSError:  # no descriptor is left: signals are still handled
+        yield
+        return
+    for end in pipe:
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
+    if before == -1:
+        _arrived.pipe = pipe
+    else:
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        with _arrived.guard:
+            if _arrived.pipe == pipe:
+                signal.set_wakeup_fd(-1)
+                _arrived.pipe = None
+            for end in pipe:
+                os.close(end)
 
 
 @contextmanager
@@ -333,7 +312,7 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
     if outermost:
         _handlers_before.update(before)
     try:
-        with Arrivals.counted():
+        with _counted() if outermost else nullcontext():
             yield
     finally:
         _restore(before)
@@ -349,9 +328,21 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 def _forget() -> None:
     """Leave a forked child its own signals: they end it, and ask neither it nor this process to stop."""
-    Arrivals.forget()
+    if _arrived.pipe is not None:
+        signal.set_wakeup_fd(-1)
+    _arrived.pipe, _arrived.guard = None, threading.Lock()
+    _arrived.clear()
     _restore(_handlers_before)
-    for kept in (_handlers_before, _catching, stops, _to_notify, _unbroken, _finishing, commands, agreements):
+    for kept in (
+        _handlers_before,
+        _catching,
+        endings,
+        _to_notify,
+        _unbroken,
+        _finishing,
+        commands,
+        agreements,
+    ):
         kept.clear()
 
 
@@ -361,7 +352,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @contextmanager
 def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify`, inside the signal handler or from the watchdog, when this process is to stop while the block runs."""
+    """Call `notify`, inside the signal handler, when this process is to stop while the block runs."""
     with listed(notify, _to_notify):
         yield
 
@@ -408,7 +399,7 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
-    first = len(stops)
+    stop_within()  # raises here for a wrong value, not in the watchdog
     with handled_by(interrupts.receive):
         _catching.append(interrupts)
         try:
@@ -416,4 +407,5 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
         finally:
             with suppress(ValueError):  # a forked child has forgotten it
                 _catching.remove(interrupts)
-            end_stops(first)
+            if not _catching:
+                _arrived.clear()

@@ -31,7 +31,6 @@ from kapelle.rollout.partial import PartialGroup, dump_partial
 from kapelle.rollout.play import Play, PlaysGroups
 from kapelle.rollout.replica import moves
 from kapelle.runtime.foreign_code import received_error
-from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists
 from kapelle.runtime.ranks import ALONE, Ranks
@@ -157,7 +156,7 @@ class SamplingProcess:
             self._pipe.send_bytes(json.dumps(question).encode())
 
     def _answer(self) -> dict[str, Any] | None:
-        """Wait for the answer; None if the process has died or stands still. Raises what it raised, and StopRequested."""
+        """Wait for the answer; None if the process has died or stands still. Raises what it raised."""
         assert self._pipe is not None
         assert self._process is not None
         assert self._pulse is not None
@@ -165,7 +164,6 @@ class SamplingProcess:
         signs = LifeSigns(self._process.pid, lambda: pulse.beats)
         try:
             while not self._pipe.poll(LOOK):
-                stop_if_asked()
                 now = time.monotonic()
                 self._still = signs.look(min(now - looked, 5 * LOOK))
                 looked = now

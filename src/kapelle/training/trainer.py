@@ -92,8 +92,6 @@ class Summary:
     after: Evaluation | None
     stopped_by: int
     """0, or the exit code of the signal that stopped it (130, 143)."""
-    went_back: bool = False
-    """True if a step was stopped before its end: steps since the last checkpoint are repeated."""
     seconds: float = 0.0
     """Wall time of this call, evaluations included."""
     run_dir: Path | None = None
@@ -490,7 +488,6 @@ class Trainer:
             before,
             after,
             stopped.exit_code,
-            self._progress.unfinished,
             time.monotonic() - start,
             self._records.run.path if self._records.run is not None else None,
             last,

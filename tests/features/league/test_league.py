@@ -764,7 +764,7 @@ def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
             assert set(league.pool.gone) == left
 
 
-def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() -> None:
+def test_members_of_a_step_that_is_repeated_are_seated_with_their_own_weights() -> None:
     """Names stand for other weights when steps are played again and come out otherwise."""
     with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:
         league = league_of(trainer)
@@ -778,6 +778,23 @@ def test_members_of_a_step_that_is_undone_are_seated_with_their_own_weights() ->
         league.seat(1)
         slot = next(slot for slot, name in league._in_slot.items() if name == "self@0")
         assert same_bits(frozen_copy(trainer.engine.weights(slot_name(slot, "player"))), frozen_copy(changed))
+
+
+def test_a_step_whose_table_could_not_be_played_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = game(
+        league=line(2, every=100, refresh=1, by="uniform"),
+        algorithm={"name": "grpo", "group_size": 4, "team_reward": "individual", "epochs": 2},
+    )
+    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        trainer.train(1)
+        trainer.save()
+        with monkeypatch.context() as broken:
+            broken.setattr("kapelle.features.league.league.shared_rollout", lambda *_: [])
+            with pytest.raises(EpisodeError, match="No game of"):
+                trainer.train(1)
+        assert [step.number for step in trainer.steps(2)] == [2, 3]
 
 
 def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:

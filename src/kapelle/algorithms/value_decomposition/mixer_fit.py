@@ -33,7 +33,6 @@ from kapelle.functional.mixing import copied, periodic_update, qmix_mix, soft_up
 from kapelle.functional.returns import lambda_return, return_to_go
 from kapelle.models.finite import learned, poisoned
 from kapelle.rows import Signals, TurnKey
-from kapelle.runtime.interrupts import stop_if_asked
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Episode, Group, Turn
 
@@ -412,7 +411,6 @@ class MixerFit:
             self.target = copied(self.net.state_dict())
         losses: list[float] = []
         for _ in range(self._settings.updates):
-            stop_if_asked()
             batch = replay.draw(self._settings.batch, derive_seed(self._seed, "replay", self.updates))
             losses.append(self._update(self.placed(batch)))
         wrong = poisoned(learned({"fit": self.state()}))

@@ -449,6 +449,7 @@ class League(Feature):
         """Let a learner enter as it is; return what is known exactly then."""
         own = self._learners[learner]
         member, out = self.pool.enter(learner, number)
+        self.pool.gone.pop(member.name, None)  # a step that did not end has left weights of this name
         # A snapshot is stored by the policies whose seats it can take.
         self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
         if out is not None:
@@ -495,6 +496,7 @@ class League(Feature):
             self._tables.pop(draft.name, None)
         for draft, learner in zip(self.pool.redraft(self._line[:-1], number), self._line, strict=False):
             own = self._learners[learner]
+            self.pool.gone.pop(draft.name, None)  # as in `_enter`
             self._snapshots.put(
                 draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
             )

@@ -1,0 +1,68 @@
+"""A thread that looks at something ten times a second, whatever the main thread does."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from kapelle.runtime import machine
+
+TICK = 0.1
+"""Seconds between two looks."""
+MOST = 1.0
+"""Most seconds that one look counts: more of them means that the whole process was stopped."""
+
+_looks: list[Callable[[float], None]] = []
+_starting = threading.Lock()
+_runs = False
+
+
+def every_tick(look: Callable[[float], None]) -> None:
+    """Call `look` at every tick with the seconds since the last one, without those in which this process was stopped.
+
+    A function that is called already is not added. Raises MemoryError where no thread can start.
+    """
+    global _runs  # noqa: PLW0603 - there is one thread
+    with _starting:
+        if look not in _looks:
+            _looks.append(look)
+        if not _runs:
+            # Not `Thread.start`: without memory that waits for ever, and only this thread could see it.
+            begun = threading.Event()
+            _thread.start_new_thread(_run, (begun,))
+            if not begun.wait(machine.THREAD_START_S):
+                raise MemoryError
+            _runs = True
+
+
+def _run(begun: threading.Event) -> None:
+    begun.set()
+    before = time.monotonic()
+    while True:
+        time.sleep(TICK)
+        now = time.monotonic()
+        passed, before = min(now - before, MOST), now
+        for look in tuple(_looks):
+            look(passed)
+
+
+def end_process(message: str, code: int) -> NoReturn:
+    """End this process at once, with a line on standard error."""
+    with suppress(OSError, ValueError):
+        os.write(2, f"kapelle: {message}\n".encode())
+    os._exit(code)
+
+
+def _forget() -> None:
+    global _runs, _starting
+    _runs, _starting = False, threading.Lock()
+    _looks.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget)
