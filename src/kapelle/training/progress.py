@@ -9,6 +9,7 @@ a folder that all can read.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -29,7 +30,7 @@ from kapelle.runs.reader import read_evaluations
 from kapelle.runs.writer import RunDirectory
 from kapelle.runtime.event_loop import AbandonableThreads
 from kapelle.runtime.files import step_of
-from kapelle.runtime.interrupts import finishing, stop_asked, unbroken
+from kapelle.runtime.interrupts import finishing, stop_asked, stop_within, unbroken
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.ranks import ALONE, Peers, Ranks, broadcast
 from kapelle.settings.schema import RunConfig
@@ -174,12 +175,14 @@ class Progress:
         """Whether there are steps that no checkpoint holds and that can be saved."""
         return self.kept and not self.unfinished and self._saved not in (None, self.done)
 
-    def when_stopped(self) -> str:
-        """Return what a stop request leads to now."""
+    def when_stopped(self, number: int) -> str:
+        """Return what a signal that asks to stop leads to now."""
         if not self._in_step:
             return "then saving"
+        pressed = number == signal.SIGINT
+        sooner = "Ctrl-C again stops at once" if pressed else f"after {stop_within():g} s it stops at once"
         return (
-            f"finishing step {self.done + 1}, then saving; Ctrl-C again stops at once, and the run then continues from step "
+            f"finishing step {self.done + 1}, then saving; {sooner}, and the run then continues from step "
             f"{self._saved or 0}"
         )
 

@@ -470,7 +470,7 @@ class Trainer:
         measured = self.config.evaluation.before_and_after
         self._progress.restore()
         with catch_interrupts(
-            lambda _: self.observer.phase("stopping", self._progress.when_stopped())
+            lambda number: self.observer.phase("stopping", self._progress.when_stopped(number))
         ) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
