@@ -35,6 +35,7 @@ from kapelle.grading.math.grade import (
     library_problem,
     read_math,
     shared_math_processes,
+    unless_copied,
 )
 from kapelle.grading.math.sameness import Percent, math_form
 from kapelle.grading.text.extraction import ExtractionRule, extract, marked
@@ -265,7 +266,7 @@ class Math(AskingData, Questions, Doubting):
     async def _graded(self, text: str, task: Task) -> Grade:
         answer, options = task.data["answer"], task.data.get("choices")
         if options is None or self.answer_by == "program":
-            return await self.grade(text, answer)
+            return unless_copied(await self.grade(text, answer), answer, task.question)
         return grade_choice(text, answer, options, self.extraction)
 
     async def grade(self, text: str, answer: str) -> Grade:

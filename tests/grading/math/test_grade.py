@@ -37,7 +37,6 @@ def no_pool() -> Iterator[KillableProcesses]:
         (r"\sin x", r"\cos x", 0.0),
         (r"\sqrt[3]{16}", r"2\sqrt[3]{3}", 0.0),
         (r"x > 5", r"x \ge 5", 0.0),
-        (r"1", r"\sin^2 2+\cos^2 2", 1.0),
     ],
 )
 def test_what_only_the_library_knows(
@@ -132,7 +131,7 @@ def test_a_costly_answer_is_a_wrong_one_and_whatever_else_takes_too_long_fails_t
 
 
 def test_a_costly_answer_cannot_stop_a_run(math_pool: KillableProcesses) -> None:
-    grade = grade_math(r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}", "5", ["only_box"], math_pool)
+    grade = grade_math(r"\boxed{\tan(\tan(\tan(\tan(\tan 5))))}", r"\tan 5", ["only_box"], math_pool)
     assert grade.status == "no_answer"
     assert "longer than" in grade.explanation
 

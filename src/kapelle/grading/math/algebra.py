@@ -102,7 +102,32 @@ def divide(one: Quotient, other: Quotient) -> Quotient:
     """Return the quotient; Undefined for a division by zero."""
     if not other.top:
         raise Undefined
+    if other.rational is not None:
+        return multiply(one, number(1 / other.rational))
     return Quotient(_times(one.top, other.bottom), _times(one.bottom, other.top))
+
+
+def written_terms(value: Quotient) -> set[object]:
+    """Return the terms of one that is written in a sum: two sums that share some are not put together yet.
+
+    None of a sum with letters, which stands there in brackets: `3(x + 2)^2 - 2` is finished.
+    """
+    constant = kind(value)
+    if not constant and len(value.top) > 1:
+        return set()
+    if constant and len(value.bottom) > 1:
+        return {(1, 0, ())}
+    below = tuple(value.bottom)
+    return {(each, below) if below != ((1, 0, ()),) else each for each in value.top or ONE}
+
+
+def kind(value: Quotient) -> str:
+    """Return what constant a value is, `rational`, `i` or `root`, for a sum with roots too; empty for one with letters or π."""
+    if any(letters for terms in (value.top, value.bottom) for _, _, letters in terms):
+        return ""
+    if value.rational is not None:
+        return "rational"
+    return "i" if value.top.keys() == {(1, 1, ())} else "root"
 
 
 def power(base: Quotient, exponent: int) -> Quotient:

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 from kapelle.grading.math import algebra
 from kapelle.grading.math.algebra import Quotient
-from kapelle.grading.math.expression import NotAnAnswer, Unfamiliar, Unreadable, read_expression
+from kapelle.grading.math.expression import NotAnAnswer, Seen, Unfamiliar, Unreadable, read_expression
 from kapelle.grading.math.notation import opened, split_marked, split_top, split_word, with_commas
 from kapelle.grading.math.numeric import (
     NUMBER_WORDS,
@@ -95,6 +95,8 @@ class MathAnswer:
     """The letters that its value is written with, cancelled ones included."""
     plain: str = ""
     """How it is written where it is letters alone: `odd` is a word or a product."""
+    unfinished: bool = False
+    """Whether it still has to be worked out: `3 + 4`. An equation in unknowns never has."""
 
 
 # -------- Inequalities as the intervals that they describe, and chains of equal values as the value
@@ -251,6 +253,16 @@ def shortens(text: str, value: Quotient) -> bool:
     }
 
 
+def is_number(answer: MathAnswer) -> bool:
+    """Return whether an answer is made of rational numbers alone."""
+    values: list[Value] = [answer.value]
+    for value in values:
+        values.extend(value.items if isinstance(value, Several) else ())
+    return not any(isinstance(value, Quotient) and value.rational is None for value in values) and any(
+        isinstance(value, Quotient) for value in values
+    )
+
+
 MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
 
@@ -306,10 +318,10 @@ PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
 
 
 class _Reading:
-    """One reading, with the letters that it has met."""
+    """One reading, with what it has met."""
 
     def __init__(self) -> None:
-        self.letters: set[str] = set()
+        self.seen = Seen()
 
     def answer(self, body: str) -> MathAnswer:
         """Return the reading of a whole answer: bounds with `or` between them, groups with `;`, or one list."""
@@ -345,7 +357,8 @@ class _Reading:
         )
 
     def _made(self, name: str, value: Value, unit: str = "", plain: str = "") -> MathAnswer:
-        return MathAnswer(value, name, unit, frozenset(self.letters), plain)
+        unfinished = self.seen.unfinished and not isinstance(value, Equation)
+        return MathAnswer(value, name, unit, frozenset(self.seen.letters), plain, unfinished)
 
     def _listed(self, body: str) -> MathAnswer:
         """Return the reading of values with commas between them, of one value, or of an equation."""
@@ -425,25 +438,40 @@ class _Reading:
         sides, marks = split_marked(part.body, _ABOUT)
         sides = [side.strip() for side in sides]
         exact = 1 + next((place for place, mark in enumerate(marks) if mark != "="), len(marks))
-        values = [self._single(side) for side in sides[:exact]]
+        values, unfinished = self._apart(sides[:exact])
         worked_out = any(_OPERATION.search(side) for side in sides[:exact])
         if not worked_out and not all(value.same(values[-1]) for value in values):
             raise NotAnAnswer("It contradicts itself.")
         if not all(shortens(side.lstrip("\\$ "), values[-1]) for side in sides[exact:]):
             raise NotAnAnswer("It names a value and another one as about the same.")
-        return AnswerPart(sides[exact - 1], part.name, part.unit)
+        # The last side that is worked out and has the value of the last one.
+        place = max(
+            range(exact), key=lambda side: (not unfinished[side] and values[side].same(values[-1]), side)
+        )
+        return AnswerPart(sides[place], part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
         """Return the number that all sides of an equation are; None where it has unknowns, is wrong, or says nothing."""
         ratios = ["/" in side or "frac" in side for side in sides]
         if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
             return None  # `5 = 5` says nothing
-        values = [self._single(side) for side in sides]
+        values, unfinished = self._apart(sides)
+        self.seen.unfinished = all(unfinished)
         same = all(value.rational is not None and value.same(values[0]) for value in values)
-        return values[0] if same and not self.letters else None
+        return values[0] if same and not self.seen.letters else None
+
+    def _apart(self, sides: Sequence[str]) -> tuple[list[Quotient], list[bool]]:
+        """Return the value of each side, and whether it still has to be worked out."""
+        values, unfinished = list[Quotient](), list[bool]()
+        for side in sides:
+            self.seen.unfinished = False
+            values.append(self._single(side))
+            unfinished.append(self.seen.unfinished)
+        self.seen.unfinished = False
+        return values, unfinished
 
     def _single(self, text: str) -> Quotient:
-        values = read_expression(text, self.letters)
+        values = read_expression(text, self.seen)
         if len(values) != 1:
             raise Unreadable("It holds ± in an equation.")
         return values[0]
@@ -494,7 +522,7 @@ class _Reading:
             return [without([self._single(part) for part in split_top(reals[1], ",")])]
         bracketed = _bracketed(text)
         if bracketed is None:
-            return read_expression(text, self.letters)
+            return read_expression(text, self.seen)
         kind, parts = bracketed
         return [Several(kind, self._items(parts))]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from kapelle.grading.math import algebra
@@ -85,8 +86,17 @@ def tokens(text: str) -> list[str]:
     return found
 
 
-def read_expression(text: str, letters: set[str]) -> list[Quotient]:
-    r"""Return the value of an expression: one, or two where it holds one `\pm`. Adds its letters.
+@dataclass(slots=True)
+class Seen:
+    """What expressions were written with."""
+
+    letters: set[str] = field(default_factory=set)
+    unfinished: bool = False
+    """Whether a reader still has to work something out: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
+
+
+def read_expression(text: str, seen: Seen) -> list[Quotient]:
+    r"""Return the value of an expression: one, or two where it holds one `\pm`. Adds what it is written with.
 
     Raises Unreadable and Unfamiliar.
     """
@@ -95,9 +105,7 @@ def read_expression(text: str, letters: set[str]) -> list[Quotient]:
         raise Unreadable("It holds several ±.")
     signs = ("+", "-") if "\\pm" in parts else ("+",)
     try:
-        return [
-            _Reader([sign if part == "\\pm" else part for part in parts], letters).whole() for sign in signs
-        ]
+        return [_Reader([sign if part == "\\pm" else part for part in parts], seen).whole() for sign in signs]
     except TooLarge:
         raise Unreadable("It is larger than any answer that is considered.") from None
     except Undefined:
@@ -107,9 +115,9 @@ def read_expression(text: str, letters: set[str]) -> list[Quotient]:
 class _Reader:
     """Recursive descent over tokens, bounded in depth."""
 
-    def __init__(self, parts: Sequence[str], letters: set[str]) -> None:
+    def __init__(self, parts: Sequence[str], seen: Seen) -> None:
         self._parts = parts
-        self._letters = letters
+        self._seen = seen
         self._place = 0
         self._depth = 0
 
@@ -142,12 +150,15 @@ class _Reader:
         value = self._product()
         if negative:
             value = algebra.negate(value)
+        written = algebra.written_terms(value)
         while self._next() in {"+", "-"}:
             negative = self._take() == "-"
             if self._next() == "-":
                 self._take()
                 negative = not negative
             term = self._product()
+            self._unfinished(not written.isdisjoint(more := algebra.written_terms(term)))
+            written |= more
             value = algebra.add(value, algebra.negate(term) if negative else term)
         self._depth -= 1
         return value
@@ -155,18 +166,30 @@ class _Reader:
     def _product(self) -> Quotient:
         mixed = self._mixed()
         value = self._factor() if mixed is None else mixed
+        kinds = {algebra.kind(value)} - {""}
         divided = False
         while True:
             part = self._next()
             if part in {"*", "/"}:
                 self._take()
                 divided = part == "/"
+                start = self._place
                 factor = self._factor()
-                value = algebra.divide(value, factor) if divided else algebra.multiply(value, factor)
+                if divided:
+                    value = self._ratio(value, factor)
+                    continue
+                # `6.02 * 10^{23}` is a number.
+                if self._parts[start : start + 2] != ["10", "^"] or "rational" not in kinds:
+                    self._unfinished(algebra.kind(factor) in kinds)
+                kinds |= {algebra.kind(factor)} - {""}
+                value = algebra.multiply(value, factor)
             elif part in _STARTS or part.isalpha() or part[1:] in GREEK:
                 if divided or mixed is not None:
                     raise Unreadable("It can be read in two ways.")
-                value = algebra.multiply(value, self._factor())
+                factor = self._factor()
+                self._unfinished(algebra.kind(factor) in kinds)
+                kinds |= {algebra.kind(factor)} - {""}
+                value = algebra.multiply(value, factor)
             elif part[:1].isdigit() or part[:1] == ".":
                 before = self._parts[self._place - 1]
                 if before == "!" and not divided and mixed is None:
@@ -177,6 +200,18 @@ class _Reader:
                 raise Unreadable("Two numbers stand side by side.")
             else:
                 return value
+
+    def _unfinished(self, found: bool) -> None:
+        self._seen.unfinished = self._seen.unfinished or found
+
+    def _ratio(self, top: Quotient, bottom: Quotient) -> Quotient:
+        """Return a quotient; one of two whole numbers that is no whole number itself is a fraction, other ones are to be worked out."""
+        value = algebra.divide(top, bottom)
+        above, below = top.rational, bottom.rational
+        if above is not None and below is not None and below != 1:
+            whole = above.denominator == below.denominator == 1
+            self._unfinished(not whole or above % below == 0)
+        return value
 
     def _mixed(self) -> Quotient | None:
         r"""Return the mixed number `2\frac{1}{3}`. Raises Unreadable for what only looks like one."""
@@ -193,6 +228,7 @@ class _Reader:
         return algebra.add(whole, part)
 
     def _factor(self) -> Quotient:
+        start = self._place
         value = self._base()
         if self._next() == "!":
             self._take()
@@ -202,6 +238,7 @@ class _Reader:
             if plain > MAX_FACTORIAL:
                 raise TooLarge
             value = algebra.number(Fraction(math.factorial(plain.numerator)))
+            self._unfinished(True)
             if self._next() == "!":
                 raise Unreadable("It can be read as a double factorial and as one of a factorial.")
         if self._next() == "^":
@@ -211,7 +248,11 @@ class _Reader:
             if negative:
                 self._take()
             exponent = self._base()
-            value = _raised(value, algebra.negate(exponent) if negative else exponent, self._letters)
+            ten = self._parts[start : start + 2] == ["10", "^"]
+            constant = algebra.kind(value)
+            value = _raised(value, algebra.negate(exponent) if negative else exponent, self._seen.letters)
+            half = exponent.rational == Fraction(1, 2) and value.rational is None
+            self._unfinished(bool(constant and algebra.kind(value)) and not ten and not half)
             if self._next() == "^":
                 raise Unreadable("It raises a power to a power without brackets.")
         return value
@@ -235,7 +276,7 @@ class _Reader:
             return algebra.letter(part)
         if part == "\\frac":
             top = self._argument()
-            return algebra.divide(top, self._argument())
+            return self._ratio(top, self._argument())
         if part == "\\binom":
             above, below = (self._argument().rational for _ in range(2))
             if (
@@ -248,6 +289,7 @@ class _Reader:
                 raise Unfamiliar
             if not 0 <= above <= MAX_BINOMIAL:
                 raise TooLarge
+            self._unfinished(True)
             return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
         if part == "\\sqrt":
             if self._next() == "[":
@@ -256,9 +298,11 @@ class _Reader:
             if radicand is None:
                 raise Unfamiliar
             try:
-                return algebra.square_root(radicand)
+                root = algebra.square_root(radicand)
             except TooLarge:
                 raise Unfamiliar from None
+            self._unfinished(root.rational is not None)
+            return root
         raise Unreadable("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
 
     def _argument(self) -> Quotient:
@@ -295,7 +339,7 @@ class _Reader:
             raise Unfamiliar
         if part != "i":
             # The imaginary unit is a number: √-4 is 2i.
-            self._letters.add(part)
+            self._seen.letters.add(part)
         return algebra.letter(part)
 
 

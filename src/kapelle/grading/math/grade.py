@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kapelle.grading.math.algebra import Quotient, TooLarge
-from kapelle.grading.math.answers import MathAnswer, has_relation, read_answer, shortens
+from kapelle.grading.math.answers import MathAnswer, has_relation, is_number, read_answer, shortens
 from kapelle.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import (
@@ -27,7 +27,7 @@ from kapelle.grading.math.numeric import (
 )
 from kapelle.grading.math.sameness import Percent, same_answer
 from kapelle.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
-from kapelle.grading.text.extraction import ExtractionRule, clean, extract
+from kapelle.grading.text.extraction import FORMULA, ExtractionRule, clean, extract
 from kapelle.grading.text.match import plain_text
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
@@ -68,18 +68,31 @@ def grade_math(
     rules: Sequence[ExtractionRule],
     processes: KillableProcesses,
     percent: Percent = "figure",
+    question: str = "",
 ) -> Grade:
-    """Return whether the final answer of a text means the same as the gold one.
+    """Return whether the final answer of a text means the same as the gold one, and is no formula of the question.
 
     An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
     `no_answer`. Where the machine or the gold answer is the reason, the verdict is `ungraded`.
     """
     read = read_math(text, gold, rules, percent)
-    return compare_math(read, processes) if isinstance(read, Undecided) else read
+    grade = compare_math(read, processes) if isinstance(read, Undecided) else read
+    return unless_copied(grade, gold, question)
+
+
+def unless_copied(grade: Grade, gold: str, question: str) -> Grade:
+    """Return a verdict; `no_answer` for a formula of the question, unless the gold answer is written like it."""
+    answer = grade.answer or ""
+    if not grade.score or not _copies(answer, question) or _spelled(answer) == _spelled(gold_answer(gold)):
+        return grade
+    return no_answer(f"'{answer[:80]}' is a formula of the question.")
 
 
 def read_math(
-    text: str, gold: str, rules: Sequence[ExtractionRule], percent: Percent = "figure"
+    text: str,
+    gold: str,
+    rules: Sequence[ExtractionRule],
+    percent: Percent = "figure",
 ) -> Grade | Undecided:
     """Return the verdict of our reader, or what it leaves to math-verify; never blocks."""
     found = extract(text, rules)
@@ -99,6 +112,41 @@ def read_math(
     if same is None:
         return _without_names(*_with_one_constant(answer, truth))
     return right(answer) if same else wrong(answer, truth)
+
+
+_FOR_THE_EYE = re.compile(
+    r"\\(?:left|right|displaystyle|[bB]igg?[lr]?|q?quad|(?:text|mathrm|mbox)(?=\{))(?![A-Za-z])|\\[,;:! ]|[\s{}$~]"
+)
+_ONE_SPELLING = {
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cdot": "*",
+    "\\times": "*",
+    "\\div": "/",
+    "\\dbinom": "\\binom",
+}
+_SIDES = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
+_TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=]|\\[a-z]+|\|")
+"""What a formula holds and a number or a name does not."""
+
+
+def _copies(answer: str, question: str) -> bool:
+    """Return whether an answer is a formula of a question, or a side of one, spacing aside."""
+    copied = _bare(answer)
+    if not _TO_WORK_OUT.search(copied):
+        return False
+    formulas = [next(part for part in found.groups() if part) for found in FORMULA.finditer(question)]
+    written = [_bare(formula) for formula in formulas] or [_bare(question)]
+    if not formulas:
+        return re.search(rf"(?<![0-9.+*/^-]){re.escape(copied)}(?![0-9+*/^-])", written[0]) is not None
+    return any(copied in {formula, *_SIDES.split(formula)} for formula in written)
+
+
+def _bare(text: str) -> str:
+    body = _FOR_THE_EYE.sub("", text)
+    for written, spelling in _ONE_SPELLING.items():
+        body = body.replace(written, spelling)
+    return body.strip(".,;:?")
 
 
 def gold_answer(gold: str) -> str:
@@ -202,6 +250,8 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
         return (same_figure if percent == "figure" else same_value)(one, other)
     # The gold answer is read first: where it cannot be, the answer is not to blame.
     truth, read = _known_gold(gold), _known(answer)
+    if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
+        raise Unreadable("It still has to be worked out.")
     if read is not None and truth is not None:
         with contextlib.suppress(TooLarge):
             return same_answer(read, truth, percent)
@@ -407,6 +457,8 @@ def why_not_comparable(answer: str, gold: str) -> str:
         "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
         != bool(_SIZED.match(theirs)),
         "It is a ratio of another number of parts.": marks[0] != marks[1] and max(marks) > 1,
+        "It still has to be worked out.": not _letters(theirs) - {"e", "i"}
+        and bool(_functions(ours) - _functions(theirs)),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
         "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
@@ -416,6 +468,17 @@ def why_not_comparable(answer: str, gold: str) -> str:
         or _is_fact(theirs),
     }
     return next((fault for fault, found in faults.items() if found), "")
+
+
+_FUNCTION = re.compile(
+    r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(log|ln|lg|binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)(?![a-z])|([!|])"
+)
+
+
+def _functions(text: str) -> set[str]:
+    """Return the kinds of functions that an answer applies: trigonometric ones are of one kind, as logarithms are."""
+    found = ("".join(part or "" for part in match.groups()) for match in _FUNCTION.finditer(text))
+    return {"log" if name in {"ln", "lg"} else name for name in found}
 
 
 def _is_fact(text: str) -> bool:

@@ -218,6 +218,7 @@ _SAME: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\left\s*\.|\\right\s*\.": "",
     r"\\(overline|bar)\s*([0-9])(?![0-9])": r"\\\1{\2}",
     r"\$([0-9.,]{1,20})\$\s*\\?%": r"\1\\%",
+    r"(?<!\\)\$\s*(and|or|,)\s*\$": r" \1 ",
     _DOLLAR: r"\\$",
     rf"\\textdegree{_NAME_ENDS}|\\(?:text|mathrm)\{{\s*(?:°|\\degree)\s*\}}": r"^\\circ",
     r"(?<=[0-9})])\s*\^\s*(?:\{\s*\\(?:text|mathrm)\{o\}\s*\}|\\(?:text|mathrm)\{o\}|\{\s*\{\s*\\circ\s*\}\s*\}|\{\s*\\circ\s*\})": r"^\\circ",

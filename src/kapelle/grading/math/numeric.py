@@ -310,8 +310,9 @@ def parse_number(text: str) -> Number | None:
         short = match["short"]
         top = int(short[0] if short else match["top"] or match["tex_top"])
         bottom = int(short[1] if short else match["bottom"] or match["tex_bottom"])
-        # `11 7/6` may be a mixed number or a slip: it is not decided here.
-        if bottom == 0 or (match["whole"] and top >= bottom):
+        # `11 7/6` may be a mixed number or a slip: it is not decided here. `168/2` still has to be worked out.
+        mixed = match["whole"] is not None
+        if bottom == 0 or (top >= bottom if mixed else bottom > 1 and top % bottom == 0):
             return None
         magnitude = int(re.sub("[ ,]", "", match["whole"] or "0")) + Fraction(top, bottom)
     negative = match["sign"] == "-" or match["inner"] == "-"

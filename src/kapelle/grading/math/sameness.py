@@ -362,6 +362,7 @@ def math_form(text: str, percent: Percent = "figure") -> str:
             form = _form(algebra.divide(value, algebra.number(Fraction(100))))
         else:
             form = _form(value)
+        form += " to be worked out" * answer.unfinished
     except (Unreadable, Unfamiliar, TooLarge):
         return plain_text(tidy(text) if len(text) <= MAX_CHARACTERS else text)
     unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} or is_angle(answer) else f" {answer.unit}"
