@@ -116,14 +116,14 @@ def earns_nothing(trainer: Trainer, run: Path, steps: int) -> None:
 
 
 class Library:
-    """In the place of math-verify, whose start takes seconds: never done with a tangent. Really killed."""
+    """In the place of math-verify, whose start takes seconds: never done with tangents of tangents. Really killed."""
 
     def __init__(self, processes: KillableProcesses) -> None:
         self.processes, self.killed = processes, 0
 
     def ask(self, question: Json) -> Json:
-        if "tan" not in question["answer"]:
-            return self.processes.ask({"do": "echo", "value": True})
+        if r"\tan(" not in question["answer"]:
+            return self.processes.ask({"do": "echo", "value": question["answer"] == question["gold"]})
         self.killed += 1
         return self.processes.ask({"do": "loop"})
 
@@ -135,7 +135,7 @@ def test_formulas_that_no_grader_can_afford_stop_no_run(
     with KillableProcesses("tests.grading.misbehaving_worker", 1, AnswerLimits(cpu_s=0.05)) as processes:
         library = Library(processes)
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: library)
-        made = run_of(tmp_path, {"name": COSTLY_MATH}, questions("5"), steps=4)
+        made = run_of(tmp_path, {"name": COSTLY_MATH}, questions(r"\tan 5"), steps=4)
         earns_nothing(made, tmp_path / "run", 4)
     assert FORMULA.said - before >= len(FORMULAS)
     assert library.killed
