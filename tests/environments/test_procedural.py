@@ -144,7 +144,7 @@ async def test_a_story_and_its_solution() -> None:
         ("x ≤ -1/2", "x<=-1/2"),
         ("-1/2>=x", "x<=-1/2"),
         ("0.5", "x=1/2"),
-        ("x=10/2", "x=5"),
+        ("x=10/4", "x=5/2"),
         ("y=5", None),
         ("x", None),
         ("x<y", None),

@@ -16,7 +16,7 @@ Other operators, several operations, brackets and fractions make expressions, wh
 
     47×85  →  3760+235  →  3995      3995÷85  →  40+7  →  47      (2+3)×4-6  →  20-6  →  14      3/4+5/6  →  9/12+10/12  →  19/12
 
-Values are fractions throughout, so that answers are exact, and every equal form of one is right (`1 7/12`, `38/24`).
+Values are fractions throughout, so that answers are exact, and every form of one that is worked out is right (`1 7/12`, `38/24`).
 """
 
 from __future__ import annotations
@@ -124,15 +124,8 @@ class Arithmetic(Questions):
 
     @property
     def answers(self) -> Answers:
-        """One number; of fractions mixed ones too, such as `1 7/12`."""
-        kind = numbers(self.extraction)
-        if not self.fractions:
-            return kind
-        return Answers(
-            lambda text, task: kind.grade(unmixed(text), task),
-            lambda text: kind.normal_form(unmixed(text)),
-            kind.written,
-        )
+        """One number, which may be a mixed one such as `1 7/12`."""
+        return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -420,16 +413,3 @@ def value_of(notes: str, *, whole: bool) -> str:
         expression = expression.left
     value = None if expression is None else work_out(expression)
     return "?" if value is None else str(value)
-
-
-_MIXED = re.compile(r"(?<![0-9./])([0-9]{1,48})[ \t]+([0-9]{1,48})/([0-9]{1,48})(?![0-9./]*[0-9/])")
-
-
-def unmixed(text: str) -> str:
-    """Return a text with its mixed numbers as fractions, which rules find as one number: `19/12` for `1 7/12`."""
-
-    def improper(found: re.Match[str]) -> str:
-        whole, top, bottom = map(int, found.groups())
-        return f"{whole * bottom + top}/{bottom}" if 0 < top < bottom else found[0]
-
-    return _MIXED.sub(improper, text)

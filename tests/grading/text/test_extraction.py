@@ -44,7 +44,7 @@ ONE_RULE: dict[ExtractionRule, dict[str, str | None]] = {
         ".5": ".5",
         "1e400": "1e400",
         "5 or 6": "6",
-        "A: 10+John's age": "10",
+        "A: 10+John's age": None,
         "nothing": None,
         "": None,
         # The last number is a part of something else, and an earlier one must not stand in for it.
@@ -58,7 +58,7 @@ ONE_RULE: dict[ExtractionRule, dict[str, str | None]] = {
         "3π": None,
         r"3\pi": None,
         "5²": None,
-        "5, or rather ½": None,
+        "5, or rather ½": "½",
         "5, or rather ⑥": None,
     },
     "only_box": {

@@ -14,13 +14,14 @@ number to `kapelle.grading.math.grade` alone, because to a question that asks fo
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.notation import opened, with_commas
-from kapelle.grading.text.extraction import ExtractionRule, read_answer
+from kapelle.grading.text.extraction import GROUPS, HALVES, SCALES, ExtractionRule, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 
 # -------- The parts of one written value: a name before `=`, a unit behind, or words alone; by characters, in linear time
@@ -252,18 +253,22 @@ MAX_CHARACTERS = 80
 MAX_EXPONENT = 40
 
 # Digits are spelled [0-9]: \d would take every script's digits, which `extraction.clean` has made plain.
-_PLAIN = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?:[ ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+_PLAIN = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
 _NUMBER = re.compile(
     rf"""
     (?P<sign>[-+]?) \s* (?P<currency>[$€£]?) \s* (?P<inner>-?)
     (?: (?P<decimal>{_PLAIN}) (?:[eE](?P<exponent>[-+]?[0-9]{{1,4}}))?
-      | (?:(?P<whole>[1-9][0-9]{{0,2}}(?:[ ,][0-9]{{3}})+|[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
-      | \\[dt]?frac (?: \{{(?P<tex_top>-?[0-9]+)\}}\{{(?P<tex_bottom>[0-9]+)\}} | (?P<short>[0-9]{{2}}) )
+      | (?:(?P<whole>[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
+      | (?:(?P<units>[0-9]+)[ \t]*)? \\[dt]?frac (?: \{{(?P<tex_top>-?[0-9]+)\}}\{{(?P<tex_bottom>[0-9]+)\}} | (?P<short>[0-9]{{2}}) )
     )
-    \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?) \.?
+    \s* (?P<scale>{"|".join(SCALES)}|) \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?|per[ ]cent) \.?
     """,
     re.VERBOSE,
 )
+
+
+_GROUPED = re.compile(rf"(?<![0-9.A-Za-z]){GROUPS}")
+_HALF = re.compile(f"[{HALVES}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +297,13 @@ def parse_number(text: str) -> Number | None:
     if text.isascii() and text.isdigit():  # nearly always
         return Number(Fraction(int(text)))
     dollars = text.endswith("\\$") and text.count("$") == 1
-    text = text.replace("\\$", "$").replace("\\%", "%").replace("\\!", "").replace("{,}", ",").strip()
+    text = text.replace("\\$", "$").replace("\\%", "%").strip()
     while len(text) > 1 and text.startswith("$") and text.endswith("$"):
         text = text[1:-1].strip()
-    text = text.rstrip("$ ")
+    text = _GROUPED.sub(lambda found: re.sub("[^0-9]", "", found[0]), text.rstrip("$ "))
+    text = _HALF.sub(
+        lambda found: f" {unicodedata.normalize('NFKC', found[0]).replace('⁄', '/')}", text
+    ).strip()
     match = _NUMBER.fullmatch(text)
     if match is None or (match["sign"] and match["inner"]) or (match["currency"] and match["after"]):
         return None
@@ -303,7 +311,7 @@ def parse_number(text: str) -> Number | None:
         exponent = int(match["exponent"] or 0)
         if abs(exponent) > MAX_EXPONENT:
             return None
-        magnitude = Fraction(re.sub("[, ]", "", match["decimal"]).rstrip("."))
+        magnitude = Fraction(match["decimal"].rstrip("."))
         if exponent:
             magnitude *= Fraction(10) ** exponent
     else:
@@ -311,12 +319,15 @@ def parse_number(text: str) -> Number | None:
         top = int(short[0] if short else match["top"] or match["tex_top"])
         bottom = int(short[1] if short else match["bottom"] or match["tex_bottom"])
         # `11 7/6` may be a mixed number or a slip: it is not decided here. `168/2` still has to be worked out.
-        mixed = match["whole"] is not None
+        whole = match["whole"] or match["units"] or ""
+        mixed = bool(whole)
         if bottom == 0 or (top >= bottom if mixed else bottom > 1 and top % bottom == 0):
             return None
-        magnitude = int(re.sub("[ ,]", "", match["whole"] or "0")) + Fraction(top, bottom)
+        magnitude = int(whole or 0) + Fraction(top, bottom)
+    magnitude *= SCALES.get(match["scale"], 1)
     negative = match["sign"] == "-" or match["inner"] == "-"
-    currency = match["currency"] or match["after"] or ("$" if dollars else "")
+    # The `$` of `$50\%$` opens a formula.
+    currency = "" if match["percent"] else match["currency"] or match["after"] or "$" * dollars
     return Number(-magnitude if negative else magnitude, bool(match["percent"]), currency)
 
 

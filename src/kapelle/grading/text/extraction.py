@@ -301,33 +301,61 @@ def _box(content: str | None, count: int) -> Extraction:
     return Extraction(content)
 
 
+# -------- The last number of a text, whole as a person reads it: `1 234`, `1 1/2`, `2.5 million`, `50 percent`
+#
+# A number next to more of an expression, a time, a date or a name has no value of its own, and the text then has none.
+
+GROUPS = r"[1-9][0-9]{0,2}(?P<gap>[ ,'’_~\u00a0\u2007\u2009\u202f]|\\[,;:! ]|\{(?:,|\\,)\}|,\\!)[0-9]{3}(?:(?P=gap)[0-9]{3})*(?![0-9])"
+"""A whole number with something between its thousands."""
+SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+"""Words behind a number that multiply it."""
+HALVES = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _FRACTION = r"\\[dt]?frac(?:\{-?[0-9]+\}\{[0-9]+\}|[0-9]{2})"
 _LITERAL = re.compile(
-    rf"-?\s?{_FRACTION}"
-    r"|(?:(?<![0-9A-Za-z)\]}])-\s?)?\\?[$€£]?-?"
-    r"(?:[0-9]+(?:[.,][0-9]+)*(?:[eE][-+]?[0-9]+\b|/[0-9]+(?:[.,][0-9]+)*)?|(?<![0-9])\.[0-9]+)(?:\s?\\?%)?"
+    rf"(?:(?<![0-9A-Za-z)\]}}])-\s?)?(?:\\?[$€£])?-?(?:(?:[0-9]+\s?)?(?:{_FRACTION}|[{HALVES}])|[0-9]+[ \t]+[0-9]+/[0-9]+"
+    rf"|(?:{GROUPS}(?:\.[0-9]+)?|[0-9]+(?:[.,][0-9]+)*)(?:[eE][-+]?[0-9]+\b|/[0-9]+(?:[.,][0-9]+)*)?"
+    rf"|(?<![0-9A-Za-z.])\.[0-9]+)(?:\s?(?:\\?%|(?:{'|'.join(SCALES)}|percent(?:age)?|per cent|pct)\b))?"
 )
-# A number next to one of these is a part of something larger, whose value it is not.
-_PART_BEFORE = re.compile(r"(?:[\^*/√]|[0-9)]-|\\(?!boxed|text|mathrm|mathbf)[A-Za-z]+\{?)\s*$")
-_OPERAND_BEFORE = re.compile(r"[0-9)] *$")
-_SQUARED = re.compile(r"^\s?(?:mm|cm|km|m|ft|in)[²³](?![0-9A-Za-z])")
+_LENGTH_SQUARED = re.compile(
+    r"(?<![A-Za-z])((?:[cmk]?m|ft|in|inches|feet|yd|yards|miles|meters|metres|units)\}?) ?(?:\^\{?[23]\}?|[²³])(?![0-9A-Za-z])"
+)
+_PART_BEFORE = re.compile(
+    r"(?:(?:[*/×·÷⋅√±^_]|\\(?!boxed|fbox|text|mathrm|mathbf)[A-Za-z]+)\{?\s*"  # `2^`, `\sqrt{`
+    r"|(?:[0-9)}\]%$]|(?<![A-Za-z])[A-Za-z])\s*[-+]\s*|[0-9]\s*x\s*"  # `3 -`, `x +`, `3 x`
+    r"|[0-9]\s+(?:plus|minus|times|over|mod|choose|(?:divided|multiplied)\s+by)\s+|\b(?:minus|negative)\s+"
+    r"|(?:[0-9][:—~'’_]|[0-9]\.\.+|[0-9]\\[,;:! ]|[0-9A-Za-z]\(|[A-Za-z])(?<!USD)(?<!EUR)(?<!Rs))$",  # `3:`, `f(`, `x`
+    re.IGNORECASE,
+)
+_OPERAND_BEFORE = re.compile(r"(?:[0-9)%$]|(?<![A-Za-z])[A-Za-z]) *$")
+_AND_BEFORE = re.compile(r"[0-9]\s+and\s+$")
 _PART_AFTER = re.compile(
-    r"\s*(?:[\^*/√π]|\\(?:pi|sqrt|times|cdot)\b|(?:\\text\{\s*)?(?:hundred|thousand|million|billion|trillion|dozen|cents)\b)"
+    r"\s*(?:[*/×·÷⋅√π+]|\^(?!\{?\\(?:circ|degree))|\\(?:pi|sqrt|times|cdot|div|pm)\b|(?:\\text\{\s*)?cents\b)"
+    r"|[ \t]*(?:-[ \t]*(?:$|[A-Za-z(\\](?![A-Za-z]))|=[ \t]*(?:$|[?\n]))"  # `12 -`, `12 =`
+    r"|\s*\\text\{\s*(?:hundred|thousand|[mbtr]+illion|dozen)|[ \t]and (?:a|one|two|three)[ -](?:hal|thir|quarter|fourth|fif)"
+    r"|[:'’_][0-9]|\((?=[-+]?\s?(?:[0-9]|[A-Za-z](?![A-Za-z])))"
+    r"|[ \t]?[xyz](?![A-Za-z])|(?![msghlLVWNJCFdpA])[A-Za-z](?![A-Za-z])|[ \t]+(?:plus|minus|divided|multiplied)\b"
 )
 
 
 def _last_number(text: str) -> Extraction | None:
-    text = _unemphasised(_own(text))
+    text = _LENGTH_SQUARED.sub(r"\1", _unemphasised(_own(text)))
     newest = deque(_LITERAL.finditer(text), maxlen=1)
     if not newest:
         return None
     last = newest[0]
     before, after = text[max(0, last.start() - 24) : last.start()], text[last.end() :]
-    # Superscripts, ½ and ⑤ are numbers too, and what they would make of this one is not known.
-    after = _SQUARED.sub(" ", after)
+    # Superscripts and ⑤ are numbers too, and what they would make of this one is not known.
     odd = any(unicodedata.category(character) == "No" for character in before[-1:] + after)
-    minus = last[0].startswith("-") and _OPERAND_BEFORE.search(before)
-    if odd or minus or _PART_BEFORE.search(before) or _PART_AFTER.match(after):
+    part = _OPERAND_BEFORE if last[0].startswith("-") else _AND_BEFORE if "/" in last[0] else None
+    named = _PART_BEFORE.search(before) and last[0][0] not in "\\$€£"
+    if odd or named or (part and part.search(before)) or _PART_AFTER.match(after):
         return Extraction(None, f"The last number, '{last[0].strip()}', is a part of an expression.")
     return Extraction(last[0].strip())
 
