@@ -223,9 +223,9 @@ def test_a_verdict_explains_itself() -> None:
     assert wrong.explanation == "6 is wrong; the answer is 5."
     none = grade_numeric("so 6", FIVE, ["hash"])
     assert (none.score, none.answer, none.status) == (0.0, None, "no_answer")
-    unclear = grade_numeric("#### 5 apples", FIVE, ["hash"])
+    unclear = grade_numeric("#### 5 is wrong", FIVE, ["hash"])
     assert unclear.status == "no_answer"
-    assert "'5 apples' is not one number" in unclear.explanation
+    assert "'5 is wrong' is not one number" in unclear.explanation
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,6 @@ def test_what_stands_around_a_number_does_not_hide_it(text: str) -> None:
         "(18, 19)",
         "((18))",
         "x",
-        "$18 dollars",
     ],
 )
 def test_a_sum_a_factor_or_a_second_number_is_not_one_number(text: str) -> None:

@@ -18,12 +18,15 @@ from kapelle.grading.math.expression import NotAnAnswer, Seen, Unfamiliar, Unrea
 from kapelle.grading.math.notation import opened, split_marked, split_top, split_word, with_commas
 from kapelle.grading.math.numeric import (
     NUMBER_WORDS,
-    PLAIN_UNITS,
     AnswerPart,
+    is_measure,
+    is_plain_unit,
     is_word,
     mathematics,
     parse_number,
     part_of,
+    times,
+    unit_named,
     without_name,
     without_unit,
     words_of,
@@ -69,7 +72,7 @@ class Several:
     """Values side by side.
 
     `list`: with repetitions, in any order. `set`: without, in any order.
-    `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
+    `vector`: in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: of intervals, in any order.
     `ratio`: of three or more, in this order, up to a factor. `mod`: the least number that is not negative, and the modulus.
     `named`: `x = 1, y = 2`, in the order of the answer's names.
     `row`: of a matrix, and `matrix`: of its rows, in this order.
@@ -267,9 +270,46 @@ MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
 
 
+_AMOUNT = re.compile(
+    r"([-+]?(?:[0-9]+(?:[.,/][0-9]+)*))(\s*)([A-Za-z]+(?: [A-Za-z]+){0,2}?)(?:\s*[,;])?(?:\s+and(?![A-Za-z]))?(?:\s+|$)(?=[-+0-9]|$)"
+)
+_IN_TEXT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
+
+
+def _amounts(body: str) -> MathAnswer | None:
+    """Return what amounts side by side are, `5 feet 3 inches` or `3 red, 4 blue`: their sum, or several that have names."""
+    plain = _IN_TEXT.sub(r" \1 ", body).strip()
+    found = list(_AMOUNT.finditer(plain))
+    if len(found) < 2 or "".join(each[0] for each in found) != plain:
+        return None
+    # Letters that are not in a text may be a product: `2 x, 3 y`.
+    units = ["min" if each[3] == "m" and "h" in plain else unit_named(each[3]) for each in found]
+    numbers = [parse_number(each[1]) for each in found]
+    if (
+        not all(is_measure(unit) or (len(unit) > 2 and is_plain_unit(unit)) for unit in units)
+        or None in numbers
+    ):
+        return None
+    values = [algebra.number(number.figure) for number in numbers if number is not None]
+    factors = [times(unit, units[-1]) for unit in units]
+    if None not in factors:
+        total = sum(
+            number.figure * factor
+            for number, factor in zip(numbers, factors, strict=True)
+            if number and factor
+        )
+        return MathAnswer(algebra.number(Fraction(total)), "", units[-1], frozenset())
+    if len(set(units)) < len(units):
+        raise Unfamiliar
+    return MathAnswer(Several("named", tuple(values)), ",".join(units), "", frozenset())
+
+
 def read_answer(text: str) -> MathAnswer:
     """Return the answer that a text writes. Raises Unreadable for what must not be read as one, Unfamiliar for what this reader lacks."""
     body = opened(text)
+    amounts = _amounts(body)
+    if amounts is not None:
+        return amounts
     words = words_of(body)
     if len(words) == 1 and (spoken := in_figures(words[0])):
         return _Reading().answer(spoken)
@@ -305,9 +345,7 @@ def in_figures(words: str) -> str:
         return f"{number}/{PARTS[others[0].removesuffix('s')]}"
     # A unit may follow; a sentence may not.
     unit = " ".join(others)
-    return (
-        rf"{number}\text{{ {unit}}}" if unit in PLAIN_UNITS or (len(others) == 1 and unit.isalpha()) else ""
-    )
+    return rf"{number}\text{{ {unit}}}" if is_plain_unit(unit_named(unit)) else ""
 
 
 PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
@@ -567,6 +605,8 @@ def _listing(items: tuple[Value, ...]) -> Value:
 
 
 def _bracketed(text: str) -> tuple[str, list[str]] | None:
+    if text.startswith("\\vector(") and text.endswith(")"):
+        return "vector", split_top(text[8:-1], ",")
     joined = split_top(text, "\\cup")
     if len(joined) > 1:
         return "union", joined

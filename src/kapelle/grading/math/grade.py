@@ -19,10 +19,11 @@ from kapelle.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unre
 from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import (
     FUNCTION,
-    PLAIN_UNITS,
+    is_measure,
     parse_number,
     same_figure,
     same_value,
+    unit_named,
     without_name,
 )
 from kapelle.grading.math.sameness import Percent, same_answer
@@ -453,6 +454,9 @@ def why_not_comparable(answer: str, gold: str) -> str:
         "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
         "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
         "It has words that the answer does not have, or lacks some.": _remarks(ours) != _remarks(theirs),
+        "Its numbers between words are others.": bool(_remarks(ours) or _remarks(theirs))
+        and re.findall("[0-9.]+", ours) != re.findall("[0-9.]+", theirs),
+        "Its indices are others.": not set(_INDEX.findall(ours)) <= set(_INDEX.findall(theirs)),
         "It has another number of primes.": ours.count("'") != theirs.count("'"),
         "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
         != bool(_SIZED.match(theirs)),
@@ -491,13 +495,18 @@ def _is_fact(text: str) -> bool:
 _COMMON = re.compile(r"(?:gcd|lcm|GCD|LCM)(?![A-Za-z])[^A-Za-z]{0,20}(?<!\\)[A-Za-z]")
 _HEDGES = re.compile(r"[?~\";]|\\approx")
 _SIZED = re.compile(r"\|[^|A-Z]+\|\s*=")
+_INDEX = re.compile(r"(?<!\\log)(?<!\\sum)_(\{[^{}]*\}|.)")
 _REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\}")
 
 
 def _remarks(text: str) -> set[str]:
     r"""Return what an answer says in words, `\text{ is false}`, other than units and letters."""
     said = {remark.strip(" ,;") for remark in _REMARK.findall(text)}
-    return {remark for remark in said if len(remark) > 1 and remark not in PLAIN_UNITS | {"and", "or"}}
+    return {
+        each
+        for each in said
+        if len(each) > 1 and each not in {"and", "or"} and not is_measure(unit_named(each))
+    }
 
 
 def _letters(text: str) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from kapelle.grading.math.expression import NotAnAnswer, Unreadable
-from kapelle.grading.text.extraction import boxes, joined
+from kapelle.grading.text.extraction import SCALES, boxes, joined
 
 _HIGH = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOW = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n", strict=True))
@@ -19,7 +19,7 @@ _SIGNS = {
     "°": r"^\circ", "×": "*", "·": "*", "⋅": "*", "÷": "/", "√": r"\sqrt", "∞": r"\infty ", "±": r"\pm ", "∪": r"\cup ",
     "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∅": r"\emptyset ",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
-    "′": "'", "’": "'", "⟨": "(", "⟩": ")",
+    "′": "'", "’": "'", "⟨": r"\vector(", "⟩": ")",
 }  # fmt: skip
 _GREEK = {
     character: f"\\{unicodedata.name(character).rpartition(' ')[2].lower()} "
@@ -37,7 +37,7 @@ _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\[dt]binom(?![A-Za-z])": r"\\binom",
     r"\\[lr]?vert(?![A-Za-z])": "|",
     r"\\(?:[lr]?Vert)(?![A-Za-z])": r"\\|",
-    r"\\[lr]angle(?![A-Za-z])": lambda found: "(" if found[0] == "\\langle" else ")",
+    r"\\[lr]angle(?![A-Za-z])": lambda found: "\\vector(" if found[0] == "\\langle" else ")",
     r"\\bigcup(?![A-Za-z])": r"\\cup",
     r"(?<=[)\]])\s*U\s*(?=[(\[])": r" \\cup ",
     r"\\(?:bb[rR]|R|reals)(?![A-Za-z])": r"\\mathbb{R}",
@@ -55,6 +55,11 @@ _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
         lambda found: f"_{{{_BASES.get(found[1], found[1])}}}"
     ),
     r"\(([0-9]{1,40})\)_": r"\1_",
+    r"\\log_\{?e\}?(?![A-Za-z])": r"\\ln ",
+    r"\\(?:text|mathrm)\{([^{}]*)\}\s*/\s*\\(?:text|mathrm)\{([^{}]*)\}": r"\\text{\1/\2}",
+    rf"([0-9]+)(?:[.]([0-9]+))?(?:\s|\\[,;: ]|~)*(\\(?:text|mathrm)\{{\s*)?({'|'.join(SCALES)})(?![a-z])\s*(\}})?": lambda found: (
+        _scaled(found[1], found[2] or "", SCALES[found[4]]) + ("" if found[5] and found[3] else f"{found[3] or ' '}{found[5] or ''}")
+    ),
     r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}(?=[0-9A-F]*_)": r"\1",
 }  # fmt: skip
 _REWRITTEN = [(re.compile(pattern, re.DOTALL), to) for pattern, to in _NAMES.items()]
@@ -106,6 +111,13 @@ _REPEATING = re.compile(
     r"(?<![0-9.,])([0-9]{0,20})\.([0-9]{0,20})"
     r"(?:\\(?:overline|bar)\{([0-9]{1,20})\}|\(([0-9]{1,20})\)|((?:\\dot\{[0-9]\}|\\dot [0-9])(?:[0-9]{0,18}(?:\\dot\{[0-9]\}|\\dot [0-9]))?))"
 )
+
+
+def _scaled(whole: str, behind: str, factor: int) -> str:
+    """Return the digits of a decimal number times a factor: 2500000 for 2.5 million."""
+    digits = str(int(whole + behind) * factor).zfill(len(behind) + 1)
+    places = len(digits) - len(behind)
+    return digits[:places] + f".{digits[places:]}".rstrip("0").rstrip(".")
 
 
 def plain_notation(body: str) -> str:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from kapelle.grading.math.expression import Unfamiliar, Unreadable
+from kapelle.grading.math.expression import GREEK, Unfamiliar, Unreadable
 from kapelle.grading.math.notation import opened, with_commas
-from kapelle.grading.text.extraction import GROUPS, HALVES, SCALES, ExtractionRule, read_answer
+from kapelle.grading.text.extraction import GROUPS, HALVES, ExtractionRule, read_answer
 from kapelle.grading.verdict import Grade, right, wrong
 
 # -------- The parts of one written value: a name before `=`, a unit behind, or words alone; by characters, in linear time
@@ -40,8 +40,10 @@ _ONLY_TEXT = re.compile(_TEXT + r"\{([^{}\\$]*)\}")
 _FIGURES = re.compile(r"\s*[-+]?[0-9][0-9,.]*\s*")
 _POWER = r"(?:\s*\^\s*\{?\s*(-?[0-9]{1,2})\s*\}?)?"
 _UNIT = re.compile(rf"\s*{_TEXT}\{{\s*([^{{}}\\$]+?)\.?\s*\}}{_POWER}$")
+_SHORT_UNITS = "in|ft|yd|mi|mph|kph|kmh|mm|cm|km|kg|mg|lbs?|oz|sec|min|hrs?|hours?|days?|ml|yen|rpm|mol|Hz|[MmkG]Hz|[MmkG]W|N|J|W|V"
 _PLAIN_UNIT = re.compile(
-    rf"(?<=[0-9)}}])\s+(?!pi$)([A-Za-z]{{2,}}(?: [A-Za-z]{{2,}})?|(?:k?m|ft)/(?:s|h|hr)){_POWER}$|(?<=[0-9])\s*(cm|mm|km|kg){_POWER}$"
+    rf"(?<=[0-9)}}])\s+(?!(?:pi|sqrt|{'|'.join(GREEK)})\b)((?:[A-Za-z]{{4,}}|(?:{_SHORT_UNITS})\b)(?: [A-Za-z]+){{0,3}}|(?:k?m|ft|mi)/(?:s|h|hr)){_POWER}$"
+    rf"|(?<=[0-9])\s*(cm|mm|km|kg){_POWER}$"
 )
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
 FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b")
@@ -69,39 +71,39 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z' .-]*[A-Za-z.]|[A-Za-z]|[A-Za-z]{3,}\.? [0-
 _BETWEEN_WORDS = re.compile(r"\s*(?:,(?![0-9])|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))\s*")
 
 
-# A factor (`million`, `dozen`, `cents`) is not among them.
-_UNITS = (
-    "$ € £ degree degrees mm cm m km inch inches in ft foot feet yd yard yards mile miles mi mph kph g gram grams kg"
-    " kilogram kilograms pound pounds lb lbs ounce ounces oz s second seconds sec min minute minutes h hr hour hours day"
-    " days week weeks month months year years dollar dollars unit units meter meters metre metres centimeter centimeters"
-    " centimetre centimetres millimeter millimeters kilometer kilometers kilometre kilometres liter liters litre litres"
-    " ml l milliliter milliliters gallon gallons cup cups people students ways points"
-    " yuan rupees yen pesos m/s km/h km/hr m/s^2 ft/s mi/h rpm n j w v hz mol"
+_REMARKS = (
+    "not no non isn is are was be and or but if when where while unless from to by over under off out than then as at on with without"
+    " more less fewer least most about approximately around almost nearly only any some all wrong incorrect false true right correct"
+    " maybe perhaps probably possibly guess think even odd negative minus plus squared cubed mod modulo base factorial half halves"
+    " third fourth fifth tenth hundredth thousandth percent percentage pct cent rad otherwise undefined text answer"
 )
-_AREAS = (
-    "units unit inches inch in feet foot ft meters meter m metres cm centimeters centimeter mm miles mile yards yd km"
-    " kilometers"
-)
-PLAIN_UNITS = (
-    frozenset(_UNITS.split())
-    | {f"{size} {unit}" for size in ("square", "cubic", "sq", "sq.", "cu", "cu.") for unit in _AREAS.split()}
-    | {f"{unit}^{power}" for unit in _AREAS.split() for power in "23"}
-    | {
-        f"{unit} per {time}"
-        for unit in ("miles", "feet", "meters", "kilometers")
-        for time in ("hour", "second", "minute")
-    }
-)
-"""Units that change nothing where the other answer names none."""
+_SAYS_MORE = frozenset(_REMARKS.split())
+"""Words that are no unit: they say something about the number before them, or measure a part of what others measure."""
+
+
+def is_plain_unit(unit: str) -> bool:
+    """Return whether a unit changes nothing where the other answer names none: `cm`, `apple`, `km/h`, `$`."""
+    words = re.split("[ /]", unit.partition("^")[0])
+    return unit in set("$€£") or (
+        len(words) < 5
+        and _SAYS_MORE.isdisjoint(words)
+        and all(
+            (each.rstrip(".").isalpha() and (len(each) > 1 or each.lower() in "mghslnjwv")) or each in "$€£"
+            for each in words
+        )
+    )
+
+
 _LONG = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound lbs",
+    "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound lbs",
     "oz": "ounce", "s": "second sec", "min": "minute", "h": "hour hr hrs", "l": "liter litre", "ml": "milliliter millilitre",
     "rad": "radian",
 }  # fmt: skip
 _SHORT = (
     {f"{long}{end}": short for short, longs in _LONG.items() for long in longs.split() for end in ("", "s")}
-    | {"miles per hour": "mph"}
+    | {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"}
+    | _CURRENCY_NAMES
     | {
         f"{size} {name}{end}": f"{short}^{power}"
         for size, power in {"square": "2", "sq": "2", "sq.": "2", "cubic": "3", "cu": "3", "cu.": "3"}.items()
@@ -116,19 +118,34 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     for base, sizes in {
         "m": {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250", "yd": "1143/1250",
               "mi": "201168/125"},
-        "s": {"s": "1", "min": "60", "h": "3600", "day": "86400", "days": "86400", "d": "86400", "week": "604800",
-              "weeks": "604800"},
-        "month": {"month": "1", "months": "1", "year": "12", "years": "12"},
-        "g": {"mg": "1/1000", "milligrams": "1/1000", "g": "1", "kg": "1000"},
+        "s": {"s": "1", "min": "60", "h": "3600", "day": "86400", "d": "86400", "week": "604800"},
+        "month": {"month": "1", "year": "12"},
+        "g": {"mg": "1/1000", "g": "1", "kg": "1000"},
         "oz": {"oz": "1", "lb": "16"},
         "l": {"ml": "1/1000", "l": "1"},
-        "m/s": {"m/s": "1", "km/h": "5/18", "km/hr": "5/18", "kph": "5/18", "ft/s": "381/1250", "mph": "1397/3125",
-                "mi/h": "1397/3125"},
-        "$": {"$": "1", "cent": "1/100", "cents": "1/100", "¢": "1/100"},
+        "m/s": {"m/s": "1", "km/h": "5/18", "ft/s": "381/1250", "mi/h": "1397/3125"},
+        "$": {"$": "1", "cent": "1/100", "¢": "1/100"},
     }.items()
     for name, size in sizes.items()
 }  # fmt: skip
 """What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
+
+
+def unit_named(text: str) -> str:
+    """Return the one name of a unit: `km/h` for `kilometers per hour`; in lower case, but `M` for a million."""
+    names = []
+    for part in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
+        name = part.strip().casefold()
+        if part.strip()[:1] == "M" and 1 < len(name) < 4 and name not in {"mm", "mph", "min", "mi"}:
+            name = f"M{name[1:]}"
+        plural = len(name) > 3 and name.endswith("s") and not name.endswith("ss")
+        names.append(_SHORT.get(name, name[:-1] if plural else name))
+    return "/".join(names)
+
+
+def is_measure(unit: str) -> bool:
+    """Return whether a unit measures a length, a time, a mass or the like."""
+    return unit.partition("^")[0] in {*_SIZES, "unit", "degree"}
 
 
 def times(one: str, other: str) -> Fraction | None:
@@ -230,8 +247,10 @@ def without_unit(body: str) -> tuple[str, str]:
     r"""Return a value and its unit. Raises Unfamiliar for degrees inside a function: `\cos 20^\circ` has no unit."""
     currency = _CURRENCY.match(body)
     if currency is not None:
-        rest = currency[1] + body[currency.end() :]
-        return rest, {"\\$": "$", "\\pounds": "£", "\\euro": "€"}.get(currency[2], currency[2])
+        rest, unit = without_unit(currency[1] + body[currency.end() :])
+        sign = {"\\$": "$", "\\pounds": "£", "\\euro": "€"}.get(currency[2], currency[2])
+        # `$15 per hour`, `$15 in total`, `$15 USD`
+        return rest, sign if unit in ("", sign) else f"{sign}{'' if unit[0] == '/' else ' '}{unit}"
     for pattern, unit in ((_PERCENT, "%"), (_DEGREE, "degree")):
         found = pattern.search(body)
         if found is not None and FUNCTION.search(body):
@@ -242,8 +261,7 @@ def without_unit(body: str) -> tuple[str, str]:
     if found is None:
         return body, ""
     groups = [group for group in found.groups() if group]
-    unit = " ".join(groups[0].casefold().split())
-    unit = _CURRENCY_NAMES.get(unit, _SHORT.get(unit, unit))
+    unit = unit_named(groups[0])
     return body[: found.start()].strip(), f"{unit}^{groups[1]}" if len(groups) > 1 else unit
 
 
@@ -261,7 +279,7 @@ _NUMBER = re.compile(
       | (?:(?P<whole>[0-9]+)[ \t]+)? (?P<top>[0-9]+) \s*/\s* (?P<bottom>[0-9]+)
       | (?:(?P<units>[0-9]+)[ \t]*)? \\[dt]?frac (?: \{{(?P<tex_top>-?[0-9]+)\}}\{{(?P<tex_bottom>[0-9]+)\}} | (?P<short>[0-9]{{2}}) )
     )
-    \s* (?P<scale>{"|".join(SCALES)}|) \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?|per[ ]cent) \.?
+    \s* (?P<after>[€£]?) (?P<percent>%?|pct|percent(?:age)?|per[ ]cent) \.?
     """,
     re.VERBOSE,
 )
@@ -324,7 +342,6 @@ def parse_number(text: str) -> Number | None:
         if bottom == 0 or (top >= bottom if mixed else bottom > 1 and top % bottom == 0):
             return None
         magnitude = int(whole or 0) + Fraction(top, bottom)
-    magnitude *= SCALES.get(match["scale"], 1)
     negative = match["sign"] == "-" or match["inner"] == "-"
     # The `$` of `$50\%$` opens a formula.
     currency = "" if match["percent"] else match["currency"] or match["after"] or "$" * dollars
@@ -346,7 +363,7 @@ def read_number(text: str) -> Number | None:
         written = part_of(body)
     except (Unreadable, Unfamiliar):
         return None
-    if written.unit and written.unit not in {"%", *PLAIN_UNITS}:
+    if written.unit and written.unit != "%" and not is_plain_unit(written.unit):
         return None
     bare = _BRACKETS.fullmatch(written.body)
     number = parse_number(bare[1] if bare else written.body)

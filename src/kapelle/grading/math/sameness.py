@@ -22,7 +22,7 @@ from kapelle.grading.math.answers import (
 )
 from kapelle.grading.math.expression import Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, tidy
-from kapelle.grading.math.numeric import PLAIN_UNITS, is_word, parse_number, times
+from kapelle.grading.math.numeric import is_plain_unit, is_word, parse_number, times
 from kapelle.grading.text.match import plain_text
 
 Percent = Literal["figure", "hundredths"]
@@ -96,6 +96,12 @@ def _uses(terms: Polynomial, letter: str) -> bool:
 def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
     """Return whether two answers that are no equations are the same, by each unit that their values may have."""
     if _is_named(one.value) or _is_named(other.value):
+        if (
+            "," in one.name
+            and "," in other.name
+            and sorted(one.name.split(",")) != sorted(other.name.split(","))
+        ):
+            return False
         return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
     if one.name and other.name and one.name != other.name:
         # `y = 2x` is `x = y/2`.
@@ -197,7 +203,7 @@ def _numbers(value: Value) -> list[Quotient]:
 
 def _units_agree(one: str, other: str) -> bool:
     # A plain unit counts only against another one.
-    return one == other or (not (one and other) and one + other in {"%", *PLAIN_UNITS})
+    return one == other or (not (one and other) and (one + other == "%" or is_plain_unit(one + other)))
 
 
 def _has_words(value: Value) -> bool:
@@ -295,7 +301,14 @@ def _same_several(one: Several, other: Several) -> bool:
             algebra.multiply(left, second).same(algebra.multiply(right, first))
             for left, right in zip(*sides, strict=True)
         ) and bool(first.top) == bool(second.top)
-    if (len(kinds) > 1 and kinds != {"row", "list"}) or len(one.items) != len(other.items):
+    if kinds == {"vector", "matrix"}:
+        vector, matrix = (one, other) if one.kind == "vector" else (other, one)
+        rows = [row.items for row in matrix.items if isinstance(row, Several)]
+        entries = rows[0] if len(rows) == 1 else tuple(row[0] for row in rows if len(row) == 1)
+        return _same_several(vector, Several("vector", entries))
+    if (len(kinds) > 1 and kinds not in ({"row", "list"}, {"vector", "()"})) or len(one.items) != len(
+        other.items
+    ):
         return False
     return all(_same(left, right) for left, right in zip(one.items, other.items, strict=True))
 
@@ -365,7 +378,8 @@ def math_form(text: str, percent: Percent = "figure") -> str:
         form += " to be worked out" * answer.unfinished
     except (Unreadable, Unfamiliar, TooLarge):
         return plain_text(tidy(text) if len(text) <= MAX_CHARACTERS else text)
-    unit = "" if answer.unit in PLAIN_UNITS | {"", "%", "degree"} or is_angle(answer) else f" {answer.unit}"
+    bare = answer.unit in {"", "%"} or is_plain_unit(answer.unit) or is_angle(answer)
+    unit = "" if bare else f" {answer.unit}"
     if not isinstance(value, Quotient):
         return f"{form}{unit}"
     # Letters that the value no longer shows: `5x/x` is not the answer 5.
