@@ -109,3 +109,27 @@ async def test_anlis_own_rows(data_folder: Path, tmp_path: Path) -> None:
     train_premises = {environment.task("train", k).question.split("\nHypothesis")[0] for k in range(train)}
     test_premises = {environment.task("test", k).question.split("\nHypothesis")[0] for k in range(test)}
     assert not train_premises & test_premises
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("entailment", "entailment"),
+        ("Entailment.", "entailment"),
+        ("**entailment**", "entailment"),
+        ("The answer is entailment.", "entailment"),
+        ("The answer is **entailment**.", "entailment"),
+        ("Label: neutral", "neutral"),
+        ("The relationship is contradiction.", "contradiction"),
+        ("Both may be true.\n\nAnswer: neutral", "neutral"),
+        ("The premise says nothing of it, so the answer is: neutral.", "neutral"),
+        ("Neutral is the correct answer.", "neutral"),
+        (r"\boxed{\text{neutral}}", "neutral"),
+        ("The answer is not entailment.", None),
+        ("It is entailment or neutral.", None),
+        ("The answer is neither entailment", None),
+        ("I don't know", None),
+    ],
+)
+def test_a_label_may_stand_in_a_sentence(text: str, label: str | None) -> None:
+    assert NLI().extract(text) == label

@@ -16,8 +16,7 @@ from kapelle.environments.data.conversations import question_in, text_in
 from kapelle.environments.data.source import AskingData, Words
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
-from kapelle.grading.text.extraction import ExtractionRule
-from kapelle.grading.text.match import plain_text
+from kapelle.grading.text.extraction import ExtractionRule, statements
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Split, Task
 
@@ -28,6 +27,11 @@ _LABELS: Mapping[str, Label] = {
     **dict.fromkeys(("c", "2", "contradiction"), "contradiction"),
 }
 _ANSWERS: Mapping[str, Label] = {name: label for name, label in _LABELS.items() if not name.isdigit()}
+
+
+def _label(text: str) -> Label | None:
+    said = (_ANSWERS.get(each.casefold().strip(" .*()")) for each in statements(text))
+    return next(filter(None, said), None)
 
 
 class NLI(AskingData, Questions):
@@ -73,7 +77,7 @@ class NLI(AskingData, Questions):
     def answers(self) -> Answers:
         """One of three words."""
         return words(
-            lambda text: _ANSWERS.get(plain_text(text).casefold().strip(" .*()\"'")),
+            _label,
             self.extraction,
             "none of entailment, neutral and contradiction",
         )

@@ -85,7 +85,7 @@ def without_currencies(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    r"""One `\boxed{…}`."""
+    r"""One `\boxed{…}`, `\fbox{…}` or `\boxed7`."""
 
     content: str | None
     """None for one that is never closed."""
@@ -93,13 +93,16 @@ class Box:
     end: int
 
 
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([0-9A-Za-z])(?!\w|[.,][0-9]))")
+
+
 def boxes(text: str) -> list[Box]:
     """Return the outermost boxes in order; one that is never closed is the last."""
     found: list[Box] = []
     place = 0
-    while (start := text.find("\\boxed{", place)) >= 0:
-        depth, place = 1, start + len("\\boxed{")
-        opened = place
+    while opening := _BOX.search(text, place):
+        depth, place = int(opening[1] is None), opening.end()
+        opened = opening.start(1) if opening[1] else place
         while depth and place < len(text):
             # An escaped brace is a character of the answer.
             if text[place] == "\\":
@@ -109,7 +112,8 @@ def boxes(text: str) -> list[Box]:
             elif text[place] == "}":
                 depth -= 1
             place += 1
-        found.append(Box(text[opened : place - 1].strip() if depth == 0 else None, start, place))
+        inside = opening[1] or text[opened : place - 1].strip()
+        found.append(Box(inside if depth == 0 else None, opening.start(), place))
     return found
 
 
@@ -296,7 +300,7 @@ def _box(content: str | None, count: int) -> Extraction:
         if not inner or (inner[0].start, inner[0].end) != (0, len(content)) or not inner[0].content:
             break
         content = inner[0].content  # a box around a box
-    if "\\boxed" in content:
+    if boxes(content):
         return Extraction(None, "The box holds another box.")
     return Extraction(content)
 
@@ -371,7 +375,7 @@ def _prose(text: str) -> Extraction | None:
         return Extraction(own)
     marked = _last_box(own)
     said = deque(_ANSWER.finditer(own), maxlen=1)
-    if said and said[0]["is"] and said[0].start() > own.rfind("\\boxed{"):
+    if said and said[0]["is"] and said[0].start() > max((box.start for box in boxes(own)), default=-1):
         behind = own[said[0].end() :]
         # The formula right behind `answer is`, where the box says the same, or the words that end Minerva's answers follow.
         formula = _AT_ONCE.match(behind)
@@ -417,6 +421,41 @@ _RULES: Mapping[ExtractionRule, Callable[[str], Extraction | None]] = {
     "prose": _prose,
     "whole": _whole,
 }
+
+
+# -------- What the last sentence of a text states: `B` for `The answer is **B**.`
+
+_WRAPPED = re.compile(r"\\(?:text\w{0,8}|math\w{1,8}|mbox|boxed|fbox)\s*\{([^{}]*)\}")
+_LEAD = re.compile(
+    r"(?:\b(?:is|are|be|choose|pick|select|option|choice|answer)\b|'s\b|:)[\s:=]*", re.IGNORECASE
+)
+_AGREES = re.compile(
+    r"(.+?)[,\s]+(?:is|as)\s+(?:the\s+|my\s+)?(?:correct|right|best|final|answer|choice)(?:\s+(?:answer|option|choice))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_DENIES = re.compile(
+    r"n't\b|\b(?:not|never|neither|nor|no|wrong|incorrect|false|except|unlikely|cannot)\b", re.IGNORECASE
+)
+
+
+MAX_STATEMENT = 400
+"""Characters of the end of a text that are read as a sentence."""
+_AROUND = "$ \t\n.!*`\"'"
+
+
+def statements(text: str) -> list[str]:
+    """Return what a text may state: itself, what its last line ends with behind `is` or `:`, or what it calls correct."""
+    plain = _unemphasised(_WRAPPED.sub(r"\1", text)).strip(_AROUND)
+    line = plain.rpartition("\n")[2][-MAX_STATEMENT:]
+    agreed = _AGREES.fullmatch(line)
+    stated = agreed[1] if agreed else line
+    places = [0, *(lead.end() for lead in _LEAD.finditer(stated))]
+    # A sentence before the last one may deny something else.
+    return [plain] + [
+        stated[place:].strip(_AROUND)
+        for place in places
+        if not _DENIES.search((stated[:place] + line[len(stated) :]).rpartition(". ")[2])
+    ]
 
 
 # -------- From a text to the answer in it, or to the verdict that it holds none

@@ -104,13 +104,25 @@ def unfenced(text: str) -> str:
     return fence[1] if fence and "```" not in fence[1] else text
 
 
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n[ \t]*```", re.DOTALL)
+_BRACKETED = re.compile(r"[^\[{]*?\s([\[{].*[\]}])[^\]}\"]*", re.DOTALL)
+
+
+def _stated(text: str) -> str:
+    """Return the JSON in a text: what its one code fence holds, or an object or list between sentences; else the text."""
+    fences = _FENCED.findall(text)
+    body = fences[0].strip() if len(fences) == 1 else text.strip()
+    among = _BRACKETED.fullmatch(f"\n{body}")
+    return body if among is None or body[:1] in '"[{' else among[1]
+
+
 def grade_json(text: str, gold: Json, rules: Sequence[ExtractionRule] = ("tag", "whole")) -> Grade:
     """Return whether the final answer of a text is JSON of the same value as the gold one."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
     try:
-        value = parse_json(unfenced(found.text))
+        value = parse_json(_stated(found.text))
     except NotJson as problem:
         return no_answer(f"'{found.text[:80]}' is no answer. {problem}")
     answer = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

@@ -13,7 +13,7 @@ from kapelle.grading.processes import (
     TooCostly,
     serve,
 )
-from kapelle.grading.text.extraction import ExtractionRule, extract
+from kapelle.grading.text.extraction import ExtractionRule, extract, statements
 from kapelle.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 # Between two letters or digits space separates: `1 2` is not 12.
@@ -43,16 +43,15 @@ def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
 
 _MOST_OF_A_CHOICE = 2_000
 
-_WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}")
 # `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, and the option's own words behind it: `B) Paris`.
-_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:[)\]*.:\s]+(?P<words>.*))?", re.DOTALL)
+_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:[)\]*.:,(\s–-]+(?P<words>.*))?", re.DOTALL)
 
 
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
     """Return whether a text picks the option with the letter `gold`, and no other.
 
-    `options` maps letters to their words; an answer may give the letter, or the letter and exactly those
-    words. A letter with the words of another option picks none.
+    `options` maps letters to their words; an answer may give the letter, exactly those words, or both, alone or as what a sentence
+    states (`The answer is B.`). A letter with the words of another option picks none.
     """
     assert gold in options, "the gold letter is one of the options"
     found = extract(text, rules)
@@ -62,13 +61,28 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
         return no_answer(
             f"The answer has {len(found.text):,} characters; at most {_MOST_OF_A_CHOICE:,} are read."
         )
-    match = _LETTER.fullmatch(_WRAPPED.sub(r"\1", found.text.strip().strip("$")).strip())
-    letter, words = (match["letter"].casefold(), match["words"] or "") if match else (None, "")
-    words = words.strip(" .*\n")
-    picked = next((known for known in options if known.casefold() == letter), None)
-    if picked is None or (words and plain_text(words).casefold() != plain_text(options[picked]).casefold()):
+    picked = next(filter(None, (_picked(each, options) for each in statements(found.text))), None)
+    if picked is None:
         return no_answer(f"'{found.text[:80]}' picks none of {', '.join(options)}.")
     return right(picked) if picked == gold else wrong(picked, gold)
+
+
+def _picked(said: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the option that is picked, by its letter, by its words, or by both; None for anything else."""
+    match = _LETTER.fullmatch(said)
+    letter, words = (match["letter"].casefold(), match["words"] or "") if match else (None, "")
+    picked = next((known for known in options if known.casefold() == letter), None)
+    if picked is not None and (not words.strip(_AROUND) or _words(words) == _words(options[picked])):
+        return picked
+    named = [letter for letter, text in options.items() if _words(text) == _words(said)]
+    return named[0] if len(named) == 1 else None
+
+
+_AROUND = " .*)(]\n"
+
+
+def _words(text: str) -> str:
+    return plain_text(text.strip(_AROUND)).casefold()
 
 
 # -------- Answers that must match a regular expression of the data set
