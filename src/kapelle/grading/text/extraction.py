@@ -440,7 +440,7 @@ _DENIES = re.compile(
 
 MAX_STATEMENT = 400
 """Characters of the end of a text that are read as a sentence."""
-_AROUND = "$ \t\n.!*`\"'"
+_AROUND = "$ \t\n.*`\"'"
 
 
 def statements(text: str) -> list[str]:

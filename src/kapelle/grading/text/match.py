@@ -44,7 +44,10 @@ def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
 _MOST_OF_A_CHOICE = 2_000
 
 # `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, and the option's own words behind it: `B) Paris`.
-_LETTER = re.compile(r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:[)\]*.:,(\s–-]+(?P<words>.*))?", re.DOTALL)
+_LETTER = re.compile(
+    r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:(?:[)\]*.:,!\s]|[–-]\s)+(?:\((?P<inside>.*)\)|(?P<words>.*)))?",
+    re.DOTALL,
+)
 
 
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
@@ -70,19 +73,17 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
 def _picked(said: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that is picked, by its letter, by its words, or by both; None for anything else."""
     match = _LETTER.fullmatch(said)
-    letter, words = (match["letter"].casefold(), match["words"] or "") if match else (None, "")
+    letter = match["letter"].casefold() if match else None
+    words = _words(match["inside"] or match["words"] or "") if match else ""
     picked = next((known for known in options if known.casefold() == letter), None)
-    if picked is not None and (not words.strip(_AROUND) or _words(words) == _words(options[picked])):
+    if picked is not None and words in ("", _words(options[picked])):
         return picked
     named = [letter for letter, text in options.items() if _words(text) == _words(said)]
     return named[0] if len(named) == 1 else None
 
 
-_AROUND = " .*)(]\n"
-
-
 def _words(text: str) -> str:
-    return plain_text(text.strip(_AROUND)).casefold()
+    return plain_text(text.strip(" .*\n")).casefold()
 
 
 # -------- Answers that must match a regular expression of the data set
