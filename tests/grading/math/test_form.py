@@ -10,7 +10,7 @@ from kapelle.grading.math.sameness import math_form
     [
         (r"\frac{1}{\sqrt2}", r"\frac{\sqrt2}{2}"),
         (r"\frac{3}{1+\sqrt2}", r"3\sqrt2-3"),
-        (r"\frac{1}{1+i}", r"\frac{1-i}{2}"),
+        (r"\frac12 - \frac{i}{2}", r"\frac{1-i}{2}"),
         (r"\frac{1}{\sqrt{99999989}}", r"\frac{\sqrt{99999989}}{99999989}"),
         ("½", "0.5"),
         ("|x|=3", r"x=\pm 3"),

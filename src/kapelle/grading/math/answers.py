@@ -256,22 +256,11 @@ def shortens(text: str, value: Quotient) -> bool:
     }
 
 
-def is_number(answer: MathAnswer) -> bool:
-    """Return whether an answer is made of rational numbers alone."""
-    values: list[Value] = [answer.value]
-    for value in values:
-        values.extend(value.items if isinstance(value, Several) else ())
-    return not any(isinstance(value, Quotient) and value.rational is None for value in values) and any(
-        isinstance(value, Quotient) for value in values
-    )
-
-
 MAX_ITEMS = 32
 """Items of one list; they are matched pair by pair."""
 
-
 _AMOUNT = re.compile(
-    r"([-+]?(?:[0-9]+(?:[.,/][0-9]+)*))(\s*)([A-Za-z]+(?: [A-Za-z]+){0,2}?)(?:\s*[,;])?(?:\s+and(?![A-Za-z]))?(?:\s+|$)(?=[-+0-9]|$)"
+    r"([-+]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+|/[1-9][0-9]*)?)\s*([A-Za-z]+(?: [A-Za-z]+){0,2}?)(?:\s*[,;])?(?:\s+and(?![A-Za-z]))?(?:\s+|$)(?=[-+0-9]|$)"
 )
 _IN_TEXT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 
@@ -282,26 +271,18 @@ def _amounts(body: str) -> MathAnswer | None:
     found = list(_AMOUNT.finditer(plain))
     if len(found) < 2 or "".join(each[0] for each in found) != plain:
         return None
-    # Letters that are not in a text may be a product: `2 x, 3 y`.
-    units = ["min" if each[3] == "m" and "h" in plain else unit_named(each[3]) for each in found]
-    numbers = [parse_number(each[1]) for each in found]
-    if (
-        not all(is_measure(unit) or (len(unit) > 2 and is_plain_unit(unit)) for unit in units)
-        or None in numbers
-    ):
+    units = ["min" if each[2] == "m" and "h" in plain else unit_named(each[2]) for each in found]
+    # Letters may be a product: `2 x, 3 y`.
+    if not all(is_measure(unit) or (len(unit) > 2 and is_plain_unit(unit)) for unit in units):
         return None
-    values = [algebra.number(number.figure) for number in numbers if number is not None]
+    numbers = [Fraction(each[1].replace(",", "")) for each in found]
     factors = [times(unit, units[-1]) for unit in units]
     if None not in factors:
-        total = sum(
-            number.figure * factor
-            for number, factor in zip(numbers, factors, strict=True)
-            if number and factor
-        )
+        total = sum(number * (factor or 0) for number, factor in zip(numbers, factors, strict=True))
         return MathAnswer(algebra.number(Fraction(total)), "", units[-1], frozenset())
     if len(set(units)) < len(units):
         raise Unfamiliar
-    return MathAnswer(Several("named", tuple(values)), ",".join(units), "", frozenset())
+    return MathAnswer(Several("named", tuple(map(algebra.number, numbers))), ",".join(units), "", frozenset())
 
 
 def read_answer(text: str) -> MathAnswer:

@@ -147,8 +147,10 @@ class _Reader:
         negative = self._next() == "-"
         if self._next() in {"+", "-"}:
             self._take()
+        doubled = negative and self._next() == "("
         value = self._product()
         if negative:
+            self._seen.unfinished |= doubled and (value.rational or 0) < 0
             value = algebra.negate(value)
         written = algebra.written_terms(value)
         while self._next() in {"+", "-"}:
@@ -157,7 +159,7 @@ class _Reader:
                 self._take()
                 negative = not negative
             term = self._product()
-            self._unfinished(not written.isdisjoint(more := algebra.written_terms(term)))
+            self._seen.unfinished |= not written.isdisjoint(more := algebra.written_terms(term))
             written |= more
             value = algebra.add(value, algebra.negate(term) if negative else term)
         self._depth -= 1
@@ -173,36 +175,27 @@ class _Reader:
             if part in {"*", "/"}:
                 self._take()
                 divided = part == "/"
-                start = self._place
-                factor = self._factor()
-                if divided:
-                    value = self._ratio(value, factor)
-                    continue
-                # `6.02 * 10^{23}` is a number.
-                if self._parts[start : start + 2] != ["10", "^"] or "rational" not in kinds:
-                    self._unfinished(algebra.kind(factor) in kinds)
-                kinds |= {algebra.kind(factor)} - {""}
-                value = algebra.multiply(value, factor)
             elif part in _STARTS or part.isalpha() or part[1:] in GREEK:
                 if divided or mixed is not None:
                     raise Unreadable("It can be read in two ways.")
-                factor = self._factor()
-                self._unfinished(algebra.kind(factor) in kinds)
-                kinds |= {algebra.kind(factor)} - {""}
-                value = algebra.multiply(value, factor)
             elif part[:1].isdigit() or part[:1] == ".":
                 before = self._parts[self._place - 1]
-                if before == "!" and not divided and mixed is None:
-                    value = algebra.multiply(value, self._factor())
-                    continue
                 if before == ")":
                     raise Unfamiliar
-                raise Unreadable("Two numbers stand side by side.")
+                if before != "!" or divided or mixed is not None:
+                    raise Unreadable("Two numbers stand side by side.")
             else:
                 return value
-
-    def _unfinished(self, found: bool) -> None:
-        self._seen.unfinished = self._seen.unfinished or found
+            # `6.02 * 10^{23}` is a number.
+            scientific = "rational" in kinds and self._parts[self._place : self._place + 2] == ["10", "^"]
+            factor = self._factor()
+            if part == "/":
+                value = self._ratio(value, factor)
+                continue
+            kind = algebra.kind(factor)
+            self._seen.unfinished |= kind in kinds and not scientific
+            kinds |= {kind} - {""}
+            value = algebra.multiply(value, factor)
 
     def _ratio(self, top: Quotient, bottom: Quotient) -> Quotient:
         """Return a quotient; one of two whole numbers that is no whole number itself is a fraction, other ones are to be worked out."""
@@ -210,7 +203,8 @@ class _Reader:
         above, below = top.rational, bottom.rational
         if above is not None and below is not None and below != 1:
             whole = above.denominator == below.denominator == 1
-            self._unfinished(not whole or above % below == 0)
+            self._seen.unfinished |= not whole or above % below == 0
+        self._seen.unfinished |= any(imaginary for _, imaginary, _ in bottom.top)
         return value
 
     def _mixed(self) -> Quotient | None:
@@ -238,7 +232,7 @@ class _Reader:
             if plain > MAX_FACTORIAL:
                 raise TooLarge
             value = algebra.number(Fraction(math.factorial(plain.numerator)))
-            self._unfinished(True)
+            self._seen.unfinished |= True
             if self._next() == "!":
                 raise Unreadable("It can be read as a double factorial and as one of a factorial.")
         if self._next() == "^":
@@ -252,7 +246,7 @@ class _Reader:
             constant = algebra.kind(value)
             value = _raised(value, algebra.negate(exponent) if negative else exponent, self._seen.letters)
             half = exponent.rational == Fraction(1, 2) and value.rational is None
-            self._unfinished(bool(constant and algebra.kind(value)) and not ten and not half)
+            self._seen.unfinished |= bool(constant and algebra.kind(value)) and not ten and not half
             if self._next() == "^":
                 raise Unreadable("It raises a power to a power without brackets.")
         return value
@@ -289,7 +283,7 @@ class _Reader:
                 raise Unfamiliar
             if not 0 <= above <= MAX_BINOMIAL:
                 raise TooLarge
-            self._unfinished(True)
+            self._seen.unfinished |= True
             return algebra.number(Fraction(math.comb(above.numerator, below.numerator)))
         if part == "\\sqrt":
             if self._next() == "[":
@@ -301,7 +295,7 @@ class _Reader:
                 root = algebra.square_root(radicand)
             except TooLarge:
                 raise Unfamiliar from None
-            self._unfinished(root.rational is not None)
+            self._seen.unfinished |= algebra.kind(root) != "root"
             return root
         raise Unreadable("It is incomplete.") if part in _INCOMPLETE else Unfamiliar
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kapelle.grading.math.algebra import Quotient, TooLarge
-from kapelle.grading.math.answers import MathAnswer, has_relation, is_number, read_answer, shortens
+from kapelle.grading.math.answers import MathAnswer, has_relation, read_answer, shortens
 from kapelle.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unreadable
 from kapelle.grading.math.notation import MAX_CHARACTERS, split_top, tidy
 from kapelle.grading.math.numeric import (
@@ -26,7 +26,7 @@ from kapelle.grading.math.numeric import (
     unit_named,
     without_name,
 )
-from kapelle.grading.math.sameness import Percent, same_answer
+from kapelle.grading.math.sameness import Percent, is_number, same_answer
 from kapelle.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
 from kapelle.grading.text.extraction import FORMULA, ExtractionRule, clean, extract
 from kapelle.grading.text.match import plain_text
@@ -115,39 +115,20 @@ def read_math(
     return right(answer) if same else wrong(answer, truth)
 
 
-_FOR_THE_EYE = re.compile(
-    r"\\(?:left|right|displaystyle|[bB]igg?[lr]?|q?quad|(?:text|mathrm|mbox)(?=\{))(?![A-Za-z])|\\[,;:! ]|[\s{}$~]"
-)
-_ONE_SPELLING = {
-    "\\dfrac": "\\frac",
-    "\\tfrac": "\\frac",
-    "\\cdot": "*",
-    "\\times": "*",
-    "\\div": "/",
-    "\\dbinom": "\\binom",
-}
-_SIDES = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
-_TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=]|\\[a-z]+|\|")
+_TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=×÷·]|\\[a-z]+|\|")
 """What a formula holds and a number or a name does not."""
+_SIDE = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
+_IN_WORDS = re.compile(r"[0-9(√.][0-9(). +*/^×÷·!√-]*[0-9)!]")
+"""A formula of a text without `$`."""
 
 
 def _copies(answer: str, question: str) -> bool:
     """Return whether an answer is a formula of a question, or a side of one, spacing aside."""
-    copied = _bare(answer)
-    if not _TO_WORK_OUT.search(copied):
+    if not _TO_WORK_OUT.search(tidy(answer)):
         return False
     formulas = [next(part for part in found.groups() if part) for found in FORMULA.finditer(question)]
-    written = [_bare(formula) for formula in formulas] or [_bare(question)]
-    if not formulas:
-        return re.search(rf"(?<![0-9.+*/^-]){re.escape(copied)}(?![0-9+*/^-])", written[0]) is not None
-    return any(copied in {formula, *_SIDES.split(formula)} for formula in written)
-
-
-def _bare(text: str) -> str:
-    body = _FOR_THE_EYE.sub("", text)
-    for written, spelling in _ONE_SPELLING.items():
-        body = body.replace(written, spelling)
-    return body.strip(".,;:?")
+    sides = (side for each in formulas or _IN_WORDS.findall(question) for side in (each, *_SIDE.split(each)))
+    return _spelled(answer) in {_spelled(side.strip(" .?")) for side in sides if len(side) <= GOLD_CHARACTERS}
 
 
 def gold_answer(gold: str) -> str:
@@ -462,7 +443,7 @@ def why_not_comparable(answer: str, gold: str) -> str:
         != bool(_SIZED.match(theirs)),
         "It is a ratio of another number of parts.": marks[0] != marks[1] and max(marks) > 1,
         "It still has to be worked out.": not _letters(theirs) - {"e", "i"}
-        and bool(_functions(ours) - _functions(theirs)),
+        and bool(set(_FUNCTION.findall(ours)) - set(_FUNCTION.findall(theirs))),
         "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
         "It gives another number of values.": not alone,
         "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
@@ -475,14 +456,9 @@ def why_not_comparable(answer: str, gold: str) -> str:
 
 
 _FUNCTION = re.compile(
-    r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(log|ln|lg|binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)(?![a-z])|([!|])"
+    r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(l)(?:og|n|g)(?![a-z])|\\(binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)|([!|])"
 )
-
-
-def _functions(text: str) -> set[str]:
-    """Return the kinds of functions that an answer applies: trigonometric ones are of one kind, as logarithms are."""
-    found = ("".join(part or "" for part in match.groups()) for match in _FUNCTION.finditer(text))
-    return {"log" if name in {"ln", "lg"} else name for name in found}
+"""A function, by its kind: trigonometric ones are of one kind, as logarithms are."""
 
 
 def _is_fact(text: str) -> bool:

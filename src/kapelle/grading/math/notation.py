@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Literal
 
 from kapelle.grading.math.expression import NotAnAnswer, Unreadable
@@ -57,10 +58,13 @@ _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\(([0-9]{1,40})\)_": r"\1_",
     r"\\log_\{?e\}?(?![A-Za-z])": r"\\ln ",
     r"\\(?:text|mathrm)\{([^{}]*)\}\s*/\s*\\(?:text|mathrm)\{([^{}]*)\}": r"\\text{\1/\2}",
-    rf"([0-9]+)(?:[.]([0-9]+))?(?:\s|\\[,;: ]|~)*(\\(?:text|mathrm)\{{\s*)?({'|'.join(SCALES)})(?![a-z])\s*(\}})?": lambda found: (
-        _scaled(found[1], found[2] or "", SCALES[found[4]]) + ("" if found[5] and found[3] else f"{found[3] or ' '}{found[5] or ''}")
+    r"\\[dt]?frac\{\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\}\{\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\}": r"\\text{\1/\2}",
+    r"\^\s*\{?\\circ\}?\s*(?:\\(?:text|mathrm)\{\s*)?([CF])(?![A-Za-z])\s*\}?": lambda found: (
+        rf"\text{{ {'celsius' if found[1] == 'C' else 'fahrenheit'}}}"
     ),
-    r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}(?=[0-9A-F]*_)": r"\1",
+    rf"([0-9]+(?:\.[0-9]+)?)(?:\s|\\[,;: ]|~)*(\\(?:text|mathrm)\{{\s*)?({'|'.join(SCALES)})(?![a-z])\s*(\}}?)": lambda found: (
+        f"{(Decimal(found[1]) * SCALES[found[3]]).normalize():f}" + ("" if found[2] and found[4] else f" {found[2] or ''}{found[4]}")
+    ),
 }  # fmt: skip
 _REWRITTEN = [(re.compile(pattern, re.DOTALL), to) for pattern, to in _NAMES.items()]
 _ABROAD = re.compile(r"([\[\]])([^\[\]()]{1,80}[,;][^\[\]()]{1,80})([\[\]])")
@@ -74,7 +78,9 @@ _WHOLES: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\\(?:text|mathrm|textbf|mathbf)\{\s*([-+]?[0-9][0-9.,]*)(?:\s|\\[,;: ]|~)*([A-Za-z]{1,15}(?: [A-Za-z]{1,15}){0,2}(?:\^[23])?)\s*\}": (
         lambda found: rf"{found[1]}\text{{ {found[2]}}}"
     ),
-    r"\\text\{\s*([-+0-9., ]{1,80})\s*\}": r"\1",
+    r"\\text\{\s*([-+0-9., ()\[\]]{1,80})\s*\}": r"\1",
+    r"([0-9]{1,3})\s*'\s*([0-9]{1,2})\s*(?:\"|'')": r"\1\\text{ ft }\2\\text{ in}",
+    r"(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is\b|\s*[:=])\s*(.+)": r"\1",
     # Equations one above the other.
     r"(?:\\begin\{cases\}((?:(?!\\begin|&)[^<>])+)\\end\{cases\}|\\\{\s*\\begin\{array\}\{[lcr]{1,3}\}((?:(?!\\begin|&)[^<>])+)\\end\{array\})": (
         lambda found: re.sub(r"\s*(?:[,;]\s*)?\\\\\s*", ", ", (found[1] or found[2]).strip(" \\,;"))
@@ -111,13 +117,6 @@ _REPEATING = re.compile(
     r"(?<![0-9.,])([0-9]{0,20})\.([0-9]{0,20})"
     r"(?:\\(?:overline|bar)\{([0-9]{1,20})\}|\(([0-9]{1,20})\)|((?:\\dot\{[0-9]\}|\\dot [0-9])(?:[0-9]{0,18}(?:\\dot\{[0-9]\}|\\dot [0-9]))?))"
 )
-
-
-def _scaled(whole: str, behind: str, factor: int) -> str:
-    """Return the digits of a decimal number times a factor: 2500000 for 2.5 million."""
-    digits = str(int(whole + behind) * factor).zfill(len(behind) + 1)
-    places = len(digits) - len(behind)
-    return digits[:places] + f".{digits[places:]}".rstrip("0").rstrip(".")
 
 
 def plain_notation(body: str) -> str:

@@ -29,7 +29,7 @@ from kapelle.grading.verdict import Grade, right, wrong
 _LHS = re.compile(
     r"((?:m\s*)?\\(?:measured|spherical)?angle\s*\{?(?:[A-Z]{1,3}|[0-9])\}?|\|[A-Z](?:[A-Z]|(?:\s*\\(?:cup|cap)\s*[A-Z]){1,3})?\||\[[A-Z]{3,6}\]"
     r"|\\(?:overline|vec|hat|bar|tilde|mathbf|boldsymbol|overrightarrow|widehat|mathcal)\{[A-Za-z]{1,2}\}"
-    r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{1,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
+    r"|\\(?:text|mathrm)\{[A-Za-z][A-Za-z ]{,39}\}|(?:\\mathbb\{[A-Z]\}|E)\s*(?:\([A-Z]\)|\[[A-Z]\])|f\^\{-1\}|f(?=\(f\()"
     r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\[a-z]+|[A-Z]|\\angle\s*[A-Z]{1,3})|\\(?:gcd|lcm|max|min|det)\([^()=]{1,20}\)"
     r"|[A-Z]{2}|[A-Za-z]|\\(?!pi(?![A-Za-z]))[A-Za-z]+)"
     r"((?:_(?:\{[A-Za-z0-9,]+\}|[A-Za-z0-9]+|\{\\triangle\s*[A-Z]{3}\}))?)(?:\([A-Za-z](?:,\s*[A-Za-z])*\)|(\(-?[0-9]{1,6}(?:,\s*-?[0-9]{1,6})*\)|\(f\(-?[0-9]{1,6}\)\)))?"
@@ -102,6 +102,7 @@ _LONG = {
 }  # fmt: skip
 _SHORT = (
     {f"{long}{end}": short for short, longs in _LONG.items() for long in longs.split() for end in ("", "s")}
+    | {f"degree{end} {name}": name for end in ("", "s") for name in ("celsius", "fahrenheit")}
     | {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"}
     | _CURRENCY_NAMES
     | {
@@ -131,12 +132,15 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
 """What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
 
 
+_MEGA = re.compile(r"M(?:[A-Z]|[gms]$|b|p)")
+
+
 def unit_named(text: str) -> str:
     """Return the one name of a unit: `km/h` for `kilometers per hour`; in lower case, but `M` for a million."""
     names = []
     for part in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
         name = part.strip().casefold()
-        if part.strip()[:1] == "M" and 1 < len(name) < 4 and name not in {"mm", "mph", "min", "mi"}:
+        if _MEGA.match(part.strip()) and (not part.strip().isupper() or name not in {*_SIZES, *_SHORT}):
             name = f"M{name[1:]}"
         plural = len(name) > 3 and name.endswith("s") and not name.endswith("ss")
         names.append(_SHORT.get(name, name[:-1] if plural else name))
@@ -208,7 +212,12 @@ def _wordy(piece: str) -> bool:
 
 
 def _plain_words(text: str) -> str:
-    words = " ".join(text.split()).strip("().,;: ")
+    words = re.sub(
+        r"^(?:an?|the) (?!half|third|quarter|\w+th$)",
+        "",
+        " ".join(text.split()).strip("().,;: "),
+        flags=re.IGNORECASE,
+    )
     return words if len(words) == 1 else words.casefold()
 
 

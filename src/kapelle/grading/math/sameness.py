@@ -96,11 +96,8 @@ def _uses(terms: Polynomial, letter: str) -> bool:
 def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
     """Return whether two answers that are no equations are the same, by each unit that their values may have."""
     if _is_named(one.value) or _is_named(other.value):
-        if (
-            "," in one.name
-            and "," in other.name
-            and sorted(one.name.split(",")) != sorted(other.name.split(","))
-        ):
+        names = [sorted(each.name.split(",")) for each in (one, other) if "," in each.name]
+        if len(names) == 2 and names[0] != names[1]:
             return False
         return any(same_answer(left, right, percent) for left in orders(one) for right in orders(other))
     if one.name and other.name and one.name != other.name:
@@ -199,6 +196,12 @@ def _numbers(value: Value) -> list[Quotient]:
     if isinstance(value, Several):
         return [number for item in value.items for number in _numbers(item)]
     return [value] if isinstance(value, Quotient) else []
+
+
+def is_number(answer: MathAnswer) -> bool:
+    """Return whether an answer is made of rational numbers alone."""
+    numbers = _numbers(answer.value)
+    return bool(numbers) and all(number.rational is not None for number in numbers)
 
 
 def _units_agree(one: str, other: str) -> bool:
