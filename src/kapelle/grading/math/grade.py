@@ -233,7 +233,9 @@ def _same(answer: str, gold: str, percent: Percent) -> bool | None:
     # The gold answer is read first: where it cannot be, the answer is not to blame.
     truth, read = _known_gold(gold), _known(answer)
     if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
-        raise Unreadable("It still has to be worked out.")
+        raise Unreadable(
+            "It still has to be worked out." if read else "It is no number, or still has to be worked out."
+        )
     if read is not None and truth is not None:
         with contextlib.suppress(TooLarge):
             return same_answer(read, truth, percent)

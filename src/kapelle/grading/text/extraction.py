@@ -227,9 +227,14 @@ _EMPHASIS = re.compile(
 )
 
 
+_STRUCTURE = re.compile(
+    r"^#{1,6}[ \t]+|^[ \t]*[-*+][ \t]+(?=[A-Za-z])|</?(?:b|strong|i|em)>|~~[^~\n]+~~", re.MULTILINE
+)
+
+
 def _unemphasised(text: str) -> str:
-    """Return a text without Markdown's marks of bold and italic words."""
-    return _EMPHASIS.sub(r"\g<words>", text)
+    """Return a text without Markdown's marks of headings, lists, bold and italic words, and without words that it strikes out."""
+    return _STRUCTURE.sub("", _EMPHASIS.sub(r"\g<words>", text))
 
 
 _HASH = re.compile(r"#{4,}((?:(?!####)[^\n])*)")
@@ -334,11 +339,11 @@ _PART_BEFORE = re.compile(
     r"(?:(?:[*/×·÷⋅√±^_]|\\(?!boxed|fbox|text|mathrm|mathbf)[A-Za-z]+)\{?\s*"  # `2^`, `\sqrt{`
     r"|(?:[0-9)}\]%$]|(?<![A-Za-z])[A-Za-z])\s*[-+]\s*|[0-9]\s*x\s*"  # `3 -`, `x +`, `3 x`
     r"|[0-9]\s+(?:plus|minus|times|over|mod|choose|(?:divided|multiplied)\s+by)\s+|\b(?:minus|negative)\s+"
-    r"|(?:[0-9][:—~'’_]|[0-9]\.\.+|[0-9]\\[,;:! ]|[0-9A-Za-z]\(|[A-Za-z])(?<!USD)(?<!EUR)(?<!Rs))$",  # `3:`, `f(`, `x`
+    r"|(?:[0-9][:—~'’_]|[0-9]\.\.+|[0-9]\\[,;:! ]|[0-9A-Za-z]\(|[A-Za-z])(?<!USD)(?<!EUR)(?<!Rs))\Z",  # `3:`, `f(`, `x`
     re.IGNORECASE,
 )
-_OPERAND_BEFORE = re.compile(r"(?:[0-9)%$]|(?<![A-Za-z])[A-Za-z]) *$")
-_AND_BEFORE = re.compile(r"[0-9]\s+and\s+$")
+_OPERAND_BEFORE = re.compile(r"(?:[0-9)%$]|(?<![A-Za-z])[A-Za-z]) *\Z")
+_AND_BEFORE = re.compile(r"[0-9]\s+and\s+\Z")
 _PART_AFTER = re.compile(
     r"\s*(?:[*/×·÷⋅√π+]|\^(?!\{?\\(?:circ|degree))|\\(?:pi|sqrt|times|cdot|div|pm)\b|(?:\\text\{\s*)?cents\b)"
     r"|[ \t]*(?:-[ \t]*(?:$|[A-Za-z(\\](?![A-Za-z]))|=[ \t]*(?:$|[?\n]))"  # `12 -`, `12 =`
@@ -366,6 +371,7 @@ def _last_number(text: str) -> Extraction | None:
 
 _ALL_FORMULA = re.compile(r"\$(?:[^$\\]|\\(?!boxed).)+\$", re.DOTALL)
 _ANSWER = re.compile(r"\b(?:final\s+)?answer\b\**\s*(?P<is>is\b|:|=)?", re.IGNORECASE)
+_LABELLED = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,}\s*[,:=\n]")
 _SENTENCE = re.compile(r"\$|\\[(\[]|(?<![\\{A-Za-z])[A-Za-z]{2,}\s+[A-Za-z]{2,}")
 
 
@@ -389,7 +395,9 @@ def _prose(text: str) -> Extraction | None:
             return concluded
     if marked is not None or not own:
         return marked
-    return _conclusion(own) if _SENTENCE.search(own) else Extraction(own)
+    if _SENTENCE.search(own):
+        return _conclusion(own)
+    return (_conclusion(own) if _LABELLED.search(own) else None) or Extraction(own)
 
 
 _AT_ONCE = re.compile(r"\s*:?\s*(?:\$([^$]{1,400})\$|\\\(((?:(?!\\\().){1,400}?)\\\))")
