@@ -50,8 +50,8 @@ class ModelJudge(JudgeLimits):
 
     path: str
     """A model, or the folder of an adapter (PEFT); it is loaded once, apart from the team's models."""
-    max_tokens: int = Field(default=2048, ge=1)
-    """Most tokens of one verdict with its reasons."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Most tokens of one verdict with its reasons and thoughts."""
 
 
 AnyJudge = EndpointJudge | ModelJudge

@@ -157,7 +157,7 @@ async def _sealed(ask: Ask, seal: str, system: str, asked: str, read: Callable[[
     messages = [Message("system", system), Message("user", asked)]
     for _ in range(2):
         reply = own_turn(await ask(messages))
-        _, *behind = re.split(rf"VERDICT\W{{0,8}}{seal}", reply)
+        _, *behind = re.split(rf"VERDICT\W{{0,8}}{seal}", reply, flags=re.IGNORECASE)
         found = {each: None for text in behind if (each := read(text)) is not None}
         if len(found) == 1:
             return next(iter(found))
@@ -322,7 +322,7 @@ async def _scores(
 
 # `clear=6`, `clear: **6**`, `clear = 6.5/10`.
 _PAIR_OF_SCORE = re.compile(
-    r"(?<![\w=:.-])(\w+)[*_`\"']*\s*[=:]\s*[*_`\"']*([0-9]+(?:\.[0-9]+)?)(?:\s?/\s?10)?(?![\w/])(?!\.[0-9])",
+    r"(?<![\w=:.-])(\w+)[*_`\"']*(?:\s*(?:=>|[=:])\s*|\s[-–]\s)[*_`\"'<]*([0-9]+(?:\.[0-9]+)?)(?:\s?/\s?10)?(?![\w/])(?!\.[0-9])",
     re.ASCII,
 )
 
@@ -330,7 +330,10 @@ _PAIR_OF_SCORE = re.compile(
 def _scores_in(names: Sequence[str], text: str) -> tuple[float, ...] | None:
     """Return the score in [0, 1] of each name in a text; None where one is missing, too high, or there twice."""
     pairs = _PAIR_OF_SCORE.findall(text)
-    given = {name: float(number) for name, number in pairs}
+    known = (
+        {name.casefold(): name for name in names} if len({*map(str.casefold, names)}) == len(names) else {}
+    )
+    given = {known.get(name.casefold(), name): float(number) for name, number in pairs}
     # As many pairs as names, and all names among them: each stands there once.
     if len(pairs) != len(names) or given.keys() != {*names} or max(given.values()) > FULL:
         return None
@@ -354,8 +357,8 @@ class JudgeEndpoint(Settings, AsksServers):
     """Name of the model, as the server has it."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
-    max_tokens: int = 2048
-    """Most tokens of one verdict with its reasons."""
+    max_tokens: int = 8192
+    """Most tokens of one verdict with its reasons and thoughts."""
 
     def servers(self) -> Sequence[AskedServer]:
         """The judge."""

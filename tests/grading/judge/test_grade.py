@@ -98,6 +98,7 @@ async def test_a_reply_without_exactly_one_verdict_behind_its_seal_is_none(form:
     [
         "VERDICT {seal}: {verdict}!",
         "**VERDICT {seal}: {verdict}**",
+        "Verdict {seal}: {verdict}",
         "**VERDICT {seal}:** {verdict}",
         "VERDICT `{seal}`: *{verdict}*",
         "> VERDICT {seal}: {verdict}.",
