@@ -50,7 +50,7 @@ class ModelJudge(JudgeLimits):
 
     path: str
     """A model, or the folder of an adapter (PEFT); it is loaded once, apart from the team's models."""
-    max_tokens: int = Field(default=8192, ge=1)
+    max_tokens: int = Field(default=4096, ge=1)
     """Most tokens of one verdict with its reasons and thoughts."""
 
 

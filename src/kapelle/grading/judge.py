@@ -357,7 +357,7 @@ class JudgeEndpoint(Settings, AsksServers):
     """Name of the model, as the server has it."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
     """Environment variable that holds the key; the key itself is never stored."""
-    max_tokens: int = 8192
+    max_tokens: int = 4096
     """Most tokens of one verdict with its reasons and thoughts."""
 
     def servers(self) -> Sequence[AskedServer]:
