@@ -20,6 +20,7 @@ WHOLE = [
     ("That is 1'234'567 francs", "1234567"),
     ("That is 1’234 francs", "1234"),
     ("The value is 1_000_000", "1000000"),
+    ("The value is 1.000.000", "1000000"),
     (r"The value is $1{,}234$.", "1234"),
     (r"The value is $12\,345$.", "12345"),
     (r"The value is $12,\!345$.", "12345"),
@@ -138,6 +139,13 @@ PARTS = [
     r"It is $5\sqrt{2}$",
     r"It is $2\times 5$",
     "It is 168/2",
+    "It is ∛5",
+    "It is 3 out of 5",
+    "It is 3 of 5",
+    "It is 3 by 5",
+    "It costs 5bn",
+    "It is 5‰",
+    "It is 5'10",
 ]
 
 

@@ -294,7 +294,7 @@ _NUMBER = re.compile(
 )
 
 
-_GROUPED = re.compile(rf"(?<![0-9.A-Za-z]){GROUPS}")
+_GROUPED = re.compile(rf"(?<![0-9.A-Za-z])(?:{GROUPS}|[1-9][0-9]{{0,2}}(?:\.[0-9]{{3}}){{2,}}(?![0-9.]))")
 _HALF = re.compile(f"[{HALVES}]")
 
 

@@ -336,19 +336,19 @@ _LENGTH_SQUARED = re.compile(
     r"(?<![A-Za-z])((?:[cmk]?m|ft|in|inches|feet|yd|yards|miles|meters|metres|units)\}?) ?(?:\^\{?[23]\}?|[²³])(?![0-9A-Za-z])"
 )
 _PART_BEFORE = re.compile(
-    r"(?:(?:[*/×·÷⋅√±^_]|\\(?!boxed|fbox|text|mathrm|mathbf)[A-Za-z]+)\{?\s*"  # `2^`, `\sqrt{`
+    r"(?:(?:[*/×·÷⋅√∛∜±^_]|\\(?!boxed|fbox|text|mathrm|mathbf)[A-Za-z]+)\{?\s*"  # `2^`, `\sqrt{`
     r"|(?:[0-9)}\]%$]|(?<![A-Za-z])[A-Za-z])\s*[-+]\s*|[0-9]\s*x\s*"  # `3 -`, `x +`, `3 x`
-    r"|[0-9]\s+(?:plus|minus|times|over|mod|choose|(?:divided|multiplied)\s+by)\s+|\b(?:minus|negative)\s+"
+    r"|[0-9]\s+(?:plus|minus|times|over|mod|choose|of|out\s+of|(?:divided\s+|multiplied\s+)?by)\s+|\b(?:minus|negative)\s+"
     r"|(?:[0-9][:—~'’_]|[0-9]\.\.+|[0-9]\\[,;:! ]|[0-9A-Za-z]\(|[A-Za-z])(?<!USD)(?<!EUR)(?<!Rs))\Z",  # `3:`, `f(`, `x`
     re.IGNORECASE,
 )
 _OPERAND_BEFORE = re.compile(r"(?:[0-9)%$]|(?<![A-Za-z])[A-Za-z]) *\Z")
 _AND_BEFORE = re.compile(r"[0-9]\s+and\s+\Z")
 _PART_AFTER = re.compile(
-    r"\s*(?:[*/×·÷⋅√π+]|\^(?!\{?\\(?:circ|degree))|\\(?:pi|sqrt|times|cdot|div|pm)\b|(?:\\text\{\s*)?cents\b)"
+    r"\s*(?:[*×·÷⋅√π+]|/(?![a-z]{2,}\b)|\^(?!\{?\\(?:circ|degree))|\\(?:pi|sqrt|times|cdot|div|pm)\b|(?:\\text\{\s*)?cents\b)"
     r"|[ \t]*(?:-[ \t]*(?:$|[A-Za-z(\\](?![A-Za-z]))|=[ \t]*(?:$|[?\n]))"  # `12 -`, `12 =`
     r"|\s*\\text\{\s*(?:hundred|thousand|[mbtr]+illion|dozen)|[ \t]and (?:a|one|two|three)[ -](?:hal|thir|quarter|fourth|fif)"
-    r"|[:'’_][0-9]|\((?=[-+]?\s?(?:[0-9]|[A-Za-z](?![A-Za-z])))"
+    r"|[:'’_][0-9]|‰|[bm]n\b|\((?=[-+]?\s?(?:[0-9]|[A-Za-z](?![A-Za-z])))"
     r"|[ \t]?[xyz](?![A-Za-z])|(?![msghlLVWNJCFdpA])[A-Za-z](?![A-Za-z])|[ \t]+(?:plus|minus|divided|multiplied)\b"
 )
 
