@@ -80,7 +80,7 @@ _WHOLES: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
     r"\\text\{\s*([-+0-9., ()\[\]]{1,80})\s*\}": r"\1",
     r"([0-9]{1,3})\s*'\s*([0-9]{1,2})\s*(?:\"|'')": r"\1\\text{ ft }\2\\text{ in}",
-    r"(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is\b|\s*[:=])\s*(.+)": r"\1",
+    r"(?:(?:[Tt]he\s+)?(?:[Ff]inal\s+)?[Aa]nswer(?:\s+is\b|\s*[:=])|\\text\{\s*[A-Za-z][A-Za-z ]{1,40}[:=]\s*\})\s*(.+)": r"\1",
     # Equations one above the other.
     r"(?:\\begin\{cases\}((?:(?!\\begin|&)[^<>])+)\\end\{cases\}|\\\{\s*\\begin\{array\}\{[lcr]{1,3}\}((?:(?!\\begin|&)[^<>])+)\\end\{array\})": (
         lambda found: re.sub(r"\s*(?:[,;]\s*)?\\\\\s*", ", ", (found[1] or found[2]).strip(" \\,;"))

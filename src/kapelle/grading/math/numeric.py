@@ -142,7 +142,7 @@ def unit_named(text: str) -> str:
         name = part.strip().casefold()
         if _MEGA.match(part.strip()) and (not part.strip().isupper() or name not in {*_SIZES, *_SHORT}):
             name = f"M{name[1:]}"
-        plural = len(name) > 3 and name.endswith("s") and not name.endswith("ss")
+        plural = len(name) > 3 and name.endswith("s") and not name.endswith(("ss", "us"))
         names.append(_SHORT.get(name, name[:-1] if plural else name))
     return "/".join(names)
 
