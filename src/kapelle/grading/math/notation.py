@@ -56,6 +56,7 @@ _NAMES: dict[str, str | Callable[[re.Match[str]], str]] = {
         lambda found: f"_{{{_BASES.get(found[1], found[1])}}}"
     ),
     r"\(([0-9]{1,40})\)_": r"\1_",
+    r"\\exp\s*(?:\(((?:[^()]++|\([^()]*+\))*+)\)|\{([^{}]*)\})": lambda found: f"e^{{{found[1] or found[2]}}}",
     r"\\log_\{?e\}?(?![A-Za-z])": r"\\ln ",
     r"\\(?:text|mathrm)\{([^{}]*)\}\s*/\s*\\(?:text|mathrm)\{([^{}]*)\}": r"\\text{\1/\2}",
     r"\\[dt]?frac\{\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\}\{\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\}": r"\\text{\1/\2}",
@@ -128,8 +129,6 @@ def plain_notation(body: str) -> str:
         body = pattern.sub(to, body)
     if "\\begin" not in body:
         body = _AMPERSAND.sub(", ", body)
-    if "\\exp" in body:
-        body = _as_power(body)
     if body[:1] == "]" or body[-1:] == "[":
         # Brackets that are turned outwards leave out the ends: `]0,1]` is `(0,1]`.
         body = _ABROAD.sub(
@@ -157,22 +156,6 @@ def _in_ascii(found: re.Match[str]) -> str:
         top, _, bottom = unicodedata.normalize("NFKC", character).partition("\N{FRACTION SLASH}")
         return rf"\frac{{{top}}}{{{bottom}}}"
     return character
-
-
-def _as_power(body: str) -> str:
-    r"""Return a text in which each `\exp(x)` is `e^{x}`; one whose brackets do not match stays."""
-    parts: list[str] = []
-    start = 0
-    for found in re.finditer(r"\\exp\s*([({])", body):
-        depth, place = 1, found.end()
-        while depth and place < len(body):
-            depth += (body[place] in "({") - (body[place] in ")}")
-            place += 1
-        if depth or found.start() < start:
-            continue
-        parts += [body[start : found.start()], f"e^{{{body[found.end() : place - 1]}}}"]
-        start = place
-    return "".join([*parts, body[start:]])
 
 
 def _as_fraction(found: re.Match[str]) -> str:

@@ -47,17 +47,14 @@ def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure")
 
 
 def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
-    r"""Return the other answer with the first one's letter for what any letter stands for: C in `x^2 + C`, k in `k\pi`."""
+    r"""Return the other answer with the first one's letter for what any letter stands for: k in `k\pi`."""
     missing, extra = one.letters - other.letters, other.letters - one.letters
     if len(missing) != 1 or len(extra) != 1:
         return other
     (new,), (old,) = missing, extra
-    values = (one.value, other.value)
-    if not (
-        {new, old} <= set("CcKk") and _has_constant(one.value, new) and _has_constant(other.value, old)
-    ) and not ({new, old} <= set("kmnl") and _counts_pi(one.value, new) and _counts_pi(other.value, old)):
+    if not {new, old} <= set("kmnl") or not (_counts_pi(one.value, new) and _counts_pi(other.value, old)):
         return other
-    assert isinstance(values[1], Quotient), "it has terms"
+    assert isinstance(other.value, Quotient), "it has terms"
     top, bottom = (
         {
             (
@@ -67,18 +64,9 @@ def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
             ): (factor)
             for (root, imaginary, letters), factor in terms.items()
         }
-        for terms in (values[1].top, values[1].bottom)
+        for terms in (other.value.top, other.value.bottom)
     )
     return replace(other, value=Quotient(top, bottom), letters=one.letters)
-
-
-def _has_constant(value: Value, letter: str) -> bool:
-    """Return whether a letter is added once, by itself, to other terms, as a constant of integration is."""
-    if not isinstance(value, Quotient) or _uses(value.bottom, letter):
-        return False
-    return len(value.top) > 1 and [(each[2], each[1]) for each in value.top if letter in dict(each[2])] == [
-        (((letter, 1),), False)
-    ]
 
 
 def _counts_pi(value: Value, letter: str) -> bool:

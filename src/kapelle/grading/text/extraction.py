@@ -453,7 +453,7 @@ _AROUND = "$ \t\n.*`\"'"
 
 def statements(text: str) -> list[str]:
     """Return what a text may state: itself, what its last line ends with behind `is` or `:`, or what it calls correct."""
-    plain = _unemphasised(_WRAPPED.sub(r"\1", text)).strip(_AROUND)
+    plain = _EMPHASIS.sub(r"\g<words>", _WRAPPED.sub(r"\1", text)).strip(_AROUND)
     line = plain.rpartition("\n")[2][-MAX_STATEMENT:]
     agreed = _AGREES.fullmatch(line)
     stated = agreed[1] if agreed else line
