@@ -84,16 +84,10 @@ _SAYS_MORE = frozenset(_REMARKS.split())
 def is_plain_unit(unit: str) -> bool:
     """Return whether a unit changes nothing where the other answer names none: `cm`, `apple`, `km/h`, `$`."""
     words = re.split("[ /]", unit.partition("^")[0])
-    return unit in set("$€£") or (
-        len(words) < 5
-        and _SAYS_MORE.isdisjoint(words)
-        and all(
-            (each.rstrip(".").isalpha() and (len(each) > 1 or each.lower() in "mghslnjwv")) or each in "$€£"
-            for each in words
-        )
-    )
+    return len(words) < 5 and _SAYS_MORE.isdisjoint(words) and all(map(_UNIT_WORD.fullmatch, words))
 
 
+_UNIT_WORD = re.compile(r"[a-z]{2,}\.?|M[a-z]+|[mghslnjwvMGHSLNJWV$€£]")
 _LONG = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
     "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound lbs",
