@@ -87,7 +87,7 @@ def is_plain_unit(unit: str) -> bool:
     return len(words) < 5 and _SAYS_MORE.isdisjoint(words) and all(map(_UNIT_WORD.fullmatch, words))
 
 
-_UNIT_WORD = re.compile(r"[a-z]{2,}\.?|M[a-z]+|[mghslnjwvMGHSLNJWV$€£]")
+_UNIT_WORD = re.compile(r"[A-Za-z]{2,}\.?|[mghslnjwvMGHSLNJWV$€£]")
 _LONG = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
     "in": "inche inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound lbs",
@@ -126,16 +126,17 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
 """What a unit is of the one that measures the same; exact, and nothing that has no fixed length."""
 
 
-_MEGA = re.compile(r"M(?:[A-Z]|[gms]$|b|p)")
+_CASED = re.compile(r"M(?:[A-Z]|[gms]$|b|p)|[kKGT]i?[Bb]$")
 
 
 def unit_named(text: str) -> str:
-    """Return the one name of a unit: `km/h` for `kilometers per hour`; in lower case, but `M` for a million."""
+    """Return the one name of a unit: `km/h` for `kilometers per hour`; in lower case, but for `M` of a million and `B` of bytes."""
     names = []
-    for part in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
-        name = part.strip().casefold()
-        if _MEGA.match(part.strip()) and (not part.strip().isupper() or name not in {*_SIZES, *_SHORT}):
-            name = f"M{name[1:]}"
+    for written in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
+        part = written.strip()
+        name = part.casefold()
+        if _CASED.match(part) and (not part.isupper() or name not in {*_SIZES, *_SHORT}):
+            name = part.replace("K", "k")
         plural = len(name) > 3 and name.endswith("s") and not name.endswith(("ss", "us"))
         names.append(_SHORT.get(name, name[:-1] if plural else name))
     return "/".join(names)
