@@ -20,7 +20,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.environment import Enumerable
-from kapelle.errors import ConfigError, ParityError
+from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
