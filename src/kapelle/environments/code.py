@@ -10,7 +10,6 @@ else stays in this process or in the tests' own sandbox.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import functools
 import json
@@ -37,14 +36,18 @@ from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, ca
 from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
 from kapelle.errors import DataError, EpisodeError, did_you_mean
 from kapelle.grading.code.grade import (
+    REPLIES,
     CallTest,
     CodeGrade,
     OutputTest,
+    ProgramTests,
     grade_calls,
     grade_output,
     grade_program,
+    read_literal,
 )
-from kapelle.grading.code.programs import program_of, tree_of
+from kapelle.grading.code.literal_tests import NotLiteral
+from kapelle.grading.code.programs import USUAL_IMPORTS, headed, program_of, runnable
 from kapelle.grading.code.style import style_score, syntax_score
 from kapelle.grading.code.tasks import humaneval_task, mbpp_task
 from kapelle.runtime.deadlines import patience_here, within
@@ -81,6 +84,8 @@ class CodeProblem:
     """What a program may go on from instead of being whole."""
     question: Question | None = None
     """The prompt as the row's conversation, if it has one."""
+    untrusted: str = ""
+    """Why a program could fool the tests; empty if it could not."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
@@ -89,8 +94,9 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
     return CodeProblem(
         task.prompt,
         (task.tests.programs[0].strip(),),
-        lambda program, sandbox, limits: grade_program(program, task.tests, sandbox, limits),
+        _grader(task.tests),
         task.solution,
+        untrusted=_why_untrusted(task.tests),
     )
 
 
@@ -102,26 +108,31 @@ def humaneval_problem(row: DataRow) -> CodeProblem:
     """
     task = humaneval_task(row.fields)
     begun = task.prompt.rstrip("\n") + "\n"
+    return CodeProblem(
+        task.prompt,
+        (),
+        _grader(task.tests, begun),
+        task.solution.removeprefix(task.prompt),
+        begun,
+        untrusted=_why_untrusted(task.tests),
+    )
 
-    def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
-        first, rest = _futures_first(program)
-        return grade_program(first + begun + rest, task.tests, sandbox, limits)
 
-    return CodeProblem(task.prompt, (), grade, task.solution.removeprefix(task.prompt), begun)
+def _grader(tests: ProgramTests, begun: str = "") -> Callable[[str, Backend, Limits], CodeGrade]:
+    # A problem whose tests are not literal is here only if the settings allow it.
+    return lambda program, sandbox, limits: grade_program(
+        headed(begun, program), tests, sandbox, limits, allow_untrusted=True
+    )
 
 
-def _futures_first(program: str) -> tuple[str, str]:
-    """Return the `from __future__ import …` lines of a whole program and the program without them: they must stand before the prompt."""
+def _why_untrusted(tests: ProgramTests) -> str:
     try:
-        body = tree_of(program).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "", program  # a body that goes on where the prompt ends
-    lines = program.split("\n")
-    futures = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    for node in futures:
-        for place in range(node.lineno - 1, node.end_lineno or node.lineno):
-            lines[place] = ""
-    return "".join(f"{ast.unparse(node)}\n" for node in futures), "\n".join(lines)
+        read_literal(tests)
+    except NotLiteral as reason:
+        return f"{reason}"
+    except SyntaxError:
+        pass  # an episode says so: no program can be graded by them
+    return ""
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
@@ -131,31 +142,31 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
     `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
     `{"inputs": […], "outputs": […]}`, also as JSON text) in the field `tests`, which are private. `solution`, or the first of
     `solutions` (CodeContests: in Python 3), is a program that is right. Public tests are shown. `tolerance` is that of
-    printed reals. With `fn_name` beside the inputs (APPS) each is a list of arguments of that function.
+    printed reals. With `fn_name` beside the inputs (APPS) each is a list of arguments of that function. With a `testtype` of `functional`
+    (LiveCodeBench: `public_test_cases`, `private_test_cases`) each line of an input is an argument, as JSON.
     """
-    called = _function(row, tests)
+    called = _function(row, tests) or _functional(row, tests)
     if called is not None:
-        name, calls = called
-        # LeetCode's form: the function is a method of a class without arguments.
-        method = (
-            f"\n\nif {name!r} not in globals() and 'Solution' in globals():\n    {name} = Solution().{name}\n"
-        )
+        name, calls, shown = called
         begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
         told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
         asked = read_question(row, question, "question_field").worded(
-            lambda text: f"{text.strip()}\n\n{told}"
+            lambda text: "\n\n".join([text.strip(), *shown, told])
         )
         return CodeProblem(
             asked.text,
-            (),
-            lambda program, sandbox, limits: grade_calls(program + method, calls, sandbox, limits),
+            shown,
+            lambda program, sandbox, limits: grade_calls(
+                headed(USUAL_IMPORTS, runnable(program)), calls, sandbox, limits
+            ),
             _solution(row),
             question=asked,
         )
     tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
-    public = _tests(row, "public_tests", tolerance)
-    hidden = ("private_tests", "generated_tests", tests)
-    private = tuple(test for field in hidden for test in _tests(row, field, tolerance))
+    public, private = (
+        tuple(test for field in fields for test in _tests(row, field, tolerance))
+        for fields in (PUBLIC, (*PRIVATE, tests))
+    )
     every = public + private
     if not every:
         raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
@@ -181,6 +192,11 @@ def generated_problem(made: Programming) -> CodeProblem:
         lambda program, sandbox, limits: grade_calls(program, calls, sandbox, limits),
         made.solution,
     )
+
+
+PUBLIC = ("public_tests", "public_test_cases")
+PRIVATE = ("private_tests", "private_test_cases", "generated_tests")
+"""Fields of tests; those of `…_cases` are LiveCodeBench's."""
 
 
 def _tests(row: DataRow, field: str, tolerance: float) -> tuple[OutputTest, ...]:
@@ -213,13 +229,59 @@ def _parsed(row: DataRow, field: str) -> Json:
     try:
         return json.loads(value) if value.strip() else None
     except (ValueError, RecursionError) as error:
+        if field == "private_test_cases":
+            raise DataError(
+                f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code and is "
+                'not read here. Write it as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
+            ) from None
         raise DataError(
             f"{row.place}: `{field}` is text and not JSON: {error}. Fix or drop the row."
         ) from None
 
 
-def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...]] | None:
-    """Return the function that a row in the form of APPS asks for, and its calls; None for whole programs."""
+def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
+    """Return the function that a row in the form of LiveCodeBench asks for, its calls and the shown ones; None for whole programs."""
+    calls = list[CallTest]()
+    shown = list[str]()
+    others = 0
+    name = ""
+    for field in (*PUBLIC, *PRIVATE, tests):
+        value = _parsed(row, field)
+        for test in value if isinstance(value, list) else ():
+            if not isinstance(test, Mapping) or test.get("testtype") != "functional":
+                others += 1
+                continue
+            name = name or _func_name(row)
+            try:
+                arguments = tuple(json.loads(line) for line in test["input"].split("\n") if line.strip())
+                calls.append(
+                    CallTest(name, arguments, json.loads(test["output"]), tolerance=1e-6, rule="json")
+                )
+            except (KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{row.place}: a functional test in `{field}` is not JSON arguments, one a line, and a JSON result: {error!r}. Fix "
+                    "or drop the row."
+                ) from None
+            if field in PUBLIC:
+                shown.append(f"Input:\n{test['input'].rstrip()}\nOutput:\n{test['output'].rstrip()}")
+    if calls and others:
+        raise DataError(f"{row.place} has tests of a function and tests of a program. Fix or drop the row.")
+    return (name, tuple(calls), tuple(shown)) if calls else None
+
+
+def _func_name(row: DataRow) -> str:
+    """Return the name of the function of a row of LiveCodeBench."""
+    about = _parsed(row, "metadata")
+    name = about.get("func_name") if isinstance(about, Mapping) else None
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise DataError(
+            f'{row.place} has functional tests and no `func_name` in `metadata`. Give it {{"func_name": …}}.'
+        )
+    return name
+
+
+def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
+    """Return the function that a row in the form of APPS asks for, its calls, and nothing that is shown; None for whole programs."""
     value = _parsed(row, tests)
     if not isinstance(value, Mapping) or value.get("fn_name") is None:
         return None
@@ -232,10 +294,10 @@ def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...]] | No
             "in `outputs`. Fix or drop the row."
         )
     calls = (
-        CallTest(name, tuple(arguments), expected, tolerance=1e-6, one_of_one=True)
+        CallTest(name, tuple(arguments), expected, tolerance=1e-6, rule="apps")
         for arguments, expected in zip(inputs, outputs, strict=True)
     )
-    return name, tuple(calls)
+    return name, tuple(calls), ()
 
 
 def _lists(value: Json) -> list[Any]:
@@ -304,12 +366,15 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
         agents: Sequence[str],
         sandboxes: Pool,
         settings: Code,
+        excluded: int = 0,
     ) -> None:
         super().__init__(task, agents)
         self._problem = problem
         self._attempts: dict[str, list[CodeGrade]] = {agent: [] for agent in agents}
         self._sandboxes = sandboxes
         self._limits = settings.limits
+        self._allows_untrusted = settings.untrusted_tests == "allow"
+        self._excluded = excluded
         self._max_attempts = settings.max_attempts
         self._partial_credit = settings.partial_credit
         self._weights = settings.reward_weights
@@ -422,6 +487,11 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
             "tests": {agent: [test.status for test in tried[-1].tests] for agent, tried in acted.items()},
             "explanations": {agent: tried[-1].explanation for agent, tried in acted.items()},
         }
+        if self._allows_untrusted:
+            info["trusted"] = not self._problem.untrusted
+            info["untrusted"] = int(bool(self._problem.untrusted))
+        elif self._excluded:
+            info["problems_excluded"] = self._excluded
         if self._weights:
             info["reward_parts"] = {
                 agent: dict(self._parts(self._said[agent], tried[-1])) for agent, tried in acted.items()
@@ -476,6 +546,9 @@ class Code(DataSettings, Answerable, Scripted):
     that pass; `solved`: 1 if all do; `runs`: share of tests that the program carries to an end, right or wrong; `syntax`: 1 for a
     program that parses, else the share of lines before the fault; `style`: how far it keeps to common conventions
     (`grading.code.style`), times `passed`. Success stays what the tests say."""
+    untrusted_tests: Literal["exclude", "allow"] = "exclude"
+    """`exclude`: problems whose tests a program could fool are used neither to train nor to evaluate. `allow`: they are, their tests run
+    beside the program, and their episodes record `trusted: false`. See the page of this environment."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
     """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
@@ -543,7 +616,14 @@ class Code(DataSettings, Answerable, Scripted):
 
     def skipped(self) -> Mapping[Split, str]:
         """Return, by split, which rows are left out and why; empty where all are used or none are read."""
-        return {} if self.format == "generated" else super().skipped()
+        if self.format == "generated":
+            return {}
+        unusable = super().skipped()
+        found = {
+            split: "; ".join(filter(None, (unusable.get(split), self._untrusted(split))))
+            for split in self._problems
+        }
+        return {split: text for split, text in found.items() if text}
 
     def _read(self, row: DataRow) -> CodeProblem:
         assert self.format != "generated", "no rows are read"
@@ -583,14 +663,44 @@ class Code(DataSettings, Answerable, Scripted):
             )
         return {split: tuple(map(self._read, kept)) for split, kept in chosen.items()}
 
+    @cached_property
+    def _usable(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
+        """The problems that the settings allow."""
+        if self.untrusted_tests == "allow":
+            return self._problems
+        usable = {
+            split: tuple(each for each in every if not each.untrusted)
+            for split, every in self._problems.items()
+        }
+        for split, kept in usable.items():
+            if not kept:
+                raise DataError(f"'{self.path}', {split}: {self._untrusted(split)}. None is left.")
+        return usable
+
+    def untrusted_count(self, split: Split) -> int:
+        """Return how many problems have tests that a program could fool."""
+        return sum(bool(each.untrusted) for each in self._problems[split])
+
+    def _untrusted(self, split: Split) -> str:
+        """Return a sentence about problems whose tests a program could fool; empty where there is none."""
+        count, total = self.untrusted_count(split), len(self._problems[split])
+        if not count:
+            return ""
+        then = (
+            "their rewards are marked `trusted: false`"
+            if self.untrusted_tests == "allow"
+            else "set `environment.untrusted_tests: allow` to use them"
+        )
+        return f"{count:,} of {total:,} problems have tests that a program could fool; {then}"
+
     @property
     def limits(self) -> Limits:
         """Of each program."""
         mebi = 1024**2
+        # What functions return is more than what programs print: with these limits a sandbox stands ready for it.
+        output = self.output_mb * mebi if self.format == "stdio" else max(self.output_mb * mebi, REPLIES)
         # A reward must not say how busy the machine was.
-        return Limits(
-            self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=self.output_mb * mebi, patience=9.0
-        )
+        return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=output, patience=9.0)
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits and look for the sandbox.
@@ -598,12 +708,12 @@ class Code(DataSettings, Answerable, Scripted):
         Raises DataError for a row of another form, SandboxError when this machine cannot give the sandbox.
         """
         if self.format != "generated":
-            _ = self._problems
+            _ = self._usable
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
         """Return the number of problems; None for generated ones, of which there is no end."""
-        return None if self.format == "generated" else len(self._problems[split])
+        return None if self.format == "generated" else len(self._usable[split])
 
     def task(self, split: Split, index: int) -> Task:
         """Return the problem at an index, without its tests."""
@@ -618,7 +728,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     def _at(self, split: Split, index: int) -> CodeProblem:
         if self.format != "generated":
-            return self._problems[split][index]
+            return self._usable[split][index]
         return generated_problem(
             problem(self.seed, split, index, self.difficulty, self.templates, self.held_out)
         )
@@ -626,7 +736,9 @@ class Code(DataSettings, Answerable, Scripted):
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
         """Open the world of one problem. SandboxError for an unknown sandbox."""
         sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
-        return CodeWorld(self._problem(task), task, agents, sandboxes, self)
+        split: Split = "train" if task.id.startswith("train-") else "test"
+        excluded = 0 if self.format == "generated" else self.untrusted_count(split)
+        return CodeWorld(self._problem(task), task, agents, sandboxes, self, excluded)
 
     def extract(self, text: str) -> str | None:
         """Return the program of a text: equal programs are equal votes."""

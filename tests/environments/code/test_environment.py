@@ -362,7 +362,9 @@ async def test_published_splits_of_mbpp(
 @pytest.mark.data
 @pytest.mark.sandbox_full
 async def test_all_974_solutions_of_mbpp_pay_in_full(sandbox: Bubblewrap, data_folder: Path) -> None:
-    environment = Code(path=mbpp_file(data_folder), published_split=False, wall_s=60.0, parallel=4)
+    environment = Code(
+        path=mbpp_file(data_folder), published_split=False, wall_s=60.0, parallel=4, untrusted_tests="allow"
+    )
     splits: tuple[Split, ...] = ("train", "test")
     tasks = [environment.task(split, k) for split in splits for k in range(environment.size(split) or 0)]
     assert len(tasks) == 974

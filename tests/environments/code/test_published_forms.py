@@ -57,13 +57,20 @@ async def test_a_row_of_code_contests_with_all_of_its_tests(sandbox: Bubblewrap,
     assert episode.rewards == {"a": 1.0, "b": pytest.approx(1 / 3)}
 
 
-async def test_a_program_may_print_as_much_as_the_setting_says(sandbox: Bubblewrap, tmp_path: Path) -> None:
-    row = {"question": "Print.", "private_tests": [{"input": "", "output": "x" * 2_000_000}]}
-    path = folder(tmp_path, row, {**row, "question": "other"})
-    says = {"coder": lines(fenced("print('x' * 2_000_000)"))}
-    rewards = []
-    for output_mb in (1, 4):
+async def test_a_program_may_print_what_is_expected_and_beyond_that_as_much_as_the_setting_says(
+    sandbox: Bubblewrap, tmp_path: Path
+) -> None:
+    long = {"question": "Print.", "private_tests": [{"input": "", "output": "x" * 2_000_000}]}
+    short = {"question": "other", "private_tests": [{"input": "", "output": "x"}]}
+    path = folder(tmp_path, long, short)
+    program = "import sys\nprint('y' * 3_000_000, file=sys.stderr)\nprint('x')"
+    for output_mb, wanted in ((1, 0.0), (4, 1.0)):
         environment = Code(path=path, format="stdio", output_mb=output_mb)
-        [episode] = await play(environment, Solo(), ["coder"], says, environment.task("train", 0))
-        rewards.append(episode.rewards["coder"])
-    assert rewards == [0.0, 1.0]
+        for says, split, reward in (
+            ("print('x' * 2_000_000)", "train", 1.0),
+            (program, "test", wanted),
+        ):
+            scripts = {"coder": lines(fenced(says))}
+            task = environment.task("test" if split == "test" else "train", 0)
+            [episode] = await play(environment, Solo(), ["coder"], scripts, task)
+            assert episode.rewards == {"coder": reward}

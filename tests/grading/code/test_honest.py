@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.grading.code.test_styles import is_literal
 
 from kapelle.grading.code.grade import (
     CallTest,
-    CodeGrade,
     ProgramTests,
     grade_calls,
     grade_program,
@@ -171,61 +171,40 @@ PASSED = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def honest(sandbox: Bubblewrap) -> CodeGrade:
-    return grade_program(HONEST, ProgramTests(PASSED), sandbox)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("test", range(len(PASSED)), ids=[test[:50] for test in PASSED])
-def test_honest_code_is_paid(honest: CodeGrade, test: int) -> None:
-    assert honest.tests[test].status == "passed", honest.tests[test]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("solution", "tests"),
-    [
-        ("def f(g): return g(list(range(30_000)))", ProgramTests(("assert f(lambda v: set(v)) == 1",))),
-        (
-            "def f(g): return g([k * (2**61 - 1) for k in range(60)])",
-            ProgramTests(("assert f(lambda v: set(v)) == 1",)),
-        ),
-        (
-            "from decimal import Decimal\ndef f(g): return g(Decimal('1E5000'))",
-            ProgramTests(("assert f(lambda v: v * v) == 1",)),
-        ),
-        ("def f(x): return 'a'", ProgramTests(("assert y == 9",), setup="y = f(3) + 1")),
-    ],
-)
-def test_no_candidate_makes_the_tests_ungraded(
-    sandbox: Bubblewrap, solution: str, tests: ProgramTests
-) -> None:
-    assert grade_program(solution, tests, sandbox).status == "graded"
+@pytest.mark.parametrize("literal", [True, False])
+def test_honest_code_is_paid(sandbox: Bubblewrap, literal: bool) -> None:
+    tests = tuple(test for test in PASSED if is_literal(test) is literal)
+    grade = grade_program(HONEST, ProgramTests(tests), sandbox, allow_untrusted=not literal)
+    assert grade.trusted is literal
+    refused = [
+        (test, found) for test, found in zip(tests, grade.tests, strict=True) if found.status != "passed"
+    ]
+    assert not refused
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tests",
     [
-        ProgramTests(("assert f('x' * 20_000_000) == 1",)),
-        ProgramTests(("assert f([1]) == Counter([1])",)),
-        ProgramTests(("assert np.allclose(f(1), 1)",)),
-        ProgramTests(("assert isclose(f(1), 1)",), candidate=("f",)),
-        ProgramTests(("assert close_enough(f(1), 1)",), candidate=("f",)),
-        ProgramTests(("import no_such_module\nassert f(1) == 1",)),
-        ProgramTests(("assert f(1) == 1",), setup="import no_such_module"),
-        ProgramTests(("assert f(1) == 1",), setup="1 / 0"),
+        ProgramTests(("import no_such_module\nassert f([1]) == f([1])",)),
+        ProgramTests(("assert f([1]) == f([1])",), setup="import no_such_module"),
         ProgramTests(("assert f(1) == = 1",)),
-        ProgramTests(("class Node: pass\nassert f(Node()) == 1",)),
+        ProgramTests(("assert True",)),
+        ProgramTests(("def check():\n    assert f(1) == 2",)),
+        ProgramTests(("try:\n    assert f(1) == 2\nexcept:\n    print('failed')",)),
+        ProgramTests(
+            (
+                "assert f(1) == f(1)",
+                "import contextlib\nwith contextlib.suppress(Exception):\n    assert f(1) == 2",
+            )
+        ),
     ],
-    ids=lambda tests: f"{tests.setup} {tests.programs[0]}",
+    ids=lambda tests: f"{tests.setup} {tests.programs[-1]}",
 )
 def test_a_fault_of_the_tests_grades_nobody(sandbox: Bubblewrap, tests: ProgramTests) -> None:
-    # Whatever the tests lack, a candidate that defines it gets nothing for it.
-    solution = "f = Counter = isclose = close_enough = lambda *a: True\nclass np: allclose = f"
-    grade = grade_program(solution, tests, sandbox)
-    assert grade.status == "ungraded", grade
+    grade = grade_program("f = lambda x: 2 * x", tests, sandbox, allow_untrusted=True)
+    assert (grade.status, grade.score) == ("ungraded", 0.0), grade
     assert grade.explanation
 
 
@@ -291,4 +270,4 @@ def test_calls_take_what_can_be_listed(sandbox: Bubblewrap) -> None:
     wanted = {"r": [0, 1, 2], "g": [0, 1, 2], "a": [0, 1, 2], "z": [(1, 2)], "e": [0, 0], "o": [0]}
     tests = tuple(CallTest(name, (), expected) for name, expected in wanted.items())
     grade = grade_calls(solution, tests, sandbox)
-    assert [test.status for test in grade.tests] == ["passed"] * 4 + ["failed", "error"]
+    assert [test.status for test in grade.tests] == ["passed"] * 4 + ["failed", "failed"]

@@ -37,8 +37,7 @@ def square(x): return 0
     "prints the marker and goes on": """
 import json, os
 for fd in range(3, 20):
-    for text in ("ALL TESTS PASSED", '[["int","0"],["tuple","result",0,"passed",""]]', '[["tuple","done"]]',
-                 '[["dict"],["list"],["tuple","value",true,0,1,""]]', '?[["tuple","done"]]'):
+    for text in ("ALL TESTS PASSED", 'value 961', '0123456789abcdef value 961', '[0,"passed",""]', 'error ["tuple",["tuple"],""]'):
         try:
             os.write(fd, text.encode() + b"\\n")
         except OSError:
@@ -139,23 +138,27 @@ def answer(x):
     return found[0] if found else None
 """,
 }
-REPLY = """'[["dict"],["list"],["int","961"],["tuple","value",2,0,1,""]]'"""
-"""A reply as it should be, but for the mark of the question, which nobody can guess."""
+REPLY = "'value 961'"
+"""A reply as it should be, but for the mark of the request, which nobody can guess."""
 JSON_BOMBS = {
     "a reply without its mark": REPLY,
     "a reply with a mark of its own": "'0123456789abcdef ' + " + REPLY,
-    "depth": "'[' * 500_000",
-    "nodes without end": """'[["list"],' + '["list",0,0],' * 300_000 + '["list",0]]'""",
-    "what doubles at each node": """'[["tuple"],' + ",".join(f'["tuple",{n},{n}]' for n in range(999)) + ',["set",999]]'""",
-    "duplicate keys": """'[["it",{"int":"0","int":"961"}]]'""",
-    "NaN": """'[["tuple","value",NaN]]'""",
-    "a million digits": """'[["hex","0x' + "9" * 990_000 + '"]]'""",
-    "a million bare digits": """'[["tuple","value",' + "9" * 990_000 + ']]'""",
-    "a float beyond all bounds": """'[["float","0x1p99999"],["tuple","value",0]]'""",
-    "a text that grows when written again": """'[["tuple","value","' + "ä" * 400_000 + '"]]'""",
-    "not UTF-8": """'\\udcff'""",
-    "a verdict": """'[["int","0"],["tuple","result",0,"passed",""]]'""",
-    "why there is no reply": """'![["it","gone"]]'""",
+    "depth": "'value ' + '[' * 500_000",
+    "lists in lists": """'value ' + '["list",' * 5_000 + '1' + ']' * 5_000""",
+    "parts without end": """'value ["list"' + ',0' * 3_000_000 + ']'""",
+    "one hash": """'value ["set",' + ','.join(str(k * (2**61 - 1)) if k < 8 else '["int","%s"]' % hex(k * (2**61 - 1)) for k in range(99)) + ']'""",
+    "duplicate keys": """'value {"int":"0","int":"961"}'""",
+    "NaN": "'value NaN'",
+    "NaN as a float": """'value ["float","nan"]'""",
+    "a million digits": """'value ["int","0x' + "9" * 990_000 + '"]'""",
+    "a million bare digits": "'value ' + '9' * 990_000",
+    "a float beyond all bounds": "'value 1e99999'",
+    "a text that grows when written again": """'value "' + "ä" * 400_000 + '"'""",
+    "an object inside a value": """'value ["list",["object",0,""]]'""",
+    "not UTF-8": "'value \\udcff'",
+    "a verdict": """'[0,"passed",""]'""",
+    "an error that is none": """'error ["tuple",["tuple",1],2]'""",
+    "nothing": "''",
 }
 
 
@@ -171,7 +174,7 @@ def square(x):
     # Behind a mark that the frames of the driver tell, as a program may well find it.
     frame, mark = __import__("sys")._getframe(), b""
     while frame:
-        mark = getattr(frame.f_locals.get("self"), "_mark", mark)
+        mark = frame.f_locals.get("mark") or mark
         frame = frame.f_back
     text = {JSON_BOMBS[what]}
     mark = b"" if {what.startswith("a reply")} else mark + b" "
@@ -221,9 +224,7 @@ def test_what_passes_once_and_then_changes_solves_nothing(sandbox: Bubblewrap) -
 
 def test_a_candidate_cannot_reach_the_tests_own_inputs(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(
-        (
-            "given = [3, 1, 2]\nresult = order(given)\nassert result == sorted(given)\nassert given == [3, 1, 2]",
-        )
+        ("given = [3, 1, 2]\nwanted = sorted(given)\nresult = order(given)\nassert result == wanted",)
     )
     assert grade_program("def order(v):\n    v.clear()\n    return v", tests, sandbox, LIMITS).score == 0.0
     assert grade_program("def order(v):\n    v.sort()\n    return v", tests, sandbox, LIMITS).solved

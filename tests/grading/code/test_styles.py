@@ -1,10 +1,11 @@
-"""Honest programs and tests in the styles in which people write them: each is paid, whatever the referee has to carry for it."""
+"""Honest programs and tests in the styles in which people write them: each is paid, by calls where the test is literal."""
 
 from __future__ import annotations
 
 import pytest
 
-from kapelle.grading.code.grade import ProgramTests, grade_program
+from kapelle.grading.code.grade import ProgramTests, grade_program, read_literal
+from kapelle.grading.code.literal_tests import NotLiteral
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 
@@ -2736,15 +2737,27 @@ def ident(v):
 """By what they show: a solution, and tests that it passes."""
 
 
+def is_literal(test: str) -> bool:
+    try:
+        return bool(read_literal(ProgramTests((test,))))
+    except NotLiteral:
+        return False
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_an_honest_program_is_paid_in_any_style(sandbox: Bubblewrap, style: str) -> None:
     solution, tests = STYLES[style]
-    grade = grade_program(solution, ProgramTests(tests), sandbox, PATIENT)
-    refused = [
-        (test, outcome)
-        for test, outcome in zip(tests, grade.tests, strict=True)
-        if outcome.status != "passed"
-    ]
-    assert grade.status == "graded", grade.explanation
-    assert not refused
+    literal = tuple(filter(is_literal, tests))
+    others = tuple(test for test in tests if test not in literal)
+    for programs, trusted in ((literal, True), (others, False)):
+        if not programs:
+            continue
+        grade = grade_program(solution, ProgramTests(programs), sandbox, PATIENT, allow_untrusted=not trusted)
+        refused = [
+            (test, outcome)
+            for test, outcome in zip(programs, grade.tests, strict=True)
+            if outcome.status != "passed"
+        ]
+        assert (grade.status, grade.trusted) == ("graded", trusted), grade.explanation
+        assert not refused

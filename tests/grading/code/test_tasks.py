@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,24 @@ HUMANEVAL_LIKE = {
     "        assert candidate(encode(word)) == word\n",
     "entry_point": "decode",
 }
+
+
+CHECK = """
+
+METADATA = {
+    'author': 'jt',
+    'dataset': 'test'
+}
+
+
+def check(candidate):
+
+    # Check some simple cases
+    assert candidate("mjqqt") == "hello", "This prints if this assert fails 1 (good for debugging!)"
+    assert True, "This prints if this assert fails 2"
+    for word, wanted in [("", ""), ("f", "a")] + [("a" * k, "v" * k) for k in range(3)]:
+        assert candidate(word) == wanted
+"""
 
 
 def cheating_solutions(task: CodeTask) -> dict[str, str]:
@@ -53,8 +72,8 @@ def test_all_honest_solutions_of_mbpp_pass(
 
     def fault(row: dict[str, Any]) -> str:
         task = mbpp_task(row)
-        grade = grade_program(task.solution, task.tests, sandbox, LIMITS)
-        return "" if grade.solved else f"{task.id}: {grade}"
+        grade = grade_program(task.solution, task.tests, sandbox, LIMITS, allow_untrusted=True)
+        return "" if grade.solved and grade.trusted is (task.id != "mbpp-596") else f"{task.id}: {grade}"
 
     with ThreadPoolExecutor(at_once) as threads:
         assert [text for text in threads.map(fault, mbpp_rows) if text] == []
@@ -70,17 +89,21 @@ def test_cheating_solutions_of_mbpp_score_nothing(
             assert grade_program(solution, task.tests, sandbox, LIMITS).score == 0.0, (task.id, what)
 
 
-def test_the_true_oracle_of_a_check_function_passes_and_the_cheats_do_not(sandbox: Bubblewrap) -> None:
+def test_tests_that_use_the_helpers_of_a_prompt_are_not_trusted(sandbox: Bubblewrap) -> None:
     task = humaneval_task(HUMANEVAL_LIKE)
+    refused = grade_program(task.solution, task.tests, sandbox)
+    assert (refused.status, refused.score, refused.trusted) == ("ungraded", 0.0, False)
+    assert "uses `encode`" in refused.explanation
+    allowed = grade_program(task.solution, task.tests, sandbox, allow_untrusted=True)
+    assert (allowed.solved, allowed.trusted) == (True, False)
+
+
+def test_a_check_function_with_literals_is_trusted(sandbox: Bubblewrap) -> None:
+    task = humaneval_task({**HUMANEVAL_LIKE, "test": CHECK})
     assert grade_program(task.solution, task.tests, sandbox).solved
     for what, solution in cheating_solutions(task).items():
-        assert grade_program(solution, task.tests, sandbox).score == 0.0, what
-
-
-def test_the_helpers_of_a_prompt_are_the_tests_own(sandbox: Bubblewrap) -> None:
-    task = humaneval_task(HUMANEVAL_LIKE)
-    # With its own `encode`, doing nothing would be right.
-    assert grade_program("def encode(s): return s\ndef decode(s): return s", task.tests, sandbox).score == 0.0
+        grade = grade_program(solution, task.tests, sandbox)
+        assert (grade.score, grade.trusted) == (0.0, True), what
 
 
 def test_a_candidate_cannot_redefine_what_the_tests_mean(sandbox: Bubblewrap) -> None:
@@ -109,9 +132,10 @@ def test_tests_that_are_no_programs_say_nothing_about_the_candidate(sandbox: Bub
 
 def test_a_test_may_expect_an_exception(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(("try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    assert False",))
-    assert grade_program("def f(x): raise ValueError('negative')", tests, sandbox).solved
-    assert not grade_program("def f(x): raise AssertionError", tests, sandbox).solved
-    assert not grade_program("def f(x): return 1", tests, sandbox).solved
+    grade = partial(grade_program, tests=tests, sandbox=sandbox, allow_untrusted=True)
+    assert grade("def f(x): raise ValueError('negative')").solved
+    assert not grade("def f(x): raise AssertionError").solved
+    assert not grade("def f(x): return 1").solved
 
 
 def test_a_test_that_ends_the_candidate_costs_the_others_nothing(sandbox: Bubblewrap) -> None:

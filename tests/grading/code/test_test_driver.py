@@ -1,4 +1,4 @@
-"""Tests that decide nothing pay everyone, so that they grade nobody; all others grade."""
+"""Test programs beside the candidate, where that is allowed: whatever Python runs, runs; what decides nothing grades nobody."""
 
 from __future__ import annotations
 
@@ -7,90 +7,60 @@ import pytest
 from kapelle.grading.code.grade import ProgramTests, grade_program
 from kapelle.sandbox.bubblewrap import Bubblewrap
 
-NOTHING = {
-    "a function that nobody calls": "def test_f():\n    assert f(1) == 2",
-    "a class that nobody runs": "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)",
-    "methods as pytest finds them": "class TestF:\n    def test_one(self):\n        assert f(1) == 2",
-    "a coroutine that nobody awaits": "async def test():\n    assert f(1) == 2\ntest()",
-    "a generator that nobody runs": "def test():\n    yield f(1)\n    assert f(1) == 2\ntest()",
-    "a main guard": "if __name__ == '__main__':\n    assert f(1) == 2",
-    "main guards behind a function": "def main():\n    assert f(1) == 2\nif '__main__' == __name__:\n    main()",
-    "a failure that is printed": "try:\n    assert f(1) == 2\nexcept AssertionError as error:\n    print('failed', error)",
-    "failures that are swallowed": "import contextlib\nwith contextlib.suppress(Exception):\n    assert f(1) == 2",
-    "a bare except": "try:\n    assert f(1) == 2\n    print('ok')\nexcept:\n    print('no')",
-    "failures in a list": "bad = []\nfor x in (1, 2):\n    try:\n        assert f(x) == 2 * x\n    except Exception as e:\n        bad.append(e)",
-    "a runner whose result is thrown away": (
-        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
-        "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))"
-    ),
-    "a main program that may go on": (
-        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\nunittest.main(exit=False)"
-    ),
-    "a tuple that is always true": "assert (f(1) == 2, 'f(1) is 2')",
-    "a comparison and no assert": "f(1) == 2",
-    "a print": "print(f(1), f(1) == 2, f'{f(1)}')",
-    "a lambda": "check = lambda: f(1) == 2\nassert check",
-    "a decorator that never calls": "def test(g): return g\n@test\ndef one():\n    assert f(1) == 2",
-    "a thread that fails alone": (
-        "import threading\ndef one():\n    assert f(1) == 2\nt = threading.Thread(target=one)\nt.start()\nt.join()"
-    ),
-    "no cases": "for x, want in []:\n    assert f(x) == want",
-    "a condition that skips all": "import sys\nif sys.platform == 'none':\n    assert f(1) == 2",
-    "a function that says no and is not heard": "def check(g):\n    return g(1) == 2\ncheck(f)",
-    "a comparison in an expression": "result = [f(x) == 2 * x for x in (1, 2)]\nprint('passed', result)",
-}  # fmt: skip
-SOMETHING = {
-    "a function that is called": "def test_f():\n    assert f(1) == 2\ntest_f()",
-    "functions found by name": "def test_f():\n    assert f(1) == 2\nfor n, g in list(globals().items()):\n    if n[:5] == 'test_': g()",
-    "a runner that is asked": (
-        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\n"
-        "assert unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T)).wasSuccessful()"
-    ),
-    "a main program": "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)\nunittest.main()",
-    "a coroutine": "import asyncio\nasync def test():\n    assert f(1) == 2\nasyncio.run(test())",
-    "a list that must be empty": (
-        "bad = []\nfor x in (1, 2):\n    try:\n        assert f(x) == 2 * x\n    except Exception as e:\n        bad.append(e)\nassert not bad"
-    ),
+CASE = "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.wanted = 2\n"
+STYLES = {
+    "a test case": CASE + "    def test(self): self.assertEqual(f(1), self.wanted)",
+    "a main program": CASE + "    def test(self): self.assertEqual(f(1), self.wanted)\nunittest.main()",
+    "what pytest finds": "import random\ndef test_f():\n    random.seed(1)\n    x = random.randint(1, 9)\n    assert f(x) == 2 * x",
+    "an import of the solution": "from solution import f\nimport solution\nassert f(1) == f(1) == solution.f(1) == 2",
+    "files": "import os, tempfile\nwith tempfile.TemporaryDirectory() as d:\n    p = os.path.join(d, 'x')\n    open(p, 'w').write('1')\n"
+    "    assert f(int(open(p).read())) == 2",
+    "environment variables": "import os\nfrom unittest.mock import patch\nwith patch.dict(os.environ, {'X': '1'}):\n"
+    "    assert f(int(os.environ['X'])) == 2",
+    "patched modules": "from unittest import mock\nwith mock.patch('math.sqrt', return_value=7):\n    import math\n"
+    "    assert f(math.sqrt(4)) == 14",
+    "an argument that is changed": "xs = [1]\nf(xs)\nassert xs == [1] and f(1) == 2",
+    "a main guard": "if __name__ == '__main__':\n    import sys\n    assert f(1) == f(1) == 2",
     "an exit code": "import sys\nif f(1) != 2:\n    sys.exit(1)",
-    "an exception": "if f(1) != 2:\n    raise ValueError('no')",
-    "an exception that is expected": "try:\n    f('a', 1)\nexcept TypeError:\n    pass\nelse:\n    assert False",
-    "what is left": "xs = [f(1)]\nassert xs == [2]",
-    "a text": "assert str(f(1)) == '2'",
-    "a loop over what comes": "for x in [f(1)]:\n    assert x == 2",
-    "a type": "assert isinstance(f(1), int) and f(1) == 2",
-    "a membership": "assert f(1) in {2, 3}",
-    "an argument": "xs = [1]\nf(1)\nassert xs == [1] and f(1) == 2",
-    "something else than a number": "assert f(1) != 5",
+    "a coroutine": "import asyncio\nasync def test():\n    assert f(1) == 2\nasyncio.run(test())",
+    "a list of eleven nodes": (
+        "class Node:\n    def __init__(self, next): self.next = next\n    def __eq__(self, other): return self.next == other.next\n"
+        "n = None\nfor _ in range(11): n = Node(n)\nassert f(n and 1) == 2 and n == n"
+    ),
 }  # fmt: skip
-RIGHT, WRONG = "def f(x): return 2 * x", "def f(*x): return None"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", NOTHING)
-def test_a_test_that_decides_nothing_grades_nobody(sandbox: Bubblewrap, what: str) -> None:
-    for solution in (RIGHT, WRONG):
-        grade = grade_program(solution, ProgramTests((NOTHING[what],)), sandbox)
-        assert grade.status == "ungraded", grade
-        assert not grade.passed
-        assert (
-            "whatever the program does" in grade.explanation
-            or "asks the program nothing" in grade.explanation
-        )
+@pytest.mark.parametrize("style", STYLES)
+def test_tests_of_any_style_run_beside_the_program(sandbox: Bubblewrap, style: str) -> None:
+    tests = ProgramTests((STYLES[style],))
+    right = grade_program("def f(x): return 2 * x", tests, sandbox, allow_untrusted=True)
+    assert (right.solved, right.trusted) == (True, False), right
+    wrong = grade_program("def f(x): return None", tests, sandbox, allow_untrusted=True)
+    assert (wrong.status, wrong.passed) == ("graded", 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", SOMETHING)
-def test_a_test_that_decides_something_grades(sandbox: Bubblewrap, what: str) -> None:
-    right = grade_program(RIGHT, ProgramTests((SOMETHING[what],)), sandbox)
-    assert right.solved, right
-    if what != "something else than a number":
-        wrong = grade_program(WRONG, ProgramTests((SOMETHING[what],)), sandbox)
-        assert wrong.status == "graded"
-        assert not wrong.passed
+def test_a_list_of_nodes_may_be_long(sandbox: Bubblewrap) -> None:
+    solution = (
+        "class Node:\n    def __init__(self, value, next=None): self.value, self.next = value, next\n"
+        "    def __eq__(self, other): return other and (self.value, self.next) == (other.value, other.next)\n"
+        "def build(values):\n    head = None\n    for value in reversed(values): head = Node(value, head)\n    return head\n"
+        "def back(head):\n    last = None\n    while head: head.next, last, head = last, head, head.next\n    return last\n"
+    )
+    test = "assert back(build(list(range(40)))) == build(list(range(39, -1, -1)))"
+    assert grade_program(solution, ProgramTests((test,)), sandbox, allow_untrusted=True).solved
+    # Nobody compares objects here: what is read of them are values.
+    test = "head = back(build([1, 2, 3]))\nassert head.value == 3\nassert head.next.next.value == 1\nassert head.next.next.next is None"
+    literal = grade_program(solution, ProgramTests((test,)), sandbox)
+    assert (literal.solved, literal.trusted) == (True, True)
+    nested = "def nest(n): return [nest(n - 1)] if n else []"
+    assert grade_program(nested, ProgramTests((f"assert nest(40) == {'[' * 41}{']' * 41}",)), sandbox).solved
 
 
-def test_one_empty_test_among_others_leaves_the_whole_ungraded(sandbox: Bubblewrap) -> None:
-    tests = ProgramTests(("assert f(1) == 2", "def test_f():\n    assert f(1) == 2"))
-    grade = grade_program(RIGHT, tests, sandbox)
-    assert (grade.status, grade.score, grade.solved) == ("ungraded", 0.0, False)
-    assert "test 1 " in grade.explanation
+def test_each_test_is_reported_by_itself_and_the_first_that_ends_the_process_ends_the_others(
+    sandbox: Bubblewrap,
+) -> None:
+    solution = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
+    tests = ProgramTests(tuple(f"assert f({n}) is f({n}) == {n}" for n in (1, 3, 2, 4)))
+    grade = grade_program(solution, tests, sandbox, allow_untrusted=True)
+    assert [test.status for test in grade.tests] == ["passed", "passed", "error", "error"]

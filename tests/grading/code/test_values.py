@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import collections
+import datetime as dt
+import decimal
 import enum
-import json
+import fractions
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.patience import timed
 
-from kapelle.grading.code.values import MAX_KEY_DEPTH, MAX_TEXT, Named, ValueFault, decode, encode
+from kapelle.grading.code.values import MAX_TEXT, NoEncoding, Stays, ValueFault, decode, encode
 
 HASHABLE = st.recursive(
     st.none()
@@ -52,17 +56,18 @@ def test_a_value_comes_back_with_its_types(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, '[["it",null]]'),
-        (True, '[["it",true]]'),
-        ("a\n", '[["it","a\\n"]]'),
-        (-7, '[["int","-7"]]'),
-        (2**70, '[["hex","0x400000000000000000"]]'),
-        (1.5, '[["float","0x1.8000000000000p+0"]]'),
-        (b"\x00\xff", '[["bytes","00ff"]]'),
-        ((1, [2]), '[["int","1"],["list of int","2"],["tuple",0,1]]'),
-        ({(1,): "x"}, '[["tuple of int","1"],["dict",0,"x"]]'),
-        (1j, '[["complex","0x0.0p+0","0x1.0000000000000p+0"]]'),
-        (int, '[["type","int"]]'),
+        (None, "null"),
+        (True, "true"),
+        ("a\n", '"a\\n"'),
+        (-7, "-7"),
+        (2**70, '["int","0x400000000000000000"]'),
+        (1.5, "1.5"),
+        (math.inf, '["float","inf"]'),
+        (b"\x00\xff", '["bytes","00ff"]'),
+        ((1, [2]), '["tuple",1,["list",2]]'),
+        ({(1,): "x"}, '["dict",["tuple",1],"x"]'),
+        (1j, '["complex",0.0,1.0]'),
+        (int, '["type","int"]'),
     ],
 )
 def test_the_encoding_is_this(value: Any, text: str) -> None:
@@ -71,190 +76,158 @@ def test_the_encoding_is_this(value: Any, text: str) -> None:
     assert decode(text.encode()) == value
 
 
-def test_numbers_that_json_lacks_are_values() -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        range(9, 1, -2),
+        collections.deque([1, 2]),
+        collections.Counter("aab"),
+        fractions.Fraction(-1, 3),
+        decimal.Decimal("0.10"),
+        dt.date(2024, 2, 29),
+        dt.datetime(2024, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 (what a program may return)
+        dt.time(3, 4),
+        dt.timedelta(-1, 5, 7),
+        bytearray(b"x"),
+        -0.0,
+    ],
+    ids=repr,
+)
+def test_values_of_the_standard_library_come_back(value: Any) -> None:
+    back = decode(encode([value]))
+    assert repr(back) == repr([value])
+
+
+def test_views_come_back_as_views() -> None:
+    table = {"a": 1, "b": 2}
+    assert list(decode(encode(table.keys()))) == ["a", "b"]
+    assert list(decode(encode(table.values()))) == [1, 2]
+    assert decode(encode(table.items())) == table.items()
+
+
+def test_nan_is_a_value_where_it_is_allowed() -> None:
     assert math.isnan(decode(encode(math.nan)))
-    assert decode(encode([math.inf, -math.inf])) == [math.inf, -math.inf]
-    assert math.copysign(1, decode(encode(-0.0))) == -1
+    for value in (math.nan, [{1: (math.nan,)}], complex(math.nan, 0), complex(0, math.nan)):
+        with pytest.raises(ValueFault, match="NaN"):
+            decode(encode(value), with_nan=False)
 
 
-def test_a_subclass_is_sent_as_what_it_derives_from() -> None:
+def test_a_subclass_is_sent_as_what_it_derives_from_and_none_of_its_methods_runs() -> None:
     class Colour(enum.IntEnum):
         RED = 3
 
+    class Liar(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter([9])
+
+        def __len__(self) -> int:
+            return 9
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None
+
+    class Text(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "other"
+
     pair = collections.namedtuple("pair", "a b")  # noqa: PYI024
-    value = [Colour.RED, pair(1, 2), collections.OrderedDict(x=1), collections.Counter("aa")]
-    back = decode(encode(value))
-    assert back == [3, (1, 2), {"x": 1}, {"a": 2}]
-    assert [type(item) for item in back] == [int, Named, collections.OrderedDict, collections.Counter]
-    assert back[1].b == 2
-    assert repr(back[1]) == "pair(a=1, b=2)"
+    value = [
+        Colour.RED,
+        pair(1, 2),
+        collections.OrderedDict(x=1),
+        Liar([1]),
+        Text("t"),
+        collections.UserList([5]),
+    ]
+    assert types_of(decode(encode(value))) == types_of([3, (1, 2), {"x": 1}, [1], "t", [5]])
+    assert decode(encode(value)) == [3, (1, 2), {"x": 1}, [1], "t", [5]]
 
 
-def test_an_object_is_told_by_whoever_keeps_it_and_found_by_whoever_knows_it() -> None:
-    kept = object()
-    text = encode([kept, kept], lambda value: ("object", "5") if value is kept else None)
-    assert text == '[["object","5"],["list",0,0]]'
-    assert decode(text, lambda kind, number: (kind, number)) == [("object", "5")] * 2
-    with pytest.raises(ValueFault, match="type object, which has no encoding"):
-        encode(kept)
-    with pytest.raises(ValueFault, match="unknown kind"):
-        decode(text)
-
-
-def test_what_is_one_object_twice_is_so_again() -> None:
-    row = [0, 0]
-    back = decode(encode([row, row]))
-    assert back == [row, row]
-    assert back[0] is back[1]
+def test_an_object_stays_where_it_is_and_is_no_part_of_a_value() -> None:
+    with pytest.raises(NoEncoding, match="type object"):
+        encode([object()])
+    text = encode(Stays(5, "Node"))
+    found = decode(text)
+    assert (found.number, found.nature) == (5, "Node")
+    with pytest.raises(ValueFault, match="inside a value"):
+        decode(f'["list",{text}]')
+    assert decode(f'["list",{text}]', resolve=lambda number: number + 1) == [6]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "1",
-        "1.5",
         "NaN",
-        "[]",
+        "Infinity",
         "{}",
+        "[]",
         "[1]",
-        '"x"',
+        '["it",1]',
+        '["int",7]',
+        '["int","7"]',
+        '["int","0x"]',
+        '["int","0x_1"]',
+        '["float","1.5"]',
+        '["float",["list"]]',
+        '["dict",1]',
+        '["set",["list"]]',
+        '["bytes","0"]',
+        '["fraction","0x1","0x0"]',
+        '["decimal","NaN"]',
+        '["decimal","1E99999"]',
+        '["date","yesterday"]',
+        '["range","0x0"]',
+        '["type","object"]',
+        '["object","x",""]',
+        '["timedelta","x",0,0]',
+        '[["list"]]',
+        "99999999999999999999",
+        '"\\x00"',
         "[" * 100_000,
-        '[["list",' * 50_000,
-        '["it",true]',
-        '[["it",true],5]',
-        '[["it",0]]',
-        '[["list",0]]',
-        '[["list",1],["list"]]',
-        '[["list",["int","1"]]]',
-        '[["list",-1]]',
-        '[["list",1.0]]',
-        '[["it",{"a":null}]]',
-        '[["int",1]]',
-        '[["int","1","2"]]',
-        '[["int","1_0"]]',
-        '[["int"," 1"]]',
-        '[["int","٣"]]',
-        '[["int","--1"]]',
-        '[["int",""]]',
-        '[["int","' + "9" * 41 + '"]]',
-        '[["hex","0x_1"]]',
-        '[["hex","0X1"]]',
-        '[["list of int","1  2"]]',
-        '[["list of int",""]]',
-        '[["list of str","a"]]',
-        '[["dict of int","1"]]',
-        '[["float","1e5x"]]',
-        '[["float","0x1p99999"]]',
-        '[["complex","0x1p+0"]]',
-        '[["bytes","0"]]',
-        '[["dict","a"]]',
-        '[["list"],["set",0]]',
-        '[["list"],["dict",0,"x"]]',
-        '[["object","x"]]',
-        '[["type","eval"]]',
-        '[["type","os.system"]]',
-        '[["constant","os"]]',
-        '[["module","os"]]',
-        '[["list"],["exception",0,0]]',
-        '[["it","unfinished',
-        '[["it",null]] trailing',
-        b"\xff\xfe",
     ],
+    ids=lambda text: text[:30],
 )
-def test_everything_else_is_refused(text: str | bytes) -> None:
+def test_nothing_else_is_read(text: str) -> None:
     with pytest.raises(ValueFault):
         decode(text)
 
 
-PARTS = st.none() | st.booleans() | st.integers(0, 5) | st.text(max_size=8)
-KINDS = st.sampled_from(
-    ["it", "int", "hex", "float", "complex", "bytes", "list", "set", "tuple of int", "dict", "type", "named", "range", "x"]
-)  # fmt: skip
-TREES = st.lists(
-    st.builds(lambda kind, parts: [kind, *parts], KINDS, st.lists(PARTS, max_size=3)), max_size=6
-)
-
-
-@given(TREES.map(json.dumps) | st.text() | st.binary())
-def test_a_text_is_a_value_or_a_fault_and_never_anything_else(text: str | bytes) -> None:
-    try:
-        value = decode(text)
-    except ValueFault:
-        return
-    assert decode(encode(value)) == value or value != value  # noqa: PLR0124 (NaN)
-
-
-@pytest.mark.parametrize("kind", ["set", "frozenset", "dict"])
-def test_keys_that_collide_are_counted_before_they_cost_anything(kind: str) -> None:
-    # All of them have the hash 0.
-    keys = [["hex", hex(n * (2**61 - 1))] for n in range(20_000)]
-    places = range(len(keys))
-    items = [part for place in places for part in (place, None)] if kind == "dict" else places
-    text = json.dumps([*keys, [kind, *items]])
-
-    def refuse() -> None:
-        with pytest.raises(ValueFault, match="one hash"):
-            decode(text)
-
-    assert timed(refuse, 1.0)[1] < 1.0
-    assert decode(encode(set(range(10_000)))) == set(range(10_000))
-    assert decode(encode({(n, -n): n for n in range(5_000)}))[(7, -7)] == 7
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '[["decimal","NaN"]]',
-        '[["decimal","1E99999"]]',
-        '[["fraction","1/0"]]',
-        '[["fraction","1"]]',
-        '[["date","2024-13-01"]]',
-        '[["date",true]]',
-        '[["timedelta","9999999999999","0","0"]]',
-        '[["range","0","1","0"]]',
-        '[["range","0","1","1","1"]]',
-        '[["range"]]',
-        '[["list"],["array","x",0]]',
-        '[["tuple","a"],["tuple"],["named","P",0,1]]',
-    ],
-)
-def test_what_a_library_would_not_make_is_refused(text: str) -> None:
+def refused(function: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(ValueFault):
-        decode(text)
-
-
-def test_large_deep_and_long_values_are_values() -> None:
-    assert decode(encode(10**6000)) == 10**6000
-    assert decode(encode("x" * 5_000_000)) == "x" * 5_000_000
-    assert decode(encode(set(range(50_000)))) == set(range(50_000))
-    nested: list[Any] = []
-    for _ in range(20_000):
-        nested = [nested]
-    back, depth = decode(encode(nested)), 0
-    while back:
-        back, depth = back[0], depth + 1
-    assert depth == 20_000
+        function(value)
 
 
 def test_sizes_are_bounded_before_they_cost_anything() -> None:
-    with pytest.raises(ValueFault, match="most"):
-        decode('[["it","' + "x" * (MAX_TEXT + 1) + '"]]')
-    with pytest.raises(ValueFault, match="characters"):
-        encode("x" * (MAX_TEXT + 1))
+    colliding = [k * (2**61 - 1) for k in range(3000)]
+    nested: Any = 1
+    for _ in range(300):
+        nested = [nested]
+    cases: list[Any] = [set(colliding), dict.fromkeys(colliding), 2**500_000, nested, "x" * (MAX_TEXT + 1)]
+    shared: Any = [0]
+    for _ in range(40):
+        shared = [shared, shared]
+    cases.append(shared)
+    for case in cases:
+        _, seconds = timed(partial(refused, encode, case), 5.0)
+        assert seconds < 5.0
+    texts = [
+        f'["set",{",".join(encode(each) for each in colliding)}]',
+        '["int","0x' + "9" * 200_000 + '"]',
+        '["list",' * 300 + "1" + "]" * 300,
+        '"' + "x" * MAX_TEXT + '"',
+    ]
+    for text in texts:
+        _, seconds = timed(partial(refused, decode, text), 5.0)
+        assert seconds < 5.0
+
+
+def test_what_contains_itself_is_no_value() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(ValueFault, match="contains itself"):
+    with pytest.raises(ValueFault):
         encode(loop)
-    # Hashing goes down into a key, and into all parts of it, however often one of them stands there.
-    deep = [["tuple"], *(["tuple", place] for place in range(MAX_KEY_DEPTH + 1))]
-    wide = [["tuple"], *(["tuple", place, place] for place in range(24))]
-    often = [["tuple of int", " ".join(["1"] * 100_000)]]
-    for nodes, keys in ((deep, 1), (wide, 1), (often, 1000)):
-        text = json.dumps([*nodes, ["set", *[len(nodes) - 1] * keys]])
-        with pytest.raises(ValueFault, match="key nested too deeply, or too large"):
-            decode(text)
-    nested: Any = 1
-    for _ in range(1000):
-        nested = {"a": nested}
-    assert encode(decode(encode(nested))) == encode(nested), "only keys are hashed"

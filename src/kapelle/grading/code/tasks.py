@@ -1,13 +1,14 @@
 """Problems with their tests, and what a grader of theirs must say about honest and cheating solutions.
 
-MBPP (arXiv 2108.07732) and HumanEval (arXiv 2107.03374) in the form of their published rows. The tests of a
-row are trusted, the reference solution only tells which names are the candidate's: a solution that defines
-`set` or `abs` does not get to redefine what the tests mean by it, unless that is what the problem asks for.
+MBPP (arXiv 2108.07732) and HumanEval (arXiv 2107.03374) in the form of their published rows. The reference solution of a row only
+says which names are the candidate's: a solution that defines `set` or `abs` does not redefine what the tests mean by it, unless that is
+what the problem asks for.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +39,14 @@ def mbpp_task(row: Mapping[str, Any]) -> CodeTask:
         programs, extra = tuple(row["test_list"]), tuple(row.get("challenge_test_list", ()))
         sanitized = "test_imports" in row
         setup, solution = "\n".join(row["test_imports"]) if sanitized else row["test_setup_code"], row["code"]
-        names = _shared_names(solution, (setup, *programs, *extra))
+        names, classes = _shared_names(solution, (setup, *programs, *extra))
         text = row["prompt" if sanitized else "text"]
         shown = f"{text}\n\nYour code must pass this test:\n{programs[0].strip()}"
         return CodeTask(
             id=f"mbpp-{row['task_id']}",
             prompt=shown,
-            tests=ProgramTests(programs + extra, setup, names),
-            hidden=ProgramTests(programs[1:] + extra, setup, names),
+            tests=ProgramTests(programs + extra, setup, names, classes),
+            hidden=ProgramTests(programs[1:] + extra, setup, names, classes),
             solution=solution,
         )
     except (KeyError, TypeError, IndexError, SyntaxError) as error:
@@ -53,7 +54,7 @@ def mbpp_task(row: Mapping[str, Any]) -> CodeTask:
 
 
 def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
-    """Return the problem of one row of HumanEval. Its prompt's helpers are the tests' own, not the candidate's.
+    """Return the problem of one row of HumanEval; a solution is a program that begins with the prompt.
 
     Raises DataError for a row of another form.
     """
@@ -62,7 +63,9 @@ def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
         return CodeTask(
             id=row["task_id"],
             prompt=row["prompt"],
-            tests=ProgramTests((f"{row['test']}\n\ncheck({entry})\n",), row["prompt"], (entry,)),
+            tests=ProgramTests(
+                (f"{row['test']}\n\ncheck({entry})\n",), candidate=tuple(_NAME.findall(entry)[:1])
+            ),
             hidden=None,
             solution=row["prompt"] + row["canonical_solution"],
         )
@@ -70,12 +73,17 @@ def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
         raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
 
 
-def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that a solution defines at its top and that programs use."""
-    body = tree_of(solution).body
-    defined = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+_NAME = re.compile(r"\w*")
+"""What an entry point begins with: `f`, or `Solution` of `Solution().f`."""
+
+
+def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names that a solution defines at its top and that programs use, and those of them that are classes."""
+    body = [node for node in tree_of(solution).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     nodes = [node for program in programs for node in ast.walk(tree_of(program))]
-    return tuple(sorted(defined & {node.id for node in nodes if isinstance(node, ast.Name)}))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = sorted({node.name for node in body} & used)
+    return tuple(names), tuple(sorted({node.name for node in body if isinstance(node, ast.ClassDef)} & used))
 
 
 CHEATS: Mapping[str, str] = {
