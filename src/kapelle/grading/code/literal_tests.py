@@ -157,12 +157,10 @@ class _Reading(ast.NodeVisitor):
 
     def run_tests(self, body: Sequence[ast.stmt]) -> None:
         """Run the functions that pytest would, if the test does not call them itself."""
-        for node in body:
-            is_test = (
-                isinstance(node, ast.FunctionDef) and node.name.startswith("test") and not node.args.args
-            )
-            if is_test and node.name not in self._called:
-                self._call_function(node, [], {}, node)
+        functions = [node for node in body if isinstance(node, ast.FunctionDef) and not node.args.args]
+        for function in functions:
+            if function.name.startswith("test") and function.name not in self._called:
+                self._call_function(function, [], {}, function)
 
     def visit_Pass(self, node: ast.Pass) -> None: ...
 
