@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.grading.code.cheats import CHEATS
 from tests.support.programs import output_of, ticking
 from tests.workflows.stage import expert, lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class, offers
 from kapelle.environments.code import MBPP_SPLITS, Code
 from kapelle.errors import DataError, EpisodeError, SandboxError
-from kapelle.grading.code.tasks import CHEATS
 from kapelle.rollout.play import Play, rollout
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer

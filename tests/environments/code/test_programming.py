@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.grading.code.cheats import CHEATS
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.cli.serve import named
@@ -30,7 +31,6 @@ from kapelle.environments.programming import (
 from kapelle.environments.template_programs import call
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import CallTest, grade_calls
-from kapelle.grading.code.tasks import CHEATS
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.types import Split
 from kapelle.workflows.solo import Solo

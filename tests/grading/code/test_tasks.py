@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.grading.code.cheats import CHEATS
 
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.tasks import CHEATS, CodeTask, humaneval_task, mbpp_task
+from kapelle.grading.code.tasks import CodeTask, humaneval_task, mbpp_task
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 
@@ -120,9 +121,10 @@ def test_the_name_that_a_problem_asks_for_may_be_a_builtin_one(mbpp_rows: list[d
 
 def test_the_prompt_shows_one_test_and_hides_the_others(mbpp_rows: list[dict[str, Any]]) -> None:
     task = mbpp_task(mbpp_rows[0])
-    assert task.hidden is not None
-    assert task.tests.programs[0].strip() in task.prompt
-    assert not any(program.strip() in task.prompt for program in task.hidden.programs)
+    shown, *hidden = task.tests.programs
+    assert shown.strip() in task.prompt
+    assert hidden
+    assert not any(program.strip() in task.prompt for program in hidden)
 
 
 def test_tests_that_are_no_programs_say_nothing_about_the_candidate(sandbox: Bubblewrap) -> None:

@@ -13,7 +13,7 @@ from kapelle.grading.code.programs import program_of
         ("```python\nx = 1\n```", "x = 1\n"),
         ("```\nx = 1\n```", "x = 1\n"),
         ("```Py\nx = 1\n```", "x = 1\n"),
-        ("Look:\n  ```python3\n  x = 1\n  ```\nDone.", "  x = 1\n"),
+        ("Look:\n  ```python3\n  x = 1\n  ```\nDone.", "x = 1\n"),
         ("```python\nx = 1\n```\nNo:\n```python\nx = 2\n```", "x = 2\n"),
         ("```python\nx = 1\n```\nIt prints\n```text\n1\n```", "x = 1\n"),
         ("```python\nx = '``'\ny = '```'\n```", "x = '``'\ny = '```'\n"),
@@ -23,8 +23,8 @@ from kapelle.grading.code.programs import program_of
         ("```python\nx = 1\n```\n<|im_end|>\n```python\nx = 2\n```", "x = 1\n"),
         ("x = 1\ny = 2", "x = 1\ny = 2"),
         ("x = '−²'", "x = '−²'"),
-        ("```python\nx = 1", None),
-        ("```python\nx = 1\n```\n```python\nx = 2", "x = 1\n"),
+        ("```python\nx = 1", "x = 1"),
+        ("```python\nx = 1\n```\n```python\nx = 2", "x = 2"),
         # A sample of its output, or of its use, is not the program.
         ("```python\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)\n"),
         ("```\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)\n"),
@@ -42,6 +42,19 @@ from kapelle.grading.code.programs import program_of
         ("- ```python\n  if x:\n      y = 1\n  ```", "if x:\n    y = 1\n"),
         ("~~~python\nx = '\n```\n'\n~~~", "x = '\n```\n'\n"),
         ("````python\nx = '\n```\n'\n````", "x = '\n```\n'\n"),
+        ("````python\nx = '\n```\n'\n`````", "x = '\n```\n'\n"),
+        ("```python\nx = '\n~~~\n'\n```", "x = '\n~~~\n'\n"),
+        (
+            '```python\ndef f():\n    """\n    ```\n    f()\n    ```\n    """\n```',
+            'def f():\n    """\n    ```\n    f()\n    ```\n    """\n',
+        ),
+        ("```python\nx = 1\n   ```\nDone.", "x = 1\n"),
+        ("```python\nx = '\n``` not the end\n'\n```", "x = '\n``` not the end\n'\n"),
+        ("> It is\n> ```python\n> if x:\n>     y = 1\n> ```", "if x:\n    y = 1\n"),
+        ("1. Do\n   - that:\n     ~~~ python\n     x = 1\n     ~~~", "x = 1\n"),
+        ("Here:\n    ```python\n    x = 1\n    ```", "    x = 1\n"),
+        ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1\n"),
+        ("``` python copy\nx = 1\n```", "x = 1\n"),
         ("With ```x = 2``` inside\n```python\nx = 1\n```", "x = 1\n"),
         ("```rust\nfn main() {}\n```", None),
         ("```python\n\n```", None),
@@ -52,7 +65,7 @@ from kapelle.grading.code.programs import program_of
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_the_last_closed_block_of_python_is_the_program(text: str, program: str | None) -> None:
+def test_the_last_block_of_python_is_the_program(text: str, program: str | None) -> None:
     assert program_of(text) == program
 
 

@@ -112,7 +112,7 @@ class Settling:
         """Return what a part is where the candidate gets it: its own objects, alone or in a container, are themselves."""
         if isinstance(part, Request) and part.keep:
             return self._object(part)
-        if isinstance(part, Apply) and part.function in BUILDERS:
+        if isinstance(part, Apply) and isinstance(part.function, Build):
             return part.function(*map(self.given, part.parts))
         if type(part) in (tuple, list):
             return type(part)(map(self.given, part))
@@ -315,27 +315,15 @@ IDENTITY = (operator.is_, operator.is_not)
 COMPARES = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, is_in, is_not_in)
 
 
-def list_of(*items: Any) -> list[Any]:
-    """Return a list of items."""
-    return list(items)
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Makes a container of items; a dictionary of keys and values in turns."""
 
+    kind: type
 
-def tuple_of(*items: Any) -> tuple[Any, ...]:
-    """Return a tuple of items."""
-    return items
-
-
-def set_of(*items: Any) -> set[Any]:
-    """Return a set of items."""
-    return set(items)
-
-
-def dict_of(*items: Any) -> dict[Any, Any]:
-    """Return a dictionary of keys and values in turns."""
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-BUILDERS: tuple[Callable[..., Any], ...] = (list_of, tuple_of, set_of, dict_of)
+    def __call__(self, *items: Any) -> Any:
+        """Return it."""
+        return self.kind(zip(items[::2], items[1::2], strict=True) if self.kind is dict else items)
 
 
 def items_of(values: Any, count: int) -> list[Any]:
@@ -349,13 +337,13 @@ def items_of(values: Any, count: int) -> list[Any]:
 def may_be_object(part: Any) -> bool:
     """Return whether a part may turn out to be an object of the candidate's."""
     if isinstance(part, Apply) and part.function not in SURELY_PLAIN:
-        is_made_of_them = part.function in BUILDERS or part.function in OPERATORS.values()
+        is_made_of_them = isinstance(part.function, Build) or part.function in OPERATORS.values()
         return any(may_be_object(each) for each in part.parts if is_made_of_them or isinstance(each, Apply))
     return isinstance(part, Request)
 
 
 def holds_object_of_class(part: Any) -> bool:
     """Return whether a part is an object of a class of the candidate's, or a container that is made of some."""
-    if isinstance(part, Apply) and part.function in BUILDERS:
+    if isinstance(part, Apply) and isinstance(part.function, Build):
         return any(map(holds_object_of_class, part.parts))
     return isinstance(part, Request) and part.of_class

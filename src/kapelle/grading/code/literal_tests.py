@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from kapelle.grading.code import checks
 from kapelle.grading.code.candidate_driver import OF_OBJECTS
-from kapelle.grading.code.checks import Apply, Later, Lazy, LiteralTest, Method, Request, Step
+from kapelle.grading.code.checks import Apply, Build, Later, Lazy, LiteralTest, Method, Request, Step
 from kapelle.grading.code.programs import tree_of
 from kapelle.grading.code.values import ValueFault, decode, encode
 
@@ -316,8 +316,8 @@ class _Reading(ast.NodeVisitor):
         return node.value
 
     def visit_List(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
-        builder = {ast.List: checks.list_of, ast.Tuple: checks.tuple_of, ast.Set: checks.set_of}[type(node)]
-        return self._apply(node, builder, self._parts(node.elts))
+        kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+        return self._apply(node, Build(kind), self._parts(node.elts))
 
     visit_Tuple = visit_Set = visit_List
 
@@ -325,7 +325,7 @@ class _Reading(ast.NodeVisitor):
         nodes = [each for pair in zip(node.keys, node.values, strict=True) for each in pair]
         if None in nodes:
             _refuse(node, "it unpacks a dictionary")
-        return self._apply(node, checks.dict_of, self._parts(each for each in nodes if each))
+        return self._apply(node, Build(dict), self._parts(each for each in nodes if each))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         return self._apply(node, checks.OPERATORS[type(node.op)], [self._value(node.operand)])
@@ -379,11 +379,10 @@ class _Reading(ast.NodeVisitor):
         )
 
     def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Any:
-        builder = checks.set_of if isinstance(node, ast.SetComp) else checks.list_of
         before = dict(self._scope)
         items = list(self._comprehended(node.generators, node.elt))
         self._scope = before
-        return self._apply(node, builder, items)
+        return self._apply(node, Build(set if isinstance(node, ast.SetComp) else list), items)
 
     visit_GeneratorExp = visit_SetComp = visit_ListComp
 
@@ -514,7 +513,7 @@ class _Reading(ast.NodeVisitor):
             # The text is for its class to choose, and does not depend on what is expected.
             return self._request(node, "apply", function.__name__, parts[0])
         if (objects > 1 and function in checks.COMPARES) or (
-            objects and function in (checks.set_of, checks.dict_of, str, repr)
+            objects and function in (Build(set), Build(dict), str, repr)
         ):
             _refuse(node, "it compares results with each other, which may be objects")
         if any(map(checks.holds_object_of_class, parts)) and not _suits_objects(function, parts):
@@ -534,14 +533,14 @@ def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
         return sum(isinstance(each, Later) for each in parts) == 1
     is_alone = len(parts) == 1 and isinstance(parts[0], Request)
     is_told = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
-    return function in (*checks.IDENTITY, checks.list_of, checks.tuple_of) or (is_alone and is_told)
+    return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_told)
 
 
 def _for_candidate(part: Any) -> Any:
     """Return what a request is made of: copies of known values, and the objects of results. Raises ValueFault."""
     if isinstance(part, Request):
         part.keep = True
-    elif isinstance(part, Apply) and part.function in checks.BUILDERS:
+    elif isinstance(part, Apply) and isinstance(part.function, Build):
         _for_candidate(part.parts)
     elif isinstance(part, dict) and _has_later(part):
         return {key: _for_candidate(each) for key, each in part.items()}

@@ -24,11 +24,6 @@ def tree_of(program: str) -> ast.Module:
 
 # -------- Where the program of a text stands
 
-_OPENS = re.compile(
-    r"(?P<indent>[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)*)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)"
-)
-"""A fence, which may stand in an item of a list: `- ```python`."""
-_ITEM = re.compile(r"[ \t]*(?:[-*+]|[0-9]{1,9}[.)])[ \t]")
 _LANGUAGES = frozenset({"python", "python3", "py"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -36,7 +31,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def program_of(text: str) -> str | None:
     """Return the program that a turn hands in, letter by letter; None when it hands in none.
 
-    It is the last fenced block of Python that is closed; where no block says that it is Python, the last one of no named language
+    It is the last fenced block of Python; where no block says that it is Python, the last one of no named language
     that is a program (or that is no worse than the others: a body to go on with). A block that only calls what an earlier one defines is
     an example of its use. A text without any fence is the program as a whole. Thoughts and what follows the end of the turn
     do not count.
@@ -44,8 +39,8 @@ def program_of(text: str) -> str | None:
     if len(text) > MAX_TEXT:
         return None
     said = own_turn(text)
-    blocks, fenced = _blocks(said)
-    if not fenced:
+    blocks = _blocks(said)
+    if not blocks:
         return said if said.strip() else None
     named = [program for language, program in blocks if language in _LANGUAGES and program.strip()]
     unnamed = [program for language, program in blocks if not language and program.strip()]
@@ -57,30 +52,26 @@ def program_of(text: str) -> str | None:
     return named[-1] if named else None
 
 
-def _blocks(said: str) -> tuple[list[tuple[str, str]], bool]:
-    """Return language and content of the fenced blocks that are closed, and whether any was opened."""
-    found = list[tuple[str, str]]()
-    block, language, indent, close, fenced, in_list = list[str](), "", 0, None, False, False
-    for line in said.replace("\r\n", "\n").split("\n"):
-        if close is not None:
-            if close.fullmatch(line):
-                found.append((language, "".join(f"{part}\n" for part in block)))
-                close = None
-            else:
-                # In a list, all lines are moved as far as the fence is.
-                block.append(line[indent:] if not line[:indent].strip() else line)
-            continue
-        in_list = _ITEM.match(line) is not None or (in_list and line[:1] in ("", " ", "\t"))
-        if opened := _OPENS.fullmatch(line):
-            fence, info = opened["fence"], opened["info"].strip().strip("{}").removeprefix(".").lower()
-            language = re.split(r"[\s,:{]", info, maxsplit=1)[0]
-            close, block, fenced = (
-                re.compile(rf"[ \t]*{re.escape(fence[0])}{{{len(fence)},}}[ \t]*"),
-                [],
-                True,
-            )
-            indent = len(opened["indent"]) if in_list else 0
-    return found, fenced
+def _blocks(said: str) -> list[tuple[str, str]]:
+    """Return language and content of the fenced blocks, by CommonMark's rules; an unclosed one ends with the text."""
+    if "```" not in said and "~~~" not in said:
+        return []
+    from markdown_it import MarkdownIt
+
+    # A tag on a line of its own (`<answer>`) hides no program.
+    parser = MarkdownIt("commonmark").disable("html_block")
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    # Where there is no block by the rules, fences that are indented too far were meant to be some.
+    for text in (said, re.sub(r"(?m)^[ \t]+(?=```|~~~)", "", said)):
+        if fences := [token for token in parser.parse(text) if token.type == "fence"]:
+            return [(_language(token.info), token.content) for token in fences]
+    return []
+
+
+def _language(info: str) -> str:
+    """Return the language that an info string names: `python title="a.py"`, `{.python}`."""
+    named = info.strip().strip("{}").removeprefix(".").lower()
+    return re.split(r"[\s,:{]", named, maxsplit=1)[0]
 
 
 def runnable(program: str) -> str:

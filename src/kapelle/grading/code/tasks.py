@@ -1,4 +1,4 @@
-"""Problems with their tests, and what a grader of theirs must say about honest and cheating solutions.
+"""Problems with their tests.
 
 MBPP (arXiv 2108.07732) and HumanEval (arXiv 2107.03374) in the form of their published rows. The reference solution of a row only
 says which names are the candidate's: a solution that defines `set` or `abs` does not redefine what the tests mean by it, unless that is
@@ -25,8 +25,6 @@ class CodeTask:
     id: str
     prompt: str
     tests: ProgramTests
-    hidden: ProgramTests | None
-    """Tests that the prompt does not show; None where there are none."""
     solution: str
 
 
@@ -46,7 +44,6 @@ def mbpp_task(row: Mapping[str, Any]) -> CodeTask:
             id=f"mbpp-{row['task_id']}",
             prompt=shown,
             tests=ProgramTests(programs + extra, setup, names, classes),
-            hidden=ProgramTests(programs[1:] + extra, setup, names, classes),
             solution=solution,
         )
     except (KeyError, TypeError, IndexError, SyntaxError) as error:
@@ -66,7 +63,6 @@ def humaneval_task(row: Mapping[str, Any]) -> CodeTask:
             tests=ProgramTests(
                 (f"{row['test']}\n\ncheck({entry})\n",), candidate=tuple(_NAME.findall(entry)[:1])
             ),
-            hidden=None,
             solution=row["prompt"] + row["canonical_solution"],
         )
     except (KeyError, TypeError) as error:
@@ -84,29 +80,3 @@ def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, 
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     names = sorted({node.name for node in body} & used)
     return tuple(names), tuple(sorted({node.name for node in body if isinstance(node, ast.ClassDef)} & used))
-
-
-CHEATS: Mapping[str, str] = {
-    "nothing": "",
-    "exit with success": "import sys\nsys.exit(0)",
-    "exit at once": "import os\nos._exit(0)",
-    "claim": "print('ALL TESTS PASSED')\nprint('1.0')",
-    "always equal": (
-        "class Yes:\n"
-        "    __hash__ = None\n"
-        "    def __eq__(self, other): return True\n"
-        "    def __ne__(self, other): return False\n"
-        "    def __bool__(self): return True\n"
-        "    def __abs__(self): return 0\n"
-        "    def __sub__(self, other): return 0\n"
-        "    def __lt__(self, other): return True\n"
-        "def {name}(*args, **kwargs): return Yes()"
-    ),
-    "patched builtins": (
-        "import builtins, math\n"
-        "builtins.set = builtins.abs = builtins.sorted = builtins.len = lambda *a, **k: 0\n"
-        "math.isclose = lambda *a, **k: True\n"
-        "def {name}(*args, **kwargs): raise AssertionError('passed')"
-    ),
-}
-"""Programs that solve no problem whatever, by what they try; `{name}` is the function that is asked for."""
