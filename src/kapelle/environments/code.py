@@ -10,10 +10,12 @@ else stays in this process or in the tests' own sandbox.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
+from kapelle.environment import Answerable, Outcome, Remarking, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.conversations import (
     Question,
@@ -47,9 +49,8 @@ from kapelle.grading.code.grade import (
     read_literal,
 )
 from kapelle.grading.code.literal_tests import NotLiteral
-from kapelle.grading.code.programs import USUAL_IMPORTS, headed, program_of, runnable
+from kapelle.grading.code.programs import program_of, runnable, tree_of
 from kapelle.grading.code.style import style_score, syntax_score
-from kapelle.grading.code.tasks import humaneval_task, mbpp_task
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.runtime.row_files import DataRow
 from kapelle.sandbox.contract import Limits
@@ -89,50 +90,70 @@ class CodeProblem:
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of MBPP: its first assert is shown."""
-    task = mbpp_task(row.fields)
-    return CodeProblem(
-        task.prompt,
-        (task.tests.programs[0].strip(),),
-        _grader(task.tests),
-        task.solution,
-        untrusted=_why_untrusted(task.tests),
-    )
+    """Return the problem of a row of MBPP, sanitized or not: its first assert is shown, all are graded. DataError for another form.
+
+    The reference solution says which names are the candidate's: a program that defines `set` or `abs` does not redefine what the tests
+    mean by it, unless that is what the problem asks for.
+    """
+    fields = row.fields
+    try:
+        programs = (*fields["test_list"], *fields.get("challenge_test_list", ()))
+        sanitized = "test_imports" in fields
+        setup = "\n".join(fields["test_imports"]) if sanitized else fields["test_setup_code"]
+        tests = ProgramTests(programs, setup, *_shared_names(fields["code"], (setup, *programs)))
+        shown = programs[0].strip()
+        prompt = f"{fields['prompt' if sanitized else 'text']}\n\nYour code must pass this test:\n{shown}"
+        return _of_programs(prompt, (shown,), tests, fields["code"])
+    except (KeyError, TypeError, IndexError, AttributeError, SyntaxError) as error:
+        raise DataError(f"A row of MBPP has another form than expected: {error!r}.") from None
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of HumanEval: only the docstring's own examples are shown.
+    """Return the problem of a row of HumanEval: only the docstring's own examples are shown. DataError for another form.
 
     A program may define the function or continue where the prompt ends; the prompt's imports and helpers are
     its own either way. The `check` function is one test, so credit is all or nothing.
     """
-    task = humaneval_task(row.fields)
-    begun = task.prompt.rstrip("\n") + "\n"
-    return CodeProblem(
-        task.prompt,
-        (),
-        _grader(task.tests, begun),
-        task.solution.removeprefix(task.prompt),
-        begun,
-        untrusted=_why_untrusted(task.tests),
-    )
+    fields = row.fields
+    try:
+        prompt, entry = fields["prompt"], fields["entry_point"]
+        # What `f`, or `Solution().f`, begins with.
+        owner = re.findall(r"\w+", entry)[:1]
+        tests = ProgramTests((f"{fields['test']}\n\ncheck({entry})\n",), candidate=tuple(owner))
+        return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
 
 
-def _grader(tests: ProgramTests, begun: str = "") -> Callable[[str, Backend, Limits], CodeGrade]:
-    # A problem whose tests are not literal is here only if the settings allow it.
-    return lambda program, sandbox, limits: grade_program(
-        headed(begun, program), tests, sandbox, limits, allow_untrusted=True
-    )
-
-
-def _why_untrusted(tests: ProgramTests) -> str:
+def _of_programs(
+    prompt: str, shown: tuple[str, ...], tests: ProgramTests, solution: str, begun: str = ""
+) -> CodeProblem:
+    untrusted = ""
     try:
         read_literal(tests)
     except NotLiteral as reason:
-        return f"{reason}"
+        untrusted = f"{reason}"
     except SyntaxError:
-        pass  # an episode says so: no program can be graded by them
-    return ""
+        pass  # the grade says so: no program can be graded by them
+    # A problem whose tests are not literal is used only if the settings allow it.
+    grade = functools.partial(grade_program, allow_untrusted=True)
+    return CodeProblem(
+        prompt,
+        shown,
+        lambda program, sandbox, limits: grade(headed(begun, program), tests, sandbox, limits),
+        solution,
+        begun,
+        untrusted=untrusted,
+    )
+
+
+def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names that a solution defines at its top and that programs use, and those of them that are classes."""
+    body = [node for node in tree_of(solution).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    nodes = [node for program in programs for node in ast.walk(tree_of(program))]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names = sorted({node.name for node in body} & used)
+    return tuple(names), tuple(sorted({node.name for node in body if isinstance(node, ast.ClassDef)} & used))
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
@@ -343,7 +364,41 @@ MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11
 """The `task_id`s of MBPP's published splits; 1 to 10 are for prompts, 511 to 600 for validation."""
 
 
+# -------- What a program may use without importing it
+
+USUAL_IMPORTS = """\
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from operator import *
+from typing import *
+from builtins import *
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+"""
+"""What the sites give to a `class Solution`, and with them the graders of APPS and LiveCodeBench; `pow` and `abs` stay Python's, and `bisect` a module."""
+
+
+def headed(header: str, program: str) -> str:
+    """Return a program behind a header, with its `from __future__ import …` lines before both, where they must stand."""
+    try:
+        body = tree_of(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return header + program  # a body that continues where the header ends
+    lines, first = program.split("\n"), ""
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            first += f"{ast.unparse(node)}\n"
+            for place in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[place] = ""
+    return first + header + "\n".join(lines)
+
+
 # -------- The environment: what an agent reads, and what its program earns
+
+ALLOW = "set `environment.untrusted_tests: allow` to use them"
 
 # -------- The world of one programming problem: programs come in, what their shown tests say goes out
 
@@ -514,7 +569,7 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
     return "\n\n".join([begin, *said, again])
 
 
-class Code(DataSettings, Answerable, Scripted):
+class Code(DataSettings, Answerable, Scripted, Remarking):
     """Programming problems, graded by running their tests on what an agent wrote."""
 
     name: Literal["code"] = "code"
@@ -618,12 +673,11 @@ class Code(DataSettings, Answerable, Scripted):
         """Return, by split, which rows are left out and why; empty where all are used or none are read."""
         if self.format == "generated":
             return {}
-        unusable = super().skipped()
-        found = {
-            split: "; ".join(filter(None, (unusable.get(split), self._untrusted(split))))
-            for split in self._problems
-        }
-        return {split: text for split, text in found.items() if text}
+        said = dict(super().skipped())
+        for split in self._problems if self.untrusted_tests == "exclude" else ():
+            if text := self._untrusted(split):
+                said[split] = "; ".join([*filter(None, [said.get(split)]), text, ALLOW])
+        return said
 
     def _read(self, row: DataRow) -> CodeProblem:
         assert self.format != "generated", "no rows are read"
@@ -674,7 +728,7 @@ class Code(DataSettings, Answerable, Scripted):
         }
         for split, kept in usable.items():
             if not kept:
-                raise DataError(f"'{self.path}', {split}: {self._untrusted(split)}. None is left.")
+                raise DataError(f"'{self.path}', {split}: {self._untrusted(split)}. None is left: {ALLOW}.")
         return usable
 
     def untrusted_count(self, split: Split) -> int:
@@ -682,16 +736,18 @@ class Code(DataSettings, Answerable, Scripted):
         return sum(bool(each.untrusted) for each in self._problems[split])
 
     def _untrusted(self, split: Split) -> str:
-        """Return a sentence about problems whose tests a program could fool; empty where there is none."""
+        """Return how many problems have tests that a program could fool, in words; empty where none has."""
         count, total = self.untrusted_count(split), len(self._problems[split])
-        if not count:
-            return ""
-        then = (
-            "their rewards are marked `trusted: false`"
-            if self.untrusted_tests == "allow"
-            else "set `environment.untrusted_tests: allow` to use them"
+        return f"{count:,} of {total:,} problems have tests that a program could fool" if count else ""
+
+    def remarks(self) -> Sequence[str]:
+        """Return which problems' rewards are not to be trusted, where these are allowed."""
+        if self.format == "generated" or self.untrusted_tests == "exclude":
+            return ()
+        found = [(split, self._untrusted(split)) for split in self._problems]
+        return tuple(
+            f"{split}: {text}; their episodes record `trusted: false`." for split, text in found if text
         )
-        return f"{count:,} of {total:,} problems have tests that a program could fool; {then}"
 
     @property
     def limits(self) -> Limits:

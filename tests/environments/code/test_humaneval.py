@@ -43,7 +43,9 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 async def paid(file: Path, answers: Mapping[str, str]) -> dict[str, float | None]:
     """Answer each prompt through the environment and return what that pays, by prompt; None for a failed episode."""
-    environment = Code(format="humaneval", path=str(file), config=None, wall_s=60.0, parallel=2)
+    environment = Code(
+        format="humaneval", path=str(file), config=None, wall_s=60.0, parallel=2, untrusted_tests="allow"
+    )
     tasks = [environment.task(split, k) for split in SPLITS for k in range(environment.size(split) or 0)]
     engine = ScriptedEngine({"coder": lambda request: f"```python\n{answers[request.task.question]}\n```"})
     stage = Play(team_of("coder"), environment, Solo(), engine)
@@ -58,6 +60,12 @@ async def test_all_164_solutions_pay_in_full(
     scores = await paid(file, {row["prompt"]: row["canonical_solution"] for row in rows})
     assert len(scores) == len(rows) == 164
     assert [prompt for prompt, score in scores.items() if score != 1.0] == []
+
+
+def test_four_of_164_problems_have_tests_that_a_program_could_fool(file: Path) -> None:
+    environment = Code(format="humaneval", path=str(file), config=None)
+    assert sum(environment.size(split) or 0 for split in SPLITS) == 160
+    assert sum(map(environment.untrusted_count, SPLITS)) == 4
 
 
 def wrong(row: Mapping[str, Any], other: Mapping[str, Any], what: str) -> str:

@@ -202,22 +202,7 @@ ITERATING: tuple[Any, ...] = (
     *(list, tuple, set, frozenset, sorted, sum, max, min, dict, all, any, collections.Counter, collections.deque),
 )  # fmt: skip
 """Those that take the items of an object, whatever it is."""
-SURELY_PLAIN: tuple[Any, ...] = (
-    abs,
-    all,
-    any,
-    bool,
-    float,
-    int,
-    isinstance,
-    len,
-    repr,
-    round,
-    str,
-    sum,
-    type,
-    math.isclose,
-)
+SURELY_PLAIN: tuple[Any, ...] = (abs, all, any, bool, float, int, isinstance, len, repr, round, str, sum, type, math.isclose)  # fmt: skip
 """Those that never return an object of the candidate's."""
 METHODS = _names(
     "capitalize casefold conjugate copy count date decode difference encode endswith find get hex index intersection is_integer isalnum "

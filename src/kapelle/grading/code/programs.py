@@ -110,35 +110,3 @@ def _only_uses(program: str, earlier: list[str]) -> bool:
     }
     trees = [found for each in earlier if (found := _tree(each)) is not None]
     return any(node.name in used for each in trees for node in each.body if isinstance(node, _DEFINITIONS))
-
-
-# -------- What a program may use without importing it
-
-USUAL_IMPORTS = """\
-import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from math import *
-from operator import *
-from typing import *
-from builtins import *
-"""
-"""What the sites give to a `class Solution`, and with them the graders of APPS and LiveCodeBench; `builtins` last, for `pow` and `abs`."""
-
-
-def headed(header: str, program: str) -> str:
-    """Return a program behind a header, with its `from __future__ import …` lines before both, where they must stand."""
-    try:
-        body = tree_of(program).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return header + program  # a body that continues where the header ends
-    lines, first = program.split("\n"), ""
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            first += f"{ast.unparse(node)}\n"
-            for place in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[place] = ""
-    return first + header + "\n".join(lines)

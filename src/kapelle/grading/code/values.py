@@ -99,11 +99,7 @@ def spread(keys: Iterable[Plain]) -> None:
 
 _BASES: tuple[type, ...] = (int, float, str, list, tuple, dict, set, frozenset, complex, bytes, bytearray)
 _SEQUENCES: dict[str, Any] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
+    kind.__name__: kind for kind in (list, tuple, set, frozenset, collections.deque)
 }
 _VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 _DATES: dict[str, Any] = {kind.__name__: kind for kind in (dt.datetime, dt.date, dt.time)}

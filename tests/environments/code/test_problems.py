@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 from tests.grading.code.cheats import CHEATS
 
+from kapelle.environments.code import CodeProblem, humaneval_problem, mbpp_problem
 from kapelle.errors import DataError
 from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.grading.code.tasks import CodeTask, humaneval_task, mbpp_task
+from kapelle.runtime.row_files import DataRow
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Limits
 
@@ -47,10 +49,17 @@ def check(candidate):
 """
 
 
-def cheating_solutions(task: CodeTask) -> dict[str, str]:
-    """Return programs that must score 0 on a problem, by what they try."""
-    name = task.tests.candidate[0] if task.tests.candidate else "solution"
-    return {what: text.replace("{name}", name) for what, text in CHEATS.items()}
+def mbpp(fields: dict[str, Any]) -> CodeProblem:
+    return mbpp_problem(DataRow("here", fields))
+
+
+def humaneval(fields: dict[str, Any]) -> CodeProblem:
+    return humaneval_problem(DataRow("here", fields))
+
+
+def solution_of(problem: CodeProblem) -> str:
+    assert problem.solution is not None
+    return problem.solution
 
 
 @pytest.mark.slow
@@ -59,9 +68,10 @@ def test_a_sample_of_honest_solutions_of_mbpp_passes(
 ) -> None:
     rows = {row["task_id"]: row for row in mbpp_rows}
     for number in SAMPLE:
-        task = mbpp_task(rows[number])
-        grade = grade_program(task.solution, task.tests, sandbox, LIMITS)
-        assert grade.solved, (task.id, grade)
+        problem = mbpp(rows[number])
+        grade = problem.grade(solution_of(problem), sandbox, LIMITS)
+        assert grade.solved, (number, grade)
+        assert grade.trusted
 
 
 @pytest.mark.sandbox_full
@@ -72,9 +82,11 @@ def test_all_honest_solutions_of_mbpp_pass(
     assert len(mbpp_rows) == 974
 
     def fault(row: dict[str, Any]) -> str:
-        task = mbpp_task(row)
-        grade = grade_program(task.solution, task.tests, sandbox, LIMITS, allow_untrusted=True)
-        return "" if grade.solved and grade.trusted is (task.id != "mbpp-596") else f"{task.id}: {grade}"
+        problem = mbpp(row)
+        grade = problem.grade(solution_of(problem), sandbox, LIMITS)
+        # It compares with `sys.getsizeof`, which is not the same everywhere.
+        trusted = row["task_id"] != 596
+        return "" if grade.solved and grade.trusted is trusted else f"{row['task_id']}: {grade}"
 
     with ThreadPoolExecutor(at_once) as threads:
         assert [text for text in threads.map(fault, mbpp_rows) if text] == []
@@ -85,26 +97,38 @@ def test_cheating_solutions_of_mbpp_score_nothing(
     sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
 ) -> None:
     for row in mbpp_rows[5:972:322]:
-        task = mbpp_task(row)
-        for what, solution in cheating_solutions(task).items():
-            assert grade_program(solution, task.tests, sandbox, LIMITS).score == 0.0, (task.id, what)
+        name = re.findall(r"def (\w+)", row["code"])[-1]
+        for what, cheat in CHEATS.items():
+            grade = mbpp(row).grade(cheat.replace("{name}", name), sandbox, LIMITS)
+            assert grade.score == 0.0, (row["task_id"], what)
 
 
 def test_tests_that_use_the_helpers_of_a_prompt_are_not_trusted(sandbox: Bubblewrap) -> None:
-    task = humaneval_task(HUMANEVAL_LIKE)
-    refused = grade_program(task.solution, task.tests, sandbox)
-    assert (refused.status, refused.score, refused.trusted) == ("ungraded", 0.0, False)
-    assert "uses `encode`" in refused.explanation
-    allowed = grade_program(task.solution, task.tests, sandbox, allow_untrusted=True)
-    assert (allowed.solved, allowed.trusted) == (True, False)
+    problem = humaneval(HUMANEVAL_LIKE)
+    assert "uses `encode`" in problem.untrusted
+    grade = problem.grade(solution_of(problem), sandbox, LIMITS)
+    assert (grade.solved, grade.trusted) == (True, False)
 
 
 def test_a_check_function_with_literals_is_trusted(sandbox: Bubblewrap) -> None:
-    task = humaneval_task({**HUMANEVAL_LIKE, "test": CHECK})
-    assert grade_program(task.solution, task.tests, sandbox).solved
-    for what, solution in cheating_solutions(task).items():
-        grade = grade_program(solution, task.tests, sandbox)
+    problem = humaneval({**HUMANEVAL_LIKE, "test": CHECK})
+    assert not problem.untrusted
+    assert problem.grade(solution_of(problem), sandbox, LIMITS).solved
+    for what, cheat in CHEATS.items():
+        grade = problem.grade(cheat.replace("{name}", "decode"), sandbox, LIMITS)
         assert (grade.score, grade.trusted) == (0.0, True), what
+
+
+def test_an_entry_point_may_be_a_method(sandbox: Bubblewrap) -> None:
+    row = {**HUMANEVAL_LIKE, "prompt": "from typing import *\n", "entry_point": "Solution().twice"}
+    row["test"] = (
+        "def check(candidate):\n    assert candidate(x = [1, 2]) == [2, 4]\n    assert candidate(x = []) == []\n"
+    )
+    problem = humaneval(row)
+    assert not problem.untrusted
+    right = "class Solution:\n    def twice(self, x: List[int]) -> List[int]: return [2 * each for each in x]"
+    assert problem.grade(right, sandbox, LIMITS).solved
+    assert not problem.grade(right.replace("2 *", "3 *"), sandbox, LIMITS).solved
 
 
 def test_a_candidate_cannot_redefine_what_the_tests_mean(sandbox: Bubblewrap) -> None:
@@ -114,17 +138,21 @@ def test_a_candidate_cannot_redefine_what_the_tests_mean(sandbox: Bubblewrap) ->
     assert grade_program("def close(x): return 'ba' if x < 2 else x", tests, sandbox).solved
 
 
-def test_the_name_that_a_problem_asks_for_may_be_a_builtin_one(mbpp_rows: list[dict[str, Any]]) -> None:
-    row = next(row for row in mbpp_rows if row["task_id"] == 126)
-    assert mbpp_task(row).tests.candidate == ("sum",)
+def test_the_name_that_a_problem_asks_for_may_be_a_builtin_one(
+    sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
+) -> None:
+    problem = mbpp(next(row for row in mbpp_rows if row["task_id"] == 126))
+    assert "sum(" in problem.shown[0]
+    assert problem.grade(solution_of(problem), sandbox, LIMITS).solved
+    assert problem.grade("def f(): pass", sandbox, LIMITS).score == 0.0
 
 
 def test_the_prompt_shows_one_test_and_hides_the_others(mbpp_rows: list[dict[str, Any]]) -> None:
-    task = mbpp_task(mbpp_rows[0])
-    shown, *hidden = task.tests.programs
-    assert shown.strip() in task.prompt
+    shown, *hidden = mbpp_rows[0]["test_list"]
+    problem = mbpp(mbpp_rows[0])
+    assert shown.strip() in problem.prompt
     assert hidden
-    assert not any(program.strip() in task.prompt for program in hidden)
+    assert not any(program.strip() in problem.prompt for program in hidden)
 
 
 def test_tests_that_are_no_programs_say_nothing_about_the_candidate(sandbox: Bubblewrap) -> None:
@@ -155,9 +183,9 @@ def test_a_test_that_ends_the_candidate_costs_the_others_nothing(sandbox: Bubble
 )
 def test_a_row_of_another_form_is_refused(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="MBPP"):
-        mbpp_task(row)
+        mbpp(row)
     with pytest.raises(DataError, match="HumanEval"):
-        humaneval_task(row)
+        humaneval(row)
 
 
 def test_an_object_of_the_candidates_is_neither_true_nor_false(sandbox: Bubblewrap) -> None:

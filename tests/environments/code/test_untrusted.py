@@ -1,0 +1,116 @@
+"""Problems whose tests a program could fool are left out unless they are asked for by name, and both is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.environments.code.test_environment import DOUBLE, RIGHT, WRONG
+from tests.workflows.stage import lines, play
+
+from kapelle.environments.code import Code
+from kapelle.errors import DataError
+from kapelle.metrics.definitions import rollout_metrics
+from kapelle.rollout.play import Play, rollout
+from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.workflows.solo import Solo
+
+FOOLABLE = {**DOUBLE, "test_list": ["import random\nx = random.randint(1, 9)\nassert double(x) == 2 * x"]}
+
+
+@pytest.fixture
+def path(sandbox: Bubblewrap, tmp_path: Path) -> str:
+    rows = {
+        "train": [{**DOUBLE, "task_id": 1}, {**FOOLABLE, "task_id": 2}, {**FOOLABLE, "task_id": 3}],
+        "test": [{**FOOLABLE, "task_id": 4}, {**DOUBLE, "task_id": 5}],
+    }
+    for name, each in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in each))
+    return str(tmp_path)
+
+
+async def test_they_are_left_out_and_counted(path: str) -> None:
+    environment = Code(path=path)
+    environment.check(["coder"])
+    assert {split: environment.size(split) for split in ("train", "test")} == {"train": 1, "test": 1}
+    said = environment.skipped()
+    assert said["train"].startswith("2 of 3 problems have tests that a program could fool")
+    assert "environment.untrusted_tests: allow" in said["train"]
+    assert said["test"].startswith("1 of 2 problems")
+    [episode] = await play(
+        environment, Solo(), ["coder"], {"coder": lines(RIGHT)}, environment.task("test", 0)
+    )
+    assert episode.rewards == {"coder": 1.0}
+    assert episode.info["problems_excluded"] == 1
+    assert "trusted" not in episode.info
+
+
+async def test_with_allow_they_are_used_and_their_verdicts_are_marked(path: str) -> None:
+    environment = Code(path=path, untrusted_tests="allow")
+    assert environment.size("train") == 3
+    assert environment.skipped() == {}
+    assert [remark.split(";")[0] for remark in environment.remarks()] == [
+        "train: 2 of 3 problems have tests that a program could fool",
+        "test: 1 of 2 problems have tests that a program could fool",
+    ]
+    found = {}
+    for index in range(3):
+        for says, reward in ((WRONG, 0.0), (RIGHT, 1.0)):
+            scripts = {"coder": lines(says)}
+            [episode] = await play(environment, Solo(), ["coder"], scripts, environment.task("train", index))
+            assert episode.rewards == {"coder": reward}
+            found[index] = episode.info["trusted"], episode.info["untrusted"]
+    assert found == {0: (True, 0), 1: (False, 1), 2: (False, 1)}
+
+
+async def test_the_metrics_say_how_many(path: str) -> None:
+    from tests.workflows.stage import team_of
+
+    from kapelle.engines.rollout.scripted import ScriptedEngine
+
+    rows = {}
+    names: dict[Any, str] = {"exclude": "info/problems_excluded", "allow": "info/untrusted"}
+    for setting, name in names.items():
+        environment = Code(path=path, untrusted_tests=setting)
+        stage = Play(team_of("coder"), environment, Solo(), ScriptedEngine({"coder": lines(*[RIGHT] * 3)}))
+        tasks = [environment.task("train", index) for index in range(environment.size("train") or 0)]
+        groups = await rollout(stage, tasks, 1, 0)
+        rows[setting] = rollout_metrics(groups, lambda episode: episode.rewards)[name]
+    assert rows == {"exclude": 2.0, "allow": pytest.approx(2 / 3)}
+
+
+def test_where_nothing_is_left_the_error_says_what_to_set(path: str) -> None:
+    (Path(path) / "train.jsonl").write_text(json.dumps(FOOLABLE) + "\n")
+    environment = Code(path=path)
+    with pytest.raises(
+        DataError, match=r"1 of 1 problems.*None is left: set `environment.untrusted_tests: allow`"
+    ):
+        environment.check(["coder"])
+
+
+async def test_tests_of_whole_modules_run_with_allow(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    case: dict[str, Any] = {
+        **DOUBLE,
+        "test_list": [
+            (
+                "import os, tempfile, unittest\nfrom unittest.mock import patch\nfrom solution import double\n"
+                "class TestCases(unittest.TestCase):\n"
+                "    def setUp(self):\n        self.folder = tempfile.TemporaryDirectory()\n"
+                "    def tearDown(self):\n        self.folder.cleanup()\n"
+                "    def test_file(self):\n        name = os.path.join(self.folder.name, 'x')\n"
+                "        with open(name, 'w') as file: file.write('4')\n"
+                "        self.assertEqual(double(int(open(name).read())), 8)\n"
+                "    @patch.dict(os.environ, {'N': '3'})\n"
+                "    def test_env(self):\n        self.assertEqual(double(int(os.environ['N'])), 6)\n"
+            )
+        ],
+    }
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({**case, "task_id": name}) + "\n")
+    environment = Code(path=str(tmp_path), untrusted_tests="allow")
+    for says, reward in ((RIGHT, 1.0), (WRONG, 0.0)):
+        scripts = {"coder": lines(says)}
+        [episode] = await play(environment, Solo(), ["coder"], scripts, environment.task("train", 0))
+        assert episode.rewards == {"coder": reward}
