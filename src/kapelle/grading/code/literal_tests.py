@@ -382,7 +382,8 @@ class _Reading(ast.NodeVisitor):
         before = dict(self._scope)
         items = list(self._comprehended(node.generators, node.elt))
         self._scope = before
-        return self._apply(node, Build(set if isinstance(node, ast.SetComp) else list), items)
+        found = self._apply(node, Build(set if isinstance(node, ast.SetComp) else list), items)
+        return iter(found) if isinstance(node, ast.GeneratorExp) and isinstance(found, list) else found
 
     visit_GeneratorExp = visit_SetComp = visit_ListComp
 
@@ -429,6 +430,9 @@ class _Reading(ast.NodeVisitor):
         if name.startswith("__"):
             _refuse(node, f"it calls `{name}`")
         if isinstance(target, Request) and (target.of_class or name not in checks.METHODS):
+            if node.args + node.keywords and not _is_of_own_class(target):
+                # It could be any object, and affirm whatever it is asked: `f(3).equals(10)`.
+                _refuse(node, "it asks a result about known values")
             return self._request(node, "call method", target, name, *self._given_arguments(node))
         args, keywords = self._parts(node.args), self._keywords(node)
         results = [each for each in (target, *args, *keywords.values()) if isinstance(each, Later)]
@@ -534,6 +538,12 @@ def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
     is_alone = len(parts) == 1 and isinstance(parts[0], Request)
     is_told = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
     return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_told)
+
+
+def _is_of_own_class(request: Request) -> bool:
+    """Return whether a request begins with an object of a class of the candidate's that the test makes."""
+    owner = request.parts[0] if request.operation in ("call method", "attribute", "item") else None
+    return request.of_class or (isinstance(owner, Request) and _is_of_own_class(owner))
 
 
 def _for_candidate(part: Any) -> Any:
