@@ -278,3 +278,16 @@ def test_reading_a_test_is_bounded() -> None:
     ):
         with pytest.raises((NotLiteral, SyntaxError)):
             read_literal(ProgramTests((test,)))
+
+
+@pytest.mark.parametrize(
+    "solution", ["def f(x): return []", "def f(x): return iter([])", "def f(x): return [1, 2, 3, 4]"]
+)
+def test_items_that_are_missing_are_no_end(sandbox: Bubblewrap, solution: str) -> None:
+    tests = (
+        "assert all(a == b for a, b in zip(f(1), [1, 2, 3]))",
+        "for a, b in zip([1, 2, 3], f(1)):\n    assert a == b",
+        "a, b, c = f(1)\nassert a == 1",
+    )
+    assert grade_program(solution, ProgramTests(tests), sandbox).score == 0.0
+    assert grade_program("def f(x): return [1, 2, 3]", ProgramTests(tests), sandbox).solved
