@@ -1,9 +1,7 @@
-"""Programs, from text to verdict, graded without letting a candidate near an expected value.
+"""Programs, from text to verdict. What a program returns or prints is compared outside its sandbox.
 
 1. `programs.program_of` finds the program in a turn.
-2. `grade.grade_program` starts two sandboxes, one with the candidate (`candidate_driver`) and one with the tests (`test_driver`), and passes
-   messages between them. `grade_calls` and `grade_output` need the candidate's alone, and compare here.
-3. In the tests' sandbox, `rewriting` changes the tests so that `rewritten_calls` decides where Python would not ask; `remote` stands for
-   the candidate's objects, and asks it by message.
-4. `values` is how all of them write values.
+2. `grade.grade_calls` and `grade.grade_output` run it and compare. `grade.grade_program` does so for test programs that `literal_tests` can
+   read as calls; `checks` are what is left of them. Others run beside the program (`test_driver`), where that is allowed.
+3. `candidate_driver` answers for the program in its sandbox; `values` is how values are written.
 """
