@@ -5,7 +5,7 @@ A request is one line: a mark that cannot be guessed, and behind it a typed valu
 reply is one line that begins with the same mark:
 
     value VALUE   what came of it; with `keep`, and where it has no encoding, it stays here and is named by a number
-    error ((names of the exception's class and of those it derives from), text)
+    error (name of the exception's class, text)
 
 Standard library and the encoding only: both files are copied into sandboxes unchanged.
 """
@@ -52,7 +52,7 @@ def _answer(text: bytes) -> str:
             found = asyncio.run(_awaited(found))
         return f"value {_encoded(found, keep)}"
     except BaseException as error:  # noqa: BLE001 (the boundary to a program that may raise anything)
-        return f"error {encode((tuple(kind.__name__ for kind in type(error).__mro__[:16]), _text(error)))}"
+        return f"error {encode((type(error).__name__, _text(error)))}"
 
 
 def _encoded(found: Any, keep: bool) -> str:

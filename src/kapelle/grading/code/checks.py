@@ -26,7 +26,7 @@ FEW = 1000
 """Of what takes more than linear time."""
 
 
-class Unfit(Exception):
+class UnfitValue(Exception):
     """A returned value that is none for this test: NaN, an object, or too large for what the test does with it."""
 
 
@@ -37,7 +37,7 @@ class Later:
 
 
 @dataclass(slots=True, eq=False)
-class Request(Later):
+class CandidateRequest(Later):
     """What the candidate's process returns for an operation of `candidate_driver`."""
 
     operation: str
@@ -66,7 +66,7 @@ class Lazy(Later):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """One thing that a test does: evaluate a value, which must be true if it `asserts`."""
 
     value: Any
@@ -77,7 +77,7 @@ class Step:
 class LiteralTest:
     """A test program as steps."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[CheckStep, ...]
     names_nan: bool
     """Whether the program mentions NaN; otherwise no returned NaN passes, because `not nan > 1` is true."""
 
@@ -89,28 +89,28 @@ class Settling:
         self._ask = ask
         self._names_nan = names_nan
         self._known: dict[Later, Any] = {}
-        self._objects: dict[Request, Any] = {}
+        self._objects: dict[CandidateRequest, Any] = {}
 
     def value(self, part: Any) -> Any:
-        """Return the value of a part. Raises Unfit, what `ask` raises, and what Python does for values of another type."""
+        """Return the value of a part. Raises UnfitValue, what `ask` raises, and what Python does for values of another type."""
         if not isinstance(part, Later):
             return part
-        if isinstance(part, Request) and part.keep:
+        if isinstance(part, CandidateRequest) and part.keep:
             return self._ask("value", self._object(part))
         if part not in self._known:
             self._known[part] = self._evaluated(part)
         return self._known[part]
 
     def truth(self, part: Any) -> bool:
-        """Return whether a value is true. Raises Unfit for an object, which would decide that itself."""
+        """Return whether a value is true. Raises UnfitValue for an object, which would decide that itself."""
         value = self.value(part)
         if isinstance(value, Stays) and value.nature != MATCH:
-            raise Unfit("an object, which is neither true nor false here")
+            raise UnfitValue("an object, which is neither true nor false here")
         return bool(value)
 
     def given(self, part: Any) -> Any:
         """Return what a part is where the candidate gets it: its own objects, alone or in a container, are themselves."""
-        if isinstance(part, Request) and part.keep:
+        if isinstance(part, CandidateRequest) and part.keep:
             return self._object(part)
         if isinstance(part, Apply) and isinstance(part.function, Build):
             return part.function(*map(self.given, part.parts))
@@ -120,14 +120,14 @@ class Settling:
             return {key: self.given(value) for key, value in part.items()}
         return self.value(part)
 
-    def _object(self, request: Request) -> Any:
+    def _object(self, request: CandidateRequest) -> Any:
         if request not in self._objects:
             parts = map(self.given, request.parts)
             self._objects[request] = self._ask(request.operation, *parts, keep=True)
         return self._objects[request]
 
     def _evaluated(self, part: Later) -> Any:
-        if isinstance(part, Request):
+        if isinstance(part, CandidateRequest):
             return self._ask(part.operation, *map(self.given, part.parts))
         if isinstance(part, Lazy):
             for each in part.parts[:-1]:
@@ -142,7 +142,7 @@ class Settling:
             part.function, *values, **{name: self.value(each) for name, each in part.keywords.items()}
         )
         if type(found) in (float, complex) and found != found and not self._names_nan:  # noqa: PLR0124
-            raise Unfit("NaN")
+            raise UnfitValue("NaN")
         return found
 
     def _of_object(self, function: Any, target: Any, *others: Any, **keywords: Any) -> Any:
@@ -175,20 +175,16 @@ class Settling:
                 and (not others or name in ("next", "round"))
             ):
                 return self._ask("apply", name, target, *others)
-        raise Unfit("an object")
+        raise UnfitValue("an object")
 
     def _items(self, target: Stays) -> list[Any]:
         items = self._ask("take", target, MOST_ITEMS + 1)
         if not isinstance(items, list) or len(items) > MOST_ITEMS:
-            raise Unfit("items that are objects, or an iterator that does not end")
+            raise UnfitValue("items that are objects, or an iterator that does not end")
         return items
 
 
 # -------- Functions that a test may use
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 OF_VALUES: tuple[Any, ...] = (
@@ -204,16 +200,15 @@ ITERATING: tuple[Any, ...] = (
 """Those that take the items of an object, whatever it is."""
 SURELY_PLAIN: tuple[Any, ...] = (abs, all, any, bool, float, int, isinstance, len, repr, round, str, sum, type, math.isclose)  # fmt: skip
 """Those that never return an object of the candidate's."""
-METHODS = _names(
+_METHOD_NAMES = (
     "capitalize casefold conjugate copy count date decode difference encode endswith find get hex index intersection is_integer isalnum "
     "isalpha isdecimal isdigit isdisjoint islower isnumeric isoformat isspace issubset issuperset istitle isupper items join keys lower "
     "lstrip most_common partition rfind rindex rpartition rsplit rstrip split splitlines startswith strip swapcase "
     "symmetric_difference time title total_seconds union upper values weekday"
 )
+METHODS = frozenset(_METHOD_NAMES.split())
 """Of values: they change nothing, and what they return is not much larger."""
-_YES_OR_NO = _names("endswith startswith issubset issuperset") | {
-    name for name in METHODS if name.startswith("is")
-}
+_YES_OR_NO = {"endswith", "startswith", *(name for name in METHODS if name.startswith("is"))}
 """Those which an object of the candidate's could simply affirm."""
 
 
@@ -229,10 +224,10 @@ class Method:
 
 
 def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
-    """Return what a function makes of values, unless values that a candidate chose would make it costly: then raise Unfit."""
+    """Return what a function makes of values, unless values that a candidate chose would make it costly: then raise UnfitValue."""
     first, *others = values or (None,)
     if any(isinstance(each, range) and len(each) > MOST_ITEMS for each in values):
-        raise Unfit("a range that is too long")
+        raise UnfitValue("a range that is too long")
     hashes = function in (set, frozenset, dict, collections.Counter, collections.OrderedDict)
     for items in values if hashes or isinstance(first, (set, frozenset)) else ():
         if isinstance(items, (list, tuple)):
@@ -245,27 +240,27 @@ def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
         and len(first) > FEW
         and not all(type(item) in (int, float, bool) for item in (*first, *others))
     ):
-        raise Unfit("a long sum of what is no number")
+        raise UnfitValue("a long sum of what is no number")
     if function is round and others and abs(others[0] or 0) > FEW:
-        raise Unfit("a number of digits that is too large")
+        raise UnfitValue("a number of digits that is too large")
     if function == Method("join") and len(first) * len(others[0]) > MOST_ITEMS:
-        raise Unfit("a text that is too long")
+        raise UnfitValue("a text that is too long")
     return function(*values, **keywords)
 
 
 def _times(one: Any, other: Any) -> Any:
     for sequence, count in ((one, other), (other, one)):
         if hasattr(sequence, "__len__") and isinstance(count, int) and len(sequence) * count > MOST_ITEMS:
-            raise Unfit("a sequence that is too long")
+            raise UnfitValue("a sequence that is too long")
     return one * other
 
 
 def _power(one: Any, other: Any) -> Any:
     whole = isinstance(one, int) and isinstance(other, int)
     if not (whole or isinstance(one, (float, complex)) or isinstance(other, (float, complex))):
-        raise Unfit("a power of what is no number")
+        raise UnfitValue("a power of what is no number")
     if whole and one.bit_length() * other > MAX_BITS:
-        raise Unfit("a number that is too large")
+        raise UnfitValue("a number that is too large")
     return one**other
 
 
@@ -275,7 +270,7 @@ def _shifted(one: Any, other: Any) -> Any:
 
 def _modulo(one: Any, other: Any) -> Any:
     if isinstance(one, (str, bytes)):
-        raise Unfit("a text as a format")
+        raise UnfitValue("a text as a format")
     return one % other
 
 
@@ -315,7 +310,7 @@ def items_of(values: Any, count: int) -> list[Any]:
     """Return exactly `count` items: a test that goes through them together with known ones must not end early."""
     items = list(values)
     if len(items) != count:
-        raise Unfit(f"{len(items)} items where the test goes through {count}")
+        raise UnfitValue(f"{len(items)} items where the test goes through {count}")
     return items
 
 
@@ -324,11 +319,11 @@ def may_be_object(part: Any) -> bool:
     if isinstance(part, Apply) and part.function not in SURELY_PLAIN:
         is_made_of_them = isinstance(part.function, Build) or part.function in OPERATORS.values()
         return any(may_be_object(each) for each in part.parts if is_made_of_them or isinstance(each, Apply))
-    return isinstance(part, Request)
+    return isinstance(part, CandidateRequest)
 
 
 def holds_object_of_class(part: Any) -> bool:
     """Return whether a part is an object of a class of the candidate's, or a container that is made of some."""
     if isinstance(part, Apply) and isinstance(part.function, Build):
         return any(map(holds_object_of_class, part.parts))
-    return isinstance(part, Request) and part.of_class
+    return isinstance(part, CandidateRequest) and part.of_class

@@ -7,21 +7,23 @@ find; that has to be allowed by name, and its verdicts are not `trusted`. Exit c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import re
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from kapelle.grading.code import candidate_driver, literal_tests, test_driver
 from kapelle.grading.code import values as code_values
-from kapelle.grading.code.checks import LiteralTest, Settling, Unfit
+from kapelle.grading.code.checks import LiteralTest, Settling, UnfitValue
 from kapelle.grading.code.literal_tests import NotLiteral
 from kapelle.grading.code.programs import runnable
 from kapelle.grading.code.values import Plain, Stays, ValueFault, decode, encode
@@ -85,12 +87,11 @@ class CandidateGone(Exception):
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception."""
+    """The candidate raised an exception; of what it says, only a name and a text are believed."""
 
-    def __init__(self, names: tuple[str, ...], text: str) -> None:
-        super().__init__(f"{names[0]}: {text}"[:500])
-        self.names = names
-        """Of its class and of those it derives from."""
+    def __init__(self, found: Plain) -> None:
+        name, text = found if type(found) is tuple and len(found) == 2 else ("", "")
+        super().__init__(f"{name if type(name) is str else ''}: {text if type(text) is str else ''}"[:500])
 
 
 class Candidate:
@@ -130,11 +131,11 @@ class Candidate:
             limit = self._session.finish(kill=True).limit
             self._lost = f"it reached its limit of {limit}" if limit else "it ended without an answer"
             raise CandidateGone(self._lost)
-        found, kind, text = line.partition(b" ")[0], *line.partition(b" ")[2].partition(b" ")[::2]
+        found, kind, text = [*line.split(b" ", 2), b"", b""][:3]
         if found == mark and kind == b"value":
             return decode(text, with_nan=self.with_nan)
         if found == mark and kind == b"error":
-            raise _error(decode(text))
+            raise CandidateError(decode(text))
         self._lost = "it sent something that is not a reply to its request"
         raise CandidateGone(self._lost)
 
@@ -148,13 +149,6 @@ class Candidate:
         """End it."""
         if self._session is not None:
             self._session.finish(kill=True)
-
-
-def _error(found: Plain) -> CandidateError:
-    """Return the exception of a reply, of which only texts are believed."""
-    names, said = found if type(found) is tuple and len(found) == 2 else ((), "")
-    known = tuple(name for name in names if type(name) is str) if type(names) is tuple else ()
-    return CandidateError(known or ("Exception",), said if type(said) is str else "")
 
 
 @functools.cache
@@ -192,6 +186,8 @@ class ProgramTests:
 @functools.lru_cache(maxsize=4096)
 def read_literal(tests: ProgramTests) -> tuple[LiteralTest, ...]:
     """Return test programs as calls with known values. Raises NotLiteral, which says why not, and SyntaxError."""
+    for program in (tests.setup, *tests.programs):
+        literal_tests.parsed(program)
     return tuple(
         literal_tests.read_test(program, tests.setup, tests.candidate, tests.classes)
         for program in tests.programs
@@ -241,7 +237,7 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
         return TestOutcome("error", f"the candidate did not answer: {gone}")
     except CandidateError as error:
         return TestOutcome("error", f"{error}")
-    except (ValueFault, Unfit) as fault:
+    except (ValueFault, UnfitValue) as fault:
         return TestOutcome("failed", f"the program returned {fault}"[:500])
     except Exception as error:  # noqa: BLE001 (whatever Python raises for a value of another type than the test expects)
         return TestOutcome(
@@ -253,40 +249,41 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
 def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
     """Run test programs beside a solution, in one process of their own."""
     if tests not in _decisive:
-        without = _beside("", tests, sandbox, limits).tests
-        if empty := [f"{index}" for index, test in enumerate(without) if test.status == "passed"]:
-            why = f"test {', '.join(empty)} passes whatever the program does"
-            return CodeGrade((), "ungraded", why, trusted=False)
+        # Without a solution, a test that passes does so whatever it is, and what is missing is the tests' own.
+        for index, (status, said) in _beside("", tests, sandbox, limits).items():
+            if status in ("passed", "broken"):
+                why = said or f"test {index} passes whatever the program does"
+                return CodeGrade((), "ungraded", why, trusted=False)
         _decisive.add(tests)
-    return _beside(solution, tests, sandbox, limits)
+    found = _beside(solution, tests, sandbox, limits)
+    missing = "error", "the tests ended early, or reached a limit"
+    outcomes = (TestOutcome(*found.get(index, missing)) for index in range(len(tests.programs)))
+    return CodeGrade(tuple(outcomes), trusted=False)
 
 
 _decisive: set[ProgramTests] = set()
-"""Tests that an empty program was seen not to pass."""
+"""Tests that are not passed without a solution."""
 
 
-def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
-    files = {f"test_{index}.py": text.encode() for index, text in enumerate(tests.programs)}
-    files |= {
-        "solution.py": runnable(solution).encode("utf-8", "surrogatepass"),
-        "setup.py": tests.setup.encode(),
-    }
+def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> dict[int, Any]:
+    """Return status and explanation of each test that ran; a solution may have written them."""
+    texts = {f"test_{index}.py": text for index, text in enumerate(tests.programs)}
+    texts |= {"solution.py": runnable(solution), "setup.py": tests.setup}
+    files = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
     modules = sorted({name for text in (tests.setup, *tests.programs) for name in test_driver.imported(text)})
     token = secrets.token_hex(8)
     order = json.dumps([token, len(tests.programs), modules]).encode() + b"\n"
     command = _driver_command(sandbox, "test_driver")
     result = run(sandbox, {**files, **_sources(test_driver)}, command, order, limits)
-    why = f"the tests reached their limit of {result.limit}" if result.limit else "the tests ended early"
-    outcomes = [TestOutcome("error", why)] * len(tests.programs)
+    found = dict[int, Any]()
     for line in result.stdout.decode(errors="replace").splitlines():
         mark, _, text = line.partition(" ")
-        if mark != token:
-            continue
-        index, status, explanation = json.loads(text)
-        if status == "broken":
-            return CodeGrade((), "ungraded", explanation, trusted=False)
-        outcomes[index] = TestOutcome(status, explanation)
-    return CodeGrade(tuple(outcomes), trusted=False)
+        if mark == token:
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                index, status, said = json.loads(text)
+                if status in ("passed", "failed", "error", "broken"):
+                    found[int(index)] = status, str(said)
+    return found
 
 
 # -------- Grades programs by calls with known results: no test program
@@ -329,17 +326,19 @@ def grade_calls(
 def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
     try:
         found = candidate.ask("call", test.function, test.arguments, dict(test.keywords))
-        if isinstance(found, Stays) and found.nature == "iterator" and isinstance(test.expected, list):
+        if isinstance(test.expected, list):
             # A right result has as many items at most.
             inside = (item for item in test.expected if test.rule == "apps" and isinstance(item, list))
-            found = candidate.ask("take", found, max(len(test.expected), *map(len, inside), 0) + 1)
+            most = max(len(test.expected), *map(len, inside), 0) + 1
+            if isinstance(found, Stays) and found.nature == "iterator":
+                found = candidate.ask("take", found, most)
+            elif isinstance(found, _LISTED):
+                found = list(islice(found, most))
     except CandidateGone as gone:
         candidate.renew()
         return TestOutcome("error", f"the candidate did not answer: {gone}")
     except (CandidateError, ValueFault) as error:
         return TestOutcome("error", f"{error}")
-    if isinstance(found, _LISTED) and isinstance(test.expected, list) and len(found) <= REPLIES:
-        found = list(found)
     allowed = [test.expected]
     if test.rule == "apps" and isinstance(test.expected, list) and len(test.expected) == 1:
         allowed += test.expected
@@ -377,7 +376,7 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
         if got != expected and tolerance and isinstance(got, float) and isinstance(expected, float):
             return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
         return bool(got == expected)
-    if type(got) is not type(expected):
+    if type(got) is not type(expected) and not (isinstance(got, Counter) and type(expected) is dict):
         return False
     if isinstance(expected, (list, tuple)):
         return len(got) == len(expected) and all(map(same_value, got, expected, [tolerance] * len(got)))

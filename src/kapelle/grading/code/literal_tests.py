@@ -27,7 +27,16 @@ from typing import Any, NoReturn
 
 from kapelle.grading.code import checks
 from kapelle.grading.code.candidate_driver import OF_OBJECTS
-from kapelle.grading.code.checks import Apply, Build, Later, Lazy, LiteralTest, Method, Request, Step
+from kapelle.grading.code.checks import (
+    Apply,
+    Build,
+    CandidateRequest,
+    CheckStep,
+    Later,
+    Lazy,
+    LiteralTest,
+    Method,
+)
 from kapelle.grading.code.programs import tree_of
 from kapelle.grading.code.values import ValueFault, decode, encode
 
@@ -57,31 +66,21 @@ _MODULES: dict[str, Mapping[str, Any]] = {
 }
 _OF_KNOWN_VALUES = (bin, bytearray, bytes, chr, hex, oct, pow, range, zip)
 _BUILTINS: dict[str, Any] = {
-    **{
-        each.__name__: each
-        for each in (*checks.OF_VALUES, *_OF_KNOWN_VALUES)
-        if each.__module__ == "builtins"
-    },
+    **{each.__name__: each for each in (*checks.OF_VALUES, *_OF_KNOWN_VALUES) if each.__module__ == "builtins"},
     "print": lambda *_, **__: None,
     "__name__": "__main__",
-}
-_CHANGES = (
-    "add",
-    "append",
-    "extend",
-    "insert",
-    "update",
-    "remove",
-    "discard",
-    "pop",
-    "sort",
-    "reverse",
-    "clear",
-    "format",
-    "replace",
-)
+}  # fmt: skip
+_CHANGES = ("add", "append", "extend", "insert", "update", "remove", "discard", "pop", "sort", "reverse", "clear", "format", "replace")  # fmt: skip
 """Methods of known values."""
 _ATTRIBUTES = ("real", "imag", "numerator", "denominator", "year", "month", "day", "days")
+
+
+def parsed(program: str) -> ast.Module:
+    """Return the syntax tree of a test. Raises SyntaxError."""
+    try:
+        return tree_of(program)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SyntaxError(f"it cannot be read: {error}") from None
 
 
 def read_test(
@@ -91,13 +90,11 @@ def read_test(
 
     Raises NotLiteral, and SyntaxError for what is no program.
     """
-    reading = _Reading(candidate, classes)
+    reading = _TestReader(candidate, classes)
     try:
-        for body in (tree_of(setup).body, tree_of(program).body):
-            reading.run(body)
+        reading.run(parsed(setup).body)
+        reading.run(body := parsed(program).body)
         reading.run_tests(body)
-    except ValueError as error:  # zero bytes
-        raise SyntaxError(f"it cannot be read: {error}") from None
     except (RecursionError, MemoryError):
         raise NotLiteral("it is nested too deeply") from None
     if not any(step.asserts for step in reading.steps):
@@ -119,15 +116,15 @@ class _Module:
     name: str
 
 
-class _Returned(Exception):
+class _Return(Exception):
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
 
 
-class _Reading(ast.NodeVisitor):
+class _TestReader(ast.NodeVisitor):
     def __init__(self, candidate: Sequence[str], classes: Sequence[str] | None) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[CheckStep] = []
         self.names_nan = False
         self._candidate = frozenset(candidate)
         self._classes = classes
@@ -198,14 +195,14 @@ class _Reading(ast.NodeVisitor):
         self._do(self.visit(node.value))
 
     def visit_Return(self, node: ast.Return) -> None:
-        raise _Returned(None if node.value is None else self.visit(node.value))
+        raise _Return(None if node.value is None else self.visit(node.value))
 
     def visit_Assert(self, node: ast.Assert) -> None:
         if isinstance(node.test, ast.Tuple):
             _refuse(node, "it asserts a tuple, which is always true")
         value = self.visit(node.test)
         if isinstance(value, Later):
-            self.steps.append(Step(self._condition(node, value), asserts=True))
+            self.steps.append(CheckStep(self._condition(node, value), asserts=True))
         elif not value:
             _refuse(node, "it asserts what is false whatever the program does")
 
@@ -221,7 +218,7 @@ class _Reading(ast.NodeVisitor):
 
     def _do(self, value: Any) -> None:
         if isinstance(value, Later):
-            self.steps.append(Step(value))
+            self.steps.append(CheckStep(value))
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -261,7 +258,7 @@ class _Reading(ast.NodeVisitor):
         if isinstance(target, _Module):
             return self._member(target.name, node.attr)
         target = self._fetched(target)
-        if isinstance(target, Request):
+        if isinstance(target, CandidateRequest):
             return self._request(node, "attribute", target, node.attr)
         if node.attr not in _ATTRIBUTES:
             _refuse(node, f"it uses the attribute `{node.attr}`")
@@ -275,7 +272,7 @@ class _Reading(ast.NodeVisitor):
     def _fetched(self, value: Any) -> Any:
         """Return what the candidate has under a name, for the name."""
         return (
-            Request("fetch", (value.name,), of_class=self._is_class(value.name))
+            CandidateRequest("fetch", (value.name,), of_class=self._is_class(value.name))
             if isinstance(value, _Own)
             else value
         )
@@ -346,7 +343,7 @@ class _Reading(ast.NodeVisitor):
         return Lazy(decisive, tuple(parts)) if any(isinstance(each, Later) for each in parts) else parts[-1]
 
     def _condition(self, node: ast.AST, value: Any) -> Any:
-        if isinstance(value, Request) and value.of_class:
+        if isinstance(value, CandidateRequest) and value.of_class:
             _refuse(node, "it asks whether an object is true")
         return value
 
@@ -369,7 +366,7 @@ class _Reading(ast.NodeVisitor):
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         target, key = self._value(node.value), self._value(node.slice)
-        if isinstance(target, Request) and not isinstance(key, (slice, Later)):
+        if isinstance(target, CandidateRequest) and not isinstance(key, (slice, Later)):
             return self._request(node, "item", target, key)
         return self._apply(node, operator.getitem, [target, key])
 
@@ -429,7 +426,7 @@ class _Reading(ast.NodeVisitor):
     def _method_call(self, node: ast.Call, name: str, target: Any) -> Any:
         if name.startswith("__"):
             _refuse(node, f"it calls `{name}`")
-        if isinstance(target, Request) and (target.of_class or name not in checks.METHODS):
+        if isinstance(target, CandidateRequest) and (target.of_class or name not in checks.METHODS):
             if node.args + node.keywords and not _is_of_own_class(target):
                 # It could be any object, and affirm whatever it is asked: `f(3).equals(10)`.
                 _refuse(node, "it asks a result about known values")
@@ -464,7 +461,7 @@ class _Reading(ast.NodeVisitor):
         self._scope = {**before, **given}
         try:
             self.run(function.body)
-        except _Returned as returned:
+        except _Return as returned:
             return returned.value
         finally:
             self._scope = before
@@ -494,9 +491,9 @@ class _Reading(ast.NodeVisitor):
         }
         return args, keywords
 
-    def _request(self, node: ast.AST, operation: str, *parts: Any) -> Request:
+    def _request(self, node: ast.AST, operation: str, *parts: Any) -> CandidateRequest:
         try:
-            return Request(operation, _for_candidate(parts))
+            return CandidateRequest(operation, _for_candidate(parts))
         except ValueFault as fault:
             _refuse(node, f"it gives the program {fault}")
 
@@ -513,7 +510,7 @@ class _Reading(ast.NodeVisitor):
             self._notice_nan(found)
             return found
         objects = sum(map(checks.may_be_object, parts))
-        if function in (str, repr) and isinstance(parts[0], Request):
+        if function in (str, repr) and isinstance(parts[0], CandidateRequest):
             # The text is for its class to choose, and does not depend on what is expected.
             return self._request(node, "apply", function.__name__, parts[0])
         if (objects > 1 and function in checks.COMPARES) or (
@@ -531,24 +528,24 @@ class _Reading(ast.NodeVisitor):
 
 def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
     """Return whether the candidate's process can do this to objects of its classes without learning what is expected."""
-    if any(isinstance(each, Request) and each.operation == "fetch" for each in parts):
+    if any(isinstance(each, CandidateRequest) and each.operation == "fetch" for each in parts):
         return False
     if function in (operator.eq, operator.ne):  # a name in CapWords may be a function's
         return sum(isinstance(each, Later) for each in parts) == 1
-    is_alone = len(parts) == 1 and isinstance(parts[0], Request)
+    is_alone = len(parts) == 1 and isinstance(parts[0], CandidateRequest)
     is_told = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
     return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_told)
 
 
-def _is_of_own_class(request: Request) -> bool:
+def _is_of_own_class(request: CandidateRequest) -> bool:
     """Return whether a request begins with an object of a class of the candidate's that the test makes."""
     owner = request.parts[0] if request.operation in ("call method", "attribute", "item") else None
-    return request.of_class or (isinstance(owner, Request) and _is_of_own_class(owner))
+    return request.of_class or (isinstance(owner, CandidateRequest) and _is_of_own_class(owner))
 
 
 def _for_candidate(part: Any) -> Any:
     """Return what a request is made of: copies of known values, and the objects of results. Raises ValueFault."""
-    if isinstance(part, Request):
+    if isinstance(part, CandidateRequest):
         part.keep = True
     elif isinstance(part, Apply) and isinstance(part.function, Build):
         _for_candidate(part.parts)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import os
 import sys
-import types
 import unittest
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ def serve() -> None:
             report(0, "broken", f"the tests import `{name}`, which is not installed: {error}")
             return
     try:
-        names = dict(vars(importlib.import_module("solution")))
-        exec(compile(Path("setup.py").read_text(encoding="utf-8"), "setup.py", "exec"), names)  # noqa: S102
+        names = _run("setup", "setup.py", vars(importlib.import_module("solution")))
     except BaseException as error:  # noqa: BLE001 (the boundary to programs that may raise anything)
         for index in range(count):
             report(index, "error", f"{type(error).__name__}: {error}")
@@ -57,9 +56,21 @@ def serve() -> None:
         report(index, *_outcome(f"test_{index}.py", names))
 
 
+def _run(name: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a program as a module that has names already, and return those that it has at its end."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    # `unittest.main()` looks for its tests in the module `__main__`.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    vars(module).update({key: value for key, value in names.items() if not key.startswith("__")})
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
 def _outcome(file: str, names: dict[str, Any]) -> tuple[str, str]:
     try:
-        _run(file, names)
+        _run_what_runners_find(file, names, _run("__main__", file, names))
     except AssertionError as error:
         return "failed", f"{error}" or "the assertion does not hold"
     except SystemExit as error:
@@ -71,23 +82,19 @@ def _outcome(file: str, names: dict[str, Any]) -> tuple[str, str]:
     return "passed", ""
 
 
-def _run(file: str, names: dict[str, Any]) -> None:
-    """Run a program, and what pytest and unittest would find in it. Raises AssertionError where a test case fails."""
-    text = Path(file).read_text(encoding="utf-8")
-    # `unittest.main()` looks for its tests there.
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(module).update({**names, "__name__": "__main__", "__file__": file})
-    exec(compile(text, file, "exec"), vars(module))  # noqa: S102
-    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
-    own = {name: found for name, found in vars(module).items() if found is not names.get(name)}
-    for name, found in own.items():
-        is_test = name.startswith("test") and inspect.isfunction(found) and name not in called
-        if is_test and not inspect.signature(found).parameters:
-            found()
+def _run_what_runners_find(file: str, names: dict[str, Any], found: dict[str, Any]) -> None:
+    """Run the functions and classes that pytest and unittest would. Raises AssertionError where a test case fails."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    own = {name: value for name, value in found.items() if value is not names.get(name)}
+    for name, value in own.items():
+        is_test = name.startswith("test") and inspect.isfunction(value) and name not in called
+        if is_test and not inspect.signature(value).parameters:
+            value()
     suite = unittest.TestSuite(
-        unittest.defaultTestLoader.loadTestsFromTestCase(found)
-        for found in own.values()
-        if isinstance(found, type) and issubclass(found, unittest.TestCase)
+        unittest.defaultTestLoader.loadTestsFromTestCase(value)
+        for value in own.values()
+        if isinstance(value, type) and issubclass(value, unittest.TestCase)
     )
     result = suite.run(unittest.TestResult())
     for _, said in (*result.failures, *result.errors):
