@@ -61,8 +61,8 @@ from kapelle.types import Json, Message, Split, Task
 
 Rows = Literal["mbpp", "humaneval", "stdio"]
 Format = Literal[Rows, "generated"]
-"""`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374). `stdio`:
-programs that read and print, and functions in the form of APPS, see `stdio_problem`. `generated`: problems from templates, which
+"""`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374) or BigCodeBench (2406.15877). `stdio`:
+programs that read and print, and functions in the form of APPS or LiveCodeBench, see `stdio_problem`. `generated`: problems from templates, which
 need no data, see `environments.programming`."""
 
 
@@ -109,17 +109,18 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a row of HumanEval: only the docstring's own examples are shown. DataError for another form.
+    """Return the problem of a row of HumanEval or BigCodeBench: only the docstring's own examples are shown. DataError for another form.
 
     A program may define the function or continue where the prompt ends; the prompt's imports and helpers are
-    its own either way. The `check` function is one test, so credit is all or nothing.
+    its own either way. The `check` function, or the test case, is one test, so credit is all or nothing.
     """
     fields = row.fields
     try:
-        prompt, entry = fields["prompt"], fields["entry_point"]
+        prompt, entry = fields.get("prompt") or fields["complete_prompt"], fields["entry_point"]
+        call = f"\n\ncheck({entry})\n" if re.search(r"^def check\b", fields["test"], re.MULTILINE) else ""
         # What `f`, or `Solution().f`, begins with.
         owner = re.findall(r"\w+", entry)[:1]
-        tests = ProgramTests((f"{fields['test']}\n\ncheck({entry})\n",), candidate=tuple(owner))
+        tests = ProgramTests((fields["test"] + call,), candidate=tuple(owner))
         return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
@@ -613,7 +614,7 @@ class Code(DataSettings, Answerable, Scripted, Remarking):
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that a program may use."""
     output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Mebibytes that a program may print."""
+    """Mebibytes that a program may print; what a test expects it may print in any case."""
     parallel: Annotated[int, FREE] = Field(default=2, ge=1)
     """Programs graded in parallel; the others wait."""
 

@@ -114,3 +114,22 @@ async def test_tests_of_whole_modules_run_with_allow(sandbox: Bubblewrap, tmp_pa
         scripts = {"coder": lines(says)}
         [episode] = await play(environment, Solo(), ["coder"], scripts, environment.task("train", 0))
         assert episode.rewards == {"coder": reward}
+
+
+async def test_a_row_of_big_code_bench(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    row = {
+        "task_id": "BigCodeBench/0",
+        "complete_prompt": 'import os\n\ndef task_func(name):\n    """Return an environment variable."""\n',
+        "canonical_solution": "    return os.environ[name]\n",
+        "test": "import unittest\nfrom unittest.mock import patch\nclass TestCases(unittest.TestCase):\n"
+        "    @patch.dict('os.environ', {'A': 'b'})\n    def test_one(self):\n        self.assertEqual(task_func('A'), 'b')\n",
+        "entry_point": "task_func",
+    }
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({**row, "task_id": name}) + "\n")
+    environment = Code(path=str(tmp_path), format="humaneval", untrusted_tests="allow")
+    assert environment.task("train", 0).question == row["complete_prompt"]
+    for says, reward in ((row["canonical_solution"], 1.0), ("    return 'a'\n", 0.0)):
+        scripts = {"coder": lines(f"```python\n{says}```")}
+        [episode] = await play(environment, Solo(), ["coder"], scripts, environment.task("train", 0))
+        assert (episode.rewards, episode.info["trusted"]) == ({"coder": reward}, False)
