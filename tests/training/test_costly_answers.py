@@ -173,11 +173,13 @@ def test_tests_that_cannot_run_stop_the_run(sandbox: Bubblewrap, tmp_path: Path)
         "text": "Double.",
         "code": "def double(x): return 2 * x",
         "test_setup_code": "import no_such_module",
-        "test_list": ["assert double(2) == 4"],
+        "test_list": ["assert no_such_module.same(double(2), 4)"],
         "challenge_test_list": [],
     }
     made = run_of(
-        tmp_path, {"name": "code", "format": "mbpp"}, [row, {**row, "task_id": 2, "text": "Twice."}]
+        tmp_path,
+        {"name": "code", "format": "mbpp", "untrusted_tests": "allow"},
+        [row, {**row, "task_id": 2, "text": "Twice."}],
     )
     with (
         made,

@@ -252,7 +252,6 @@ def test_every_honest_program_is_paid_by_literal_tests(sandbox: Bubblewrap, styl
         "assert '%s' % f(3) == '10'",
         "assert f'{f(3):>5}' == '   10'",
         "assert (f(3) == 10, 'message')",
-        "assert f",
         "f(3) == 10",
         "assert f(3) == 10 if f(4) else 0",
         "assert 9 ** 9 ** 9 == f(3)",

@@ -200,7 +200,7 @@ class _TestReader(ast.NodeVisitor):
     def visit_Assert(self, node: ast.Assert) -> None:
         if isinstance(node.test, ast.Tuple):
             _refuse(node, "it asserts a tuple, which is always true")
-        value = self.visit(node.test)
+        value = self._value(node.test)
         if isinstance(value, Later):
             self.steps.append(CheckStep(self._condition(node, value), asserts=True))
         elif not value:

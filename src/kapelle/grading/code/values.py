@@ -114,6 +114,8 @@ def _written(value: Any, left: list[int], depth: int) -> Any:
         raise ValueFault("a value that is too large, or nested too deeply")
     if isinstance(value, (collections.UserDict, collections.UserList, collections.UserString)):
         value = value.data
+    if type(value).__module__ == "numpy" and not hasattr(value, "__len__"):  # a number of numpy's
+        value = value.item()
     kind = type(value)
     if kind not in _BASES and kind is not bool:
         # A value of a class that derives from a built-in type is written as that type: its items, never its methods.
