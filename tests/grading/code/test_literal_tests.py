@@ -208,6 +208,10 @@ HONEST = {
     "functions as pytest finds them": ("def f(x): return x * 2", "from solution import f\ndef test_one():\n    assert f(1) == 2\ndef test_two():\n    expected = [1] * 2\n    assert f([1]) == expected"),
     "an import of the module": ("def f(x): return x * 2", "import solution\nassert solution.f(4) == 8\nimport math\nassert f(math.pi) == 2 * math.pi\nassert f(range(2)[1]) == 2"),
     "known values that are computed": ("def f(xs): return sum(xs)", "xs = list(range(10))\nodd = sum([x for x in xs if x % 2])\nassert f([x for x in xs if x % 2]) == odd\nassert f([10**9 + 7] * 3) == 3 * (10**9 + 7)\nassert f(range(3)) == 3\nassert f(()) == -0"),
+    "annotations and stars in the test": (
+        "def f(x): return x",
+        "from math import *\nfrom typing import List\nxs: List[int] = [1, gcd(8, 12)]\nif __name__ == '__main__':\n    assert f(xs) == [1, 4]\nassert f(pi) == pi",
+    ),
     "no result": ("def f(): pass", "assert f() is None\nassert f() == None"),
 }  # fmt: skip
 
@@ -273,6 +277,7 @@ def test_reading_a_test_is_bounded() -> None:
         "assert f(list(range(10**12))) == 1",
         "def g(): return g()\nassert f(g()) == 1",
         "assert f('a' * 2**40) == 1",
+        "assert f(pow(7, 10**12)) == 1",
         "assert f(" + "(" * 5000 + ")" * 5000 + ") == 1",
     ):
         with pytest.raises((NotLiteral, SyntaxError)):

@@ -255,17 +255,18 @@ def _times(one: Any, other: Any) -> Any:
     return one * other
 
 
-def _power(one: Any, other: Any) -> Any:
+def power(one: Any, other: Any, *modulus: Any) -> Any:
+    """Return `pow` of numbers that are not too large."""
     whole = isinstance(one, int) and isinstance(other, int)
     if not (whole or isinstance(one, (float, complex)) or isinstance(other, (float, complex))):
         raise UnfitValue("a power of what is no number")
-    if whole and one.bit_length() * other > MAX_BITS:
+    if whole and not modulus and one.bit_length() * other > MAX_BITS:
         raise UnfitValue("a number that is too large")
-    return one**other
+    return pow(one, other, *modulus)
 
 
 def _shifted(one: Any, other: Any) -> Any:
-    return _times(one, _power(2, other))
+    return _times(one, power(2, other))
 
 
 def _modulo(one: Any, other: Any) -> Any:
@@ -286,7 +287,7 @@ def is_not_in(item: Any, container: Any) -> bool:
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: _times, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-    ast.Mod: _modulo, ast.Pow: _power, ast.LShift: _shifted, ast.RShift: operator.rshift, ast.BitAnd: operator.and_,
+    ast.Mod: _modulo, ast.Pow: power, ast.LShift: _shifted, ast.RShift: operator.rshift, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.BitXor: operator.xor, ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert,
     ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: is_in, ast.NotIn: is_not_in,

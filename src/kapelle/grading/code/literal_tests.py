@@ -64,10 +64,11 @@ _MODULES: dict[str, Mapping[str, Any]] = {
         )
     },
 }
-_OF_KNOWN_VALUES = (bin, bytearray, bytes, chr, hex, oct, pow, range, zip)
+_OF_KNOWN_VALUES = (bin, bytearray, bytes, chr, hex, oct, range, zip)
 _BUILTINS: dict[str, Any] = {
     **{each.__name__: each for each in (*checks.OF_VALUES, *_OF_KNOWN_VALUES) if each.__module__ == "builtins"},
     "print": lambda *_, **__: None,
+    "pow": checks.power,
     "__name__": "__main__",
 }  # fmt: skip
 _CHANGES = ("add", "append", "extend", "insert", "update", "remove", "discard", "pop", "sort", "reverse", "clear", "format", "replace")  # fmt: skip
@@ -175,7 +176,7 @@ class _TestReader(ast.NodeVisitor):
             if alias.name != "*":
                 self._scope[alias.asname or alias.name] = self._member(node.module or "", alias.name)
             elif node.module in _MODULES:
-                self._scope |= _MODULES[node.module]
+                self._scope |= {name: each for name, each in _MODULES[node.module].items() if name[0] != "_"}
             elif node.module != "solution":
                 _refuse(node, f"it imports `{node.module}`")
 
@@ -184,6 +185,10 @@ class _TestReader(ast.NodeVisitor):
         self._do(value)
         for target in node.targets:
             self._assign(target, value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit_Assign(ast.Assign([node.target], node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if not isinstance(node.target, ast.Name) or type(node.op) not in checks.OPERATORS:
@@ -223,9 +228,7 @@ class _TestReader(ast.NodeVisitor):
     def _assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
             self._scope[target.id] = value
-        elif isinstance(target, (ast.Tuple, ast.List)) and not any(
-            isinstance(each, ast.Starred) for each in target.elts
-        ):
+        elif isinstance(target, (ast.Tuple, ast.List)) and ast.Starred not in map(type, target.elts):
             items = self._each(target, value, len(target.elts))
             for each, item in zip(target.elts, items, strict=True):
                 self._assign(each, item)
@@ -271,11 +274,9 @@ class _TestReader(ast.NodeVisitor):
 
     def _fetched(self, value: Any) -> Any:
         """Return what the candidate has under a name, for the name."""
-        return (
-            CandidateRequest("fetch", (value.name,), of_class=self._is_class(value.name))
-            if isinstance(value, _Own)
-            else value
-        )
+        if not isinstance(value, _Own):
+            return value
+        return CandidateRequest("fetch", (value.name,), of_class=self._is_class(value.name))
 
     def _is_class(self, name: str) -> bool:
         return name in self._classes if self._classes is not None else name[:1].isupper() and "_" not in name

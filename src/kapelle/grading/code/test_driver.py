@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import json
 import os
 import sys
+import types
 import unittest
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,10 @@ def serve() -> None:
 
 def _run(name: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run a program as a module that has names already, and return those that it has at its end."""
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
     # `unittest.main()` looks for its tests in the module `__main__`.
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = types.ModuleType(name)
     vars(module).update({key: value for key, value in names.items() if not key.startswith("__")})
-    spec.loader.exec_module(module)
+    SourceFileLoader(name, file).exec_module(module)
     return vars(module)
 
 
