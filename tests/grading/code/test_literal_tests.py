@@ -122,6 +122,31 @@ def test_no_spoof_of_a_literal_test_is_paid(sandbox: Bubblewrap, what: str) -> N
     assert paid == []
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(3).count(5) == 5",
+        "assert f(3).get('k', 7) == 7",
+        "assert f(3).startswith('a')",
+        "assert f(3).index(5)",
+        "assert f(3).isdigit()",
+        "assert f(3).union({1}) == {1}",
+        "assert 5 in f(3)",
+        "assert f(3) != 5",
+        "assert not f(3)",
+        "assert f(3) - 5 == 5",
+        "assert round(f(3), 1) == 1",
+    ],
+)
+def test_an_object_that_answers_with_what_it_is_asked_is_not_paid(sandbox: Bubblewrap, test: str) -> None:
+    solution = (
+        "class Echo:\n    def __getattr__(self, name):\n        if name[:2] == '__': raise AttributeError(name)\n"
+        "        return lambda *a: a[-1] if a else True\n    __contains__ = lambda self, item: True\n"
+        "    __sub__ = __round__ = lambda self, other: other\ndef f(x): return Echo()"
+    )
+    assert grade_program(solution, ProgramTests((test,)), sandbox).score == 0.0
+
+
 def test_what_the_spoofs_are_graded_by_pays_who_is_right(sandbox: Bubblewrap) -> None:
     grade = grade_program(RIGHT, TESTS, sandbox)
     assert grade.solved, grade

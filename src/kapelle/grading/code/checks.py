@@ -157,8 +157,8 @@ class Settling:
             return function(target, self._items(others[0]))
         if isinstance(target, Stays) and not any(isinstance(each, Stays) for each in others):
             name = getattr(function, "__name__", "")
-            if isinstance(function, Method) and function.name not in _YES_OR_NO:
-                return self._ask("call method", target, function.name, others, keywords)
+            if isinstance(function, Method) and not (others or keywords or function.name.startswith("is")):
+                return self._ask("call method", target, function.name, (), {})
             if function in (operator.not_, bool):
                 return self.truth(target) is (function is bool)
             if function is operator.getitem:
@@ -169,11 +169,7 @@ class Settling:
                 return [self._ask("item", target, index) for index in range(others[0])]
             if function in ITERATING:
                 return bounded(function, self._items(target), *others, **keywords)
-            if (
-                vars(builtins).get(name) is function
-                and name in OF_OBJECTS
-                and (not others or name in ("next", "round"))
-            ):
+            if vars(builtins).get(name) is function and name in OF_OBJECTS and (not others or name == "next"):
                 return self._ask("apply", name, target, *others)
         raise UnfitValue("an object")
 
@@ -208,8 +204,6 @@ _METHOD_NAMES = (
 )
 METHODS = frozenset(_METHOD_NAMES.split())
 """Of values: they change nothing, and what they return is not much larger."""
-_YES_OR_NO = {"endswith", "startswith", *(name for name in METHODS if name.startswith("is"))}
-"""Those which an object of the candidate's could simply affirm."""
 
 
 @dataclass(frozen=True, slots=True)
