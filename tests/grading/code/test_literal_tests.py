@@ -168,7 +168,7 @@ HONEST = {
     "a class Solution": ("from typing import List\nclass Solution:\n    def total(self, xs: List[int]) -> int:\n        return sum(xs)", "assert total([1, 2]) == 3\nassert Solution().total([4]) == 4"),
     "a class with state": (
         "class Counter2:\n    def __init__(self): self.n = 0\n    def add(self, k=1):\n        self.n += k\n        return self\n    def value(self): return self.n",
-        "c = Counter2()\nc.add().add(4)\nassert c.value() == 5\nassert c.n == 5\nd = Counter2()\nassert d.n == 0",
+        "c = Counter2()\nc.add()\nc.add(4)\nassert c.value() == 5\nassert c.n == 5\nd = Counter2()\nassert d.n == 0",
     ),
     "a stack": (
         ("class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n"
@@ -254,6 +254,8 @@ def test_every_honest_program_is_paid_by_literal_tests(sandbox: Bubblewrap, styl
     "test",
     [
         "assert f(3).equals(10)",
+        "assert Solution().f(3).equals(10)",
+        "assert Solution().f(3).value.equals(10)",
         "assert f(3).__eq__(10)",
         "assert f(3).__class__ is int",
         "assert f(3) == g([3])",

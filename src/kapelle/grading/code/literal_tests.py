@@ -428,7 +428,7 @@ class _TestReader(ast.NodeVisitor):
         if name.startswith("__"):
             _refuse(node, f"it calls `{name}`")
         if isinstance(target, CandidateRequest) and (target.of_class or name not in checks.METHODS):
-            if node.args + node.keywords and not _is_of_own_class(target):
+            if node.args + node.keywords and not target.of_class:
                 # It could be any object, and affirm whatever it is asked: `f(3).equals(10)`.
                 _refuse(node, "it asks a result about known values")
             return self._request(node, "call method", target, name, *self._given_arguments(node))
@@ -536,12 +536,6 @@ def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
     is_alone = len(parts) == 1 and isinstance(parts[0], CandidateRequest)
     is_told = function in checks.ITERATING or getattr(function, "__name__", "") in OF_OBJECTS
     return function in (*checks.IDENTITY, Build(list), Build(tuple)) or (is_alone and is_told)
-
-
-def _is_of_own_class(request: CandidateRequest) -> bool:
-    """Return whether a request begins with an object of a class of the candidate's that the test makes."""
-    owner = request.parts[0] if request.operation in ("call method", "attribute", "item") else None
-    return request.of_class or (isinstance(owner, CandidateRequest) and _is_of_own_class(owner))
 
 
 def _for_candidate(part: Any) -> Any:
