@@ -355,7 +355,7 @@ def parse_number(text: str) -> Number | None:
 def read_number(text: str) -> Number | None:
     r"""Return the number in an answer, with what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
 
-    A unit that is no plain one (`million`, `cents`) makes it something else, and None.
+    A unit that is no plain one (`cents`, `squared`) makes it something else, and None.
     """
     plain = parse_number(text)
     if plain is not None or len(text) > MAX_CHARACTERS:
