@@ -20,7 +20,8 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.questions import QuestionWorld
 from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.models.language_model import LanguageModel
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.trainer import Trainer

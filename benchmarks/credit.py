@@ -38,7 +38,8 @@ from kapelle.algorithm import Algorithm, Credit, algorithm_class
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Group, Split, Task

@@ -24,7 +24,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import RemoteWorld
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async

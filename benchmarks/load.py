@@ -30,7 +30,8 @@ from typing import Any, Literal, Protocol
 from benchmarks.measure import single_thread
 from benchmarks.subjects import FixedTasks, FixedWorld, subject
 from kapelle.environment import Outcome
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig, TrainingConfig
 from kapelle.training.trainer import Trainer

@@ -19,7 +19,7 @@ from kapelle import Trainer
 from kapelle.cluster.actors import ActorConnection
 from kapelle.cluster.placement import Bundles, RayPlacement, RolloutPlace
 from kapelle.cluster.ray_workers import RayWorkers
-from kapelle.rollout.play import shared_rollout
+from kapelle.rollout.episodes import shared_rollout
 from kapelle.settings.schema import Resources
 from kapelle.training.selection import training_tasks
 

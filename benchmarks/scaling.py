@@ -13,7 +13,7 @@ from typing import Any, Self
 from benchmarks.measure import cpu_seconds, single_thread
 from benchmarks.ours import grpo_trainer
 from benchmarks.subjects import subject
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 
 COUNTS = (16, 64, 256, 1024, 2048)
 SAMPLES, NEW, PROMPT = 8, 32, 32

@@ -12,7 +12,8 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments import Arithmetic, OpenSpiel, Proposals
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow

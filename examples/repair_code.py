@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import Code
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows import Parallel

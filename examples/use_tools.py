@@ -14,7 +14,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import Math, Tools
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.search import Search
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode
 from kapelle.workflows import ToolUse

@@ -21,7 +21,8 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.team import Agent, Policy, Team

@@ -31,7 +31,7 @@ from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environments.recorded import Preferences
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 from kapelle.rows import Sample, Sampled, Signals, TurnKey
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.model_loading import teacher

@@ -10,7 +10,8 @@ from tests.support.serving import Reciting
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.workflows.external import ExternalWorkflow

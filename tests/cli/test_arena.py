@@ -15,7 +15,7 @@ from tests.cli.conftest import Kapelle
 from kapelle import arena
 from kapelle.comparison.arena import _digest, _keep_settings
 from kapelle.errors import ConfigError, OutputError
-from kapelle.rollout.play import play_seats
+from kapelle.rollout.episodes import play_seats
 from kapelle.types import Task
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")

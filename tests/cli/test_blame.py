@@ -12,7 +12,7 @@ from tests.cli.conftest import Kapelle, Said
 
 import kapelle as library
 from kapelle.evaluation import blame as measuring
-from kapelle.rollout import play as playing
+from kapelle.rollout import episodes as playing
 from kapelle.runs.blamed import blame_files, read_blamed
 from kapelle.runs.reader import read_groups
 

@@ -13,7 +13,8 @@ from kapelle.environment import Answerable, Environment, Scripted, environment_c
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.errors import DataError
 from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.types import Split
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo

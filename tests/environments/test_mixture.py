@@ -14,7 +14,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
 from kapelle.evaluation.evaluate import evaluate_tasks, summarise
 from kapelle.metrics.definitions import describe, rollout_metrics
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.setup.problems import choose_tasks
 from kapelle.setup.recipe import lay_over
 from kapelle.workflows.debate import Debate

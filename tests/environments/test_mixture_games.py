@@ -30,7 +30,8 @@ from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
 from kapelle.evaluation.evaluate import summarise
 from kapelle.metrics.definitions import describe, rollout_metrics
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Signals, TurnKey
 from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import load_recipe

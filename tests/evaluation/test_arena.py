@@ -22,7 +22,7 @@ from kapelle.comparison.contestants import enter, load
 from kapelle.errors import ConfigError
 from kapelle.evaluation.arena import Arena, Encounter, payoffs, seated, seatings
 from kapelle.metrics.ratings import Results, ratings
-from kapelle.rollout.play import shared_rollout
+from kapelle.rollout.episodes import shared_rollout
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Episode, Task
 

@@ -37,7 +37,8 @@ from kapelle.environment import Alive, Outcome
 from kapelle.errors import ConfigError, EpisodeError, RunDirectoryError
 from kapelle.evaluation import blame as measuring
 from kapelle.evaluation.blame import choose_episodes, measure_blame, moments_of
-from kapelle.rollout.play import Play, play_episode, rollout
+from kapelle.rollout.episodes import play_episode, rollout
+from kapelle.rollout.play import Play
 from kapelle.runs.blamed import (
     Blame,
     BlamedEpisode,

@@ -20,8 +20,8 @@ from tests.support.tiny import sections
 
 from kapelle.environment import Outcome
 from kapelle.errors import EpisodeError
+from kapelle.rollout.episodes import play_episode
 from kapelle.rollout.outcomes import DEEPEST, plain
-from kapelle.rollout.play import play_episode
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.training.trainer import Trainer

@@ -31,7 +31,7 @@ from tests.support.trees import (
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import EngineError
 from kapelle.metrics.definitions import rollout_metrics
-from kapelle.rollout.play import play_episode
+from kapelle.rollout.episodes import play_episode
 from kapelle.rows import Signals, TurnKey
 from kapelle.workflows.chain import Chain
 

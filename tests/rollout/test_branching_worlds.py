@@ -16,7 +16,8 @@ from kapelle.algorithms.magrpo import MAGRPO
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
-from kapelle.rollout.play import Play, play_episode, rollout
+from kapelle.rollout.episodes import play_episode, rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Task
 from kapelle.workflow import workflow_class

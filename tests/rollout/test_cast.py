@@ -13,7 +13,8 @@ pytest.importorskip("pyspiel")
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team

@@ -15,7 +15,8 @@ from tests.support.trees import stage as branching
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.rollout import bounded_worlds
-from kapelle.rollout.play import Play, at_once, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play, at_once
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async

@@ -19,7 +19,8 @@ from kapelle.environment import Environment
 from kapelle.environments.questions import QuestionWorld
 from kapelle.grading.verdict import Grade
 from kapelle.rollout import bounded_worlds
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async

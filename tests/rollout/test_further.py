@@ -15,6 +15,7 @@ from tests.support.waiting import Rounds, Waiting, WaitingWorld
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.rollout.episodes import begun, play_groups, rollout
 from kapelle.rollout.partial import (
     PartialEpisode,
     PartialGroup,
@@ -24,7 +25,7 @@ from kapelle.rollout.partial import (
     load_partial,
     unfinished_turns,
 )
-from kapelle.rollout.play import Play, begun, play_groups, rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Payment, Sampling, Turn

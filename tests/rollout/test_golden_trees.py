@@ -25,7 +25,7 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.matrix import Matrix
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 from kapelle.types import Group, Task
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain

@@ -19,7 +19,8 @@ from kapelle.environment import Environment, Outcome
 from kapelle.errors import EngineError
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.play import Play, play_episode, rollout
+from kapelle.rollout.episodes import play_episode, rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Message, Sampling, Task
 from kapelle.workflow import Scene, Workflow

@@ -10,7 +10,7 @@ from tests.support.tiny import sections
 from torch import Tensor
 
 from kapelle import Trainer
-from kapelle.rollout.play import shared_rollout
+from kapelle.rollout.episodes import shared_rollout
 from kapelle.runtime.ranks import Peers, Ranks
 from kapelle.training.selection import training_tasks
 

@@ -13,7 +13,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.rewarded import answer_of
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Message

@@ -24,7 +24,7 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tool_questions import Tools
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 from kapelle.team import Endpoint
 from kapelle.types import Task
 

@@ -17,7 +17,8 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.errors import EpisodeError
 from kapelle.grading import judge as judge_endpoint
 from kapelle.grading.judge import JudgeEndpoint, ask_endpoint
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime import http as chat_requests
 from kapelle.runtime.http import MAX_BYTES, exchange
 from kapelle.team import Endpoint

@@ -11,7 +11,8 @@ from dataclasses import replace
 from kapelle.engines.rollout.protocol import Completion, OnTokens, Recites, Request, ServesCallers
 from kapelle.engines.rollout.scripted import ByteRenderer
 from kapelle.environments.external import External
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.policy.outside import serve_outside
 from kapelle.training.observer import Silent

@@ -15,7 +15,8 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Outcome, Scorable
 from kapelle.errors import EpisodeError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Task, Turn
 from kapelle.workflow import Scene, Workflow

@@ -16,8 +16,8 @@ from kapelle import Trainer
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, ParityError, PeerFailed
+from kapelle.rollout.episodes import begun, play_groups
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup
-from kapelle.rollout.play import begun, play_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import TrainingConfig

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from kapelle.engines.rollout.protocol import Request, WritingRenderer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Task
 from kapelle.workflow import Workflow

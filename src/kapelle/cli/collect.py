@@ -38,7 +38,7 @@ def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
     from kapelle.cli.named import open_player
-    from kapelle.rollout.play import rollout
+    from kapelle.rollout.episodes import rollout
     from kapelle.runs.exports import answer_rows, balance, dump_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed
@@ -389,7 +389,7 @@ def _play(
 ) -> None:
     """Play and filter; rows go to the file as they come, or into `array` where there is one."""
     from kapelle.cli.named import open_player
-    from kapelle.rollout.play import rollout
+    from kapelle.rollout.episodes import rollout
     from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
     from kapelle.runtime.event_loop import run_async
     from kapelle.runtime.randomness import derive_seed

@@ -128,7 +128,8 @@ import pytest
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments import Arithmetic
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 
 from NAME_ import CLASS_
 

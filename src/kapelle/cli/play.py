@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     hush()
     if arguments.exact:
         return _exact(arguments)
-    from kapelle.rollout.play import play_episode
+    from kapelle.rollout.episodes import play_episode
     from kapelle.runtime.event_loop import run_async
 
     table = _open(arguments)

@@ -34,8 +34,9 @@ from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError, KapelleError
 from kapelle.metrics.timeline import Timeline
+from kapelle.rollout.episodes import PlaysGroups, play_groups, rollout
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
-from kapelle.rollout.play import Play, PlaysGroups, play_groups, rollout
+from kapelle.rollout.play import Play
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -216,7 +217,7 @@ class RayWorkers(PlaysGroups):
     def ask_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Let the workers play; see `rollout.play.PlaysGroups`.
+        """Let the workers play; see `rollout.episodes.PlaysGroups`.
 
         Who waits gets what a worker raised, StopRequested, and EngineError where workers die again and again.
         """
@@ -249,7 +250,7 @@ class RayWorkers(PlaysGroups):
     def ask_partial(
         self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Let the workers play on; see `rollout.play.PlaysGroups`. The workers of all ranks agree when the step ends."""
+        """Let the workers play on; see `rollout.episodes.PlaysGroups`. The workers of all ranks agree when the step ends."""
         # Workers were dealt to the ranks in turn: this is the place of the k-th of this rank among all.
         count = self._config.ray.rollout_workers
         seats = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]

@@ -31,7 +31,8 @@ from kapelle.metrics.ratings import (
     ratings,
 )
 from kapelle.metrics.statistics import finite, mean_interval
-from kapelle.rollout.play import Play, ScheduledEpisode, play_episode, play_seats
+from kapelle.rollout.episodes import ScheduledEpisode, play_episode, play_seats
+from kapelle.rollout.play import Play
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Cast, Episode, Json, Task

@@ -29,9 +29,10 @@ from typing import Any
 
 from kapelle.environment import Alive, Environment, PaysGroups, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.rollout.episodes import play_continuations
 from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on, turns_until
 from kapelle.rollout.partial import numbered
-from kapelle.rollout.play import Play, play_continuations
+from kapelle.rollout.play import Play
 from kapelle.runs.blamed import (
     Blame,
     BlamedEpisode,

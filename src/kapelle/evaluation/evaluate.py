@@ -12,7 +12,8 @@ from typing import Any
 from kapelle.environment import Answerable, Environment, asks_questions, offers
 from kapelle.metrics.definitions import UNSCORED, by_part, own_returns, reported_counts, rollout_metrics
 from kapelle.metrics.statistics import MeanScore, area_under_curve, missing_text, rate_of
-from kapelle.rollout.play import Play, rollout, shared_rollout
+from kapelle.rollout.episodes import rollout, shared_rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import EvaluationConfig

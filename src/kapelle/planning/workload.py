@@ -16,7 +16,8 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Environment, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
-from kapelle.rollout.play import make_play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import make_play
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from kapelle.engines.rollout.protocol import (
     Completion,
@@ -34,6 +33,7 @@ from kapelle.rollout.compaction import compacted
 from kapelle.rollout.interventions import Continuation, Record, choose
 from kapelle.rollout.outcomes import payments, share, text
 from kapelle.rollout.partial import PartialEpisode, grown
+from kapelle.rollout.play import Play
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed
@@ -59,9 +59,6 @@ from kapelle.workflow import (
     conversation,
     instructions,
 )
-
-if TYPE_CHECKING:
-    from kapelle.rollout.play import Play
 
 _TURN_VALUES = attrgetter(*Turn.__slots__)
 

@@ -14,7 +14,8 @@ from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out
 from kapelle.metrics.calibration import UNCALIBRATED, Kind, fit_calibration
 from kapelle.metrics.definitions import own_returns
 from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
-from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rollout.episodes import shared_rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import TurnKey, label_of, turns_of
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random

@@ -31,9 +31,10 @@ from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metri
 from kapelle.metrics.distributions import Histogram
 from kapelle.metrics.statistics import merge_rows
 from kapelle.metrics.timeline import Timeline
+from kapelle.rollout.episodes import PlaysGroups, shared_rollout
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
-from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, TurnKey, turns_of
 from kapelle.runs.episode_json import Trace
 from kapelle.runtime.process_tree import doing

@@ -14,7 +14,8 @@ from math import ceil, inf
 
 from kapelle.environment import Environment, task_of
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play, shared_rollout
+from kapelle.rollout.episodes import shared_rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig

@@ -20,7 +20,8 @@ from kapelle.environment import PlayedFromOutside, offers, told_of_changes
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
-from kapelle.rollout.play import Play, PlaysGroups, make_play
+from kapelle.rollout.episodes import PlaysGroups
+from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.rows import Learners
 from kapelle.runs.checkpoint_contents import load_policies, load_verifier

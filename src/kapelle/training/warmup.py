@@ -26,7 +26,8 @@ from kapelle.models.adapters import shapes_of
 from kapelle.models.checksums import verify_folder, write_checksums
 from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
 from kapelle.models.weights import copy_weights, save_model
-from kapelle.rollout.play import Play, make_play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play, make_play
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.schema import RunConfig

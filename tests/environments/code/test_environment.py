@@ -15,7 +15,8 @@ from tests.workflows.stage import expert, lines, play, transcript
 from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class, offers
 from kapelle.environments.code import MBPP_SPLITS, Code
 from kapelle.errors import DataError, EpisodeError, SandboxError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.sandbox.contract import Layer
 from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning

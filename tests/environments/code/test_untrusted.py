@@ -13,7 +13,8 @@ from tests.workflows.stage import lines, play
 from kapelle.environments.code import Code
 from kapelle.errors import DataError
 from kapelle.metrics.definitions import rollout_metrics
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.workflows.solo import Solo
 

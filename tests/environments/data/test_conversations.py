@@ -15,7 +15,8 @@ from kapelle.environment import Environment
 from kapelle.environments import Math, Preferences, Rewarded, Trajectories
 from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import DataError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Message
 from kapelle.workflows import Chain, Parallel, Solo

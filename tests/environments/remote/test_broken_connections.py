@@ -17,7 +17,8 @@ from tests.support.tiny import team_of
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, task_of
 from kapelle.environments.remote import Remote
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.preparation import connect
 from kapelle.types import Group

@@ -20,7 +20,7 @@ from kapelle.environment import Environment, environment_class, task_of, told_of
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.remote import Remote
 from kapelle.errors import ConfigError, EngineError
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
 from kapelle.services.environments.host import SessionLimits

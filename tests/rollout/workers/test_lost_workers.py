@@ -25,7 +25,7 @@ from tests.support.stuck import Stuck
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError, EngineError
-from kapelle.rollout.play import rollout
+from kapelle.rollout.episodes import rollout
 from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
 from kapelle.runtime.deadlines import GaveUp, Patience

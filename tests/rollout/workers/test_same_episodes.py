@@ -13,7 +13,8 @@ from tests.support.tiny import team_of
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted, environment_class, offers, task_of
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async

@@ -21,7 +21,8 @@ from tests.support.tiny import frozen_copy, same_bits, sections
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
 from kapelle.errors import ConfigError
-from kapelle.rollout.play import Play, rollout
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode

@@ -54,7 +54,8 @@ from kapelle.metrics.ratings import (
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter
-from kapelle.rollout.play import Play, PlaysGroups, shared_rollout
+from kapelle.rollout.episodes import PlaysGroups, shared_rollout
+from kapelle.rollout.play import Play
 from kapelle.rows import Column, Sample, turns_of
 from kapelle.runs.named_checkpoint import policy_folder
 from kapelle.runtime.files import replace_file

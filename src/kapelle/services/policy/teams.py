@@ -14,7 +14,7 @@ from kapelle.environment import Answerable, Environment, PlayedFromOutside, Worl
 from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import OffersTools
 from kapelle.grading.verdict import right
-from kapelle.rollout.play import play_episode
+from kapelle.rollout.episodes import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.agents import Agents, Decodes, Ended, Heard, Tell, TextStream, told, too_long

@@ -1,0 +1,567 @@
+"""Collecting episodes: tasks in, groups of episodes out.
+
+Every episode is a coroutine; all of them run at once, and the engine batches their
+requests. A fault inside an episode is caught at one place, `play_episode`, and becomes data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from kapelle.engines.rollout.protocol import Interruptible
+from kapelle.engines.rollout.request_queue import PAUSE
+from kapelle.environment import (
+    Outcome,
+    PaysEpisodes,
+    PaysGroups,
+    PlayedFromOutside,
+    RemoteWorld,
+    WorkerLost,
+    offers,
+)
+from kapelle.errors import EpisodeError
+from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
+from kapelle.rollout.branching import Branch, SharedAnswers
+from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
+from kapelle.rollout.outcomes import accepted, asked_to_stop, fault
+from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
+from kapelle.rollout.play import Play, at_once
+from kapelle.rollout.scene import LiveScene
+from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.runtime.batch_barrier import Participant, ends_requests
+from kapelle.runtime.deadlines import GaveUp, gather_abandonable, patience_here, within
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.randomness import (
+    capture_random,
+    derive_seed,
+    random_as_lists,
+    random_from_lists,
+    restore_random,
+)
+from kapelle.runtime.ranks import Meeting, Peers
+from kapelle.types import Episode, Group, Task, Turn
+
+REDONE = 2
+"""Times that an episode is played again because its world's process died while the world was at work."""
+LOST = 100
+"""Times that it is played again because its world was lost for any reason, a server's restart for one."""
+
+
+async def play_episode(
+    play: Play,
+    task: Task,
+    seed: int,
+    sample: int = 0,
+    record: Record | None = None,
+    sampling_seed: int | None = None,
+    on_scene: Callable[[LiveScene], None] | None = None,
+    branch: Branch | None = None,
+) -> Episode:
+    """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
+
+    With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
+    A `branch` shares its first turns with others of the group.
+
+    Only errors that are not one episode's fault are raised: EngineError (an engine that fails would fail every episode),
+    KeyboardInterrupt, and a cancellation requested from outside.
+
+    An episode whose world was lost with its process is played again from its start, with the same seed and the turns that were
+    sampled before, so that the others notice nothing. A tree and a world that does not repeat are sampled anew.
+    """
+    blamed, lost, replayed = 0, 0, record
+    turns: tuple[Turn, ...] = ()
+    while True:
+        played = await _attempt(play, task, seed, sample, replayed, sampling_seed, on_scene, branch)
+        if isinstance(played, Episode):
+            if replayed is record or replayed is None or not replayed.diverged():
+                return played
+            replayed = None  # its world does not repeat: its agents sample anew
+            continue
+        # A world that was at work when its process died may have killed it, and gets few further attempts.
+        blamed, lost = blamed + played.how.blamed, lost + 1
+        if blamed > REDONE or lost > LOST:
+            how = (
+                f"{blamed} times while this episode's world was at work"
+                if blamed > REDONE
+                else f"{lost} times"
+            )
+            reason = f"WorkerLost: {played.how}, {how}"
+            return Episode(task, seed, play.team.names, played.turns, error=reason)
+        # Replay the longest attempt, so that its turns are not sampled a second time.
+        turns = max(turns, played.turns, key=len)
+        if record is not None:
+            record.rewind()
+        elif play.tree is None:
+            replayed = Record(turns, ())
+
+
+async def play_further(
+    play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
+) -> Episode:
+    """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
+
+    One that does not repeat becomes an error.
+    """
+    record = Record(left.turns, left.drafts, left.begun)
+    episode = await play_episode(play, task, left.seed, sample, record, on_scene=on_scene)
+    how = record.diverged(episode)
+    if how is not None:
+        error = does_not_repeat(play.environment.name, how, "`training.partial_rollouts: 0`")
+        return Episode(task, left.seed, play.team.names, (), error=f"EpisodeError: {error}")
+    turns, paid = as_recorded(left, episode.turns, episode.payments)
+    return replace(episode, turns=turns, payments=paid)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """An attempt at an episode whose world was lost with its process, and the turns recorded by then."""
+
+    how: WorkerLost
+    turns: tuple[Turn, ...]
+
+
+async def _attempt(
+    play: Play,
+    task: Task,
+    seed: int,
+    sample: int,
+    record: Record | None,
+    sampling_seed: int | None,
+    on_scene: Callable[[LiveScene], None] | None,
+    branch: Branch | None,
+) -> Episode | _Lost:
+    names, asked = play.team.names, asked_to_stop()
+    scene: LiveScene | None = None
+    world: BoundedWorld | RemoteWorld | None = None
+    opened = open_world if play.workers is None else play.workers.open_world
+    try:
+        patience_here.set(play.patience)
+        world = await opened(play.environment, task, names, seed, play.patience)
+        try:
+            again = partial(play_continuation, play)
+            scene = LiveScene(play, task, seed, world, again, sample, record, sampling_seed, branch)
+            if on_scene is not None:
+                on_scene(scene)
+            await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
+            if scene.turns and not scene.stepped and not offers(play.environment, PlayedFromOutside):
+                raise EpisodeError(
+                    f"The workflow '{play.workflow.name}' ended without a step: the world heard none of its agents. Write "
+                    "`await scene.step({name: text})` in `run`."
+                )
+            found = await play.timeline.during("grade", world.outcome())
+            if play.pays and offers(play.environment, PaysEpisodes):
+                # It pays whole episodes, by all that was said. Nothing more is sampled: the others go on while a judge reads.
+                ends_requests()
+                played = Episode(task, seed, names, scene.turns, final=scene.final)
+                paying = play.environment.pay(played, found)
+                work = within("Paying the episode", "grader", play.patience.grader, paying)
+                found = await play.timeline.during("grade", work)
+            outcome = scene.settle(found)
+        finally:
+            ends_requests()  # the sampler no longer waits for this episode while its world closes
+            await world.close()
+        outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
+    except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
+        lost = world.lost if isinstance(world, RemoteWorld) else None
+        lost = error if isinstance(error, WorkerLost) else lost
+        reason = fault(error, asked)
+        turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
+        if lost is not None:
+            return _Lost(lost, turns)
+        known = dict(error.info) if isinstance(error, EpisodeError) else {}
+        return Episode(task, seed, names, turns, info=known, error=reason, continued=continued)
+    return Episode(
+        task,
+        seed,
+        names,
+        scene.turns,
+        outcome.rewards,
+        outcome.success,
+        outcome.info,
+        outcome.truncated,
+        branches=scene.branches,
+        payments=tuple(scene.payments),
+        roles=outcome.roles,
+        continued=dict(scene.continued),
+        final=scene.final,
+    )
+
+
+class ScheduledEpisode(NamedTuple):
+    """One episode to play: `sample` of the group of its task."""
+
+    task: Task
+    sample: int
+    seed: int
+
+
+def seats_of(
+    tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
+) -> list[ScheduledEpisode]:
+    """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time.
+
+    Those of a task have seeds of their own, or all of them one for the `same_world`.
+    """
+    times: Counter[str] = Counter()
+    seats: list[ScheduledEpisode] = []
+    for task in tasks:
+        again = ("again", times[task.id]) if times[task.id] else ()
+        times[task.id] += 1
+        worlds = [0] * samples if same_world else range(samples)
+        seats += [
+            ScheduledEpisode(task, k, derive_seed(seed, task.id, world, *again))
+            for k, world in enumerate(worlds)
+        ]
+    return seats
+
+
+async def rollout(
+    play: Play,
+    tasks: Sequence[Task],
+    samples: int,
+    seed: int,
+    max_concurrent: int = 4096,
+    own: Sequence[int] | None = None,
+) -> list[Group]:
+    """Play `samples` episodes of every task at once and return one group per task, in order.
+
+    A task that is listed twice is played with other seeds the second time. With `own` only the tasks at these places are
+    played, as they would be among all.
+    """
+    step = len(tasks)
+    seats = seats_of(tasks, samples, seed, same_world=bool(play.widths))
+    if own is not None:
+        seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
+        tasks = [tasks[g] for g in own]
+    shared = [SharedAnswers(play.widths) for _ in tasks] if play.widths else []
+
+    def play_one(number: int, seat: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
+        branch = shared[number // samples].branch(seat.sample) if shared else None
+        return play_episode(play, seat.task, seat.seed, seat.sample, branch=branch)
+
+    episodes = await play_seats(play, seats, play_one, max_concurrent)
+    groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
+    groups = await compare_episodes(play, groups)
+    if play.interventions is None:
+        return groups
+    play_all = partial(play_continuations, play, max_concurrent=max_concurrent)
+    return await intervene(groups, play.interventions, play.team, step, play.environment.name, play_all)
+
+
+async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
+    """Let an environment that `PaysGroups` pay whole groups, and return them; each episode that failed stays as it is.
+
+    What goes wrong becomes the error of all episodes of a group, as it does in `play_episode`.
+    """
+    environment = play.environment
+    if not (play.pays and offers(environment, PaysGroups) and environment.compared):
+        return list(groups)
+
+    async def paid(group: Group) -> Group:
+        whole, asked = group.valid, asked_to_stop()
+        if not whole:
+            return group
+        patience_here.set(play.patience)
+        try:
+            paying = environment.pay_group(whole)
+            work = within("Paying a group", "grader", play.patience.grader, paying)
+            found = await play.timeline.during("grade", work)
+            if len(found) != len(whole):
+                raise EpisodeError(
+                    f"`pay_group` of '{environment.name}' returned {len(found)} outcomes for {len(whole)} episodes."
+                )
+            taken = [
+                accepted(outcome, episode.turns, environment.reward_range, play.team.names)
+                for outcome, episode in zip(found, whole, strict=True)
+            ]
+        except BaseException as error:  # noqa: BLE001 - as for one episode, in `_attempt`
+            return unpaid(group, fault(error, asked))
+        ends = iter(taken)
+        return replace(
+            group,
+            episodes=tuple(
+                each if each.error is not None else _ended(each, next(ends)) for each in group.episodes
+            ),
+        )
+
+    def without(place: int, why: GaveUp) -> Group:
+        return unpaid(groups[place], f"GaveUp: {why}")
+
+    def unpaid(group: Group, reason: str) -> Group:
+        return replace(
+            group,
+            episodes=tuple(
+                each
+                if each.error is not None
+                else Episode(
+                    each.task, each.seed, each.agents, each.turns, error=reason, continued=each.continued
+                )
+                for each in group.episodes
+            ),
+        )
+
+    return await gather_abandonable([partial(paid, group) for group in groups], without)
+
+
+def _ended(episode: Episode, outcome: Outcome) -> Episode:
+    return replace(
+        episode,
+        rewards=outcome.rewards,
+        success=outcome.success,
+        info=outcome.info,
+        truncated=outcome.truncated,
+        roles=outcome.roles,
+    )
+
+
+async def play_continuation(play: Play, run: Continuation) -> Episode:
+    """Replay an episode and play it on; nothing branches in it."""
+    episode, sample = run.fork.episode, run.fork.sample
+    return await play_episode(play.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
+
+
+async def play_continuations(
+    play: Play,
+    runs: Sequence[Continuation],
+    max_concurrent: int = 4096,
+    ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
+) -> list[Episode]:
+    """Play continuations at once, as far as there is room, and return their episodes in order; each that `ended` is told."""
+
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+        episode = await play_continuation(play, runs[number])
+        ended(runs[number], episode)
+        return episode
+
+    forks = [run.fork for run in runs]
+    seats = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
+    return await play_seats(play.plainly(), seats, one, max_concurrent)
+
+
+async def play_seats(
+    play: Play,
+    seats: Sequence[ScheduledEpisode],
+    play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
+    max_concurrent: int = 4096,
+    *,
+    followed: bool = False,
+) -> list[Episode]:
+    """Play all seats at once, as far as there is room, and return their episodes in order.
+
+    `followed` lets the sampler wait until an episode has ended altogether, because something depends on that.
+    """
+    processes = play.workers.size if play.workers else 1
+    under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
+    gate = asyncio.Semaphore(under_way)
+    followed = followed or len(seats) > under_way  # the next episode begins when one has ended
+    parts: dict[int, Participant] = {}
+
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+        await gate.acquire()
+        try:
+            with Participant(number, followed=followed) as parts[number]:
+                return await play_one(number, seat)
+        finally:
+            leave(number)
+
+    def leave(number: int) -> None:
+        if parts.pop(number, None) is not None:
+            gate.release()
+
+    def without(place: int, why: GaveUp) -> Episode:
+        if place in parts:
+            parts[
+                place
+            ].end()  # its coroutine may still run, but the sampler no longer waits for its requests
+        leave(place)
+        seat = seats[place]
+        return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
+
+    return await gather_abandonable(
+        [partial(one, number, seat) for number, seat in enumerate(seats)], without
+    )
+
+
+# -------- Groups that are played until enough of them are done: the others stop where they are, and continue in a later step.
+#
+# What is left does not depend on time: requests are interrupted at a moment when every coroutine waits for an answer.
+
+Enough = Callable[[Sequence[bool]], bool]
+"""Which groups are done → whether the others may be left."""
+
+
+def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
+    """Return groups that are not played yet, with the seeds of `play.rollout`; `number` is that of their step."""
+    seats = seats_of(tasks, samples, seed)
+    episodes = [PartialEpisode(seat.seed) for seat in seats]
+    return [
+        PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
+        for g, task in enumerate(tasks)
+    ]
+
+
+async def play_groups(
+    play: Play, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
+) -> list[PartialGroup]:
+    """Play groups on until enough of them are done, and return all of them as they are then, in order.
+
+    The engine that samples for the team is `Interruptible`.
+
+    At a `meeting` of several processes, groups are dealt to them in turn, `groups` are those of this one, and `enough` is asked
+    of all. They meet whenever rows have sampled `PAUSE` tokens more, so that the end depends on tokens alone.
+    """
+    alone = meeting is None or meeting.size == 1
+    known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
+    left = {place: each for place, each in known.items() if not isinstance(each, Episode)}
+    places = list(left)
+    scenes: dict[tuple[int, int], LiveScene] = {}
+    stop = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    def as_they_are() -> list[PartialGroup]:
+        return [
+            replace(group, episodes=tuple(known[g, k] for k, _ in enumerate(group.episodes)))
+            for g, group in enumerate(groups)
+        ]
+
+    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+        place, task = places[number], asyncio.current_task()
+        if task is not None:
+            tasks.append(task)
+        on_scene = partial(scenes.__setitem__, place)
+        episode = await play_further(play, seat.task, left[place], seat.sample, on_scene)
+        scenes.pop(place, None)
+        known[place] = episode
+        if alone and enough([group.done for group in as_they_are()]):
+            stop.set()
+        return episode
+
+    failed: list[BaseException] = []
+
+    def agreed() -> bool:
+        """Tell the others which groups are done, and return whether all of them end; they do where one fails."""
+        assert meeting is not None, "one process asks nobody"
+        try:
+            shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
+        except BaseException as error:  # noqa: BLE001 - raised below, where no episode can take it for its own
+            failed.append(error)
+            return True
+        done = [False] * sum(map(len, shares))
+        for rank, share in enumerate(shares):
+            done[rank :: meeting.size] = map(bool, share)
+        return enough(done)
+
+    async def at_pause() -> bool:
+        if agreed():
+            stop.set()
+        return stop.is_set()
+
+    seats = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
+    playing = asyncio.create_task(play_seats(play, seats, one, followed=True))
+    stopping = asyncio.create_task(stop.wait())
+    tasks += [playing, stopping]
+    assert isinstance(play.engine, Interruptible), "checked before the run starts"
+    try:
+        if not alone:
+            play.engine.pause_every(PAUSE, at_pause)
+        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        # Who has nothing left to play meets the others until all end.
+        while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
+            if agreed():
+                stop.set()
+        if failed:
+            raise failed[0]
+        if not playing.done():
+            broken = await play.engine.interrupt()
+            for place, scene in scenes.items():
+                if (now := scene.left(broken)) is not None:
+                    turns, payments = as_recorded(left[place], now.turns, now.payments)
+                    known[place] = replace(now, turns=turns, payments=payments)
+        if playing.done():
+            known |= zip(places, playing.result(), strict=True)  # those that were given up, too
+    finally:  # worlds of episodes that still run are closed, within their deadlines
+        if not alone:
+            play.engine.pause_every(0, None)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=play.patience.environment)
+    return as_they_are()
+
+
+# -------- Rollouts that ranks share: groups are dealt whole, in a fixed order, and every rank ends up with all of them
+#
+# A group's seeds depend on its task alone, so that its tokens do not depend on who samples them.
+
+
+class PlaysGroups:
+    """A rollout engine that plays whole groups in other processes, instead of answering requests.
+
+    Its methods ask for groups and return what waits for them, which leaves the global random generators as if they had been
+    played here.
+    """
+
+    def ask_groups(
+        self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+    ) -> Callable[[], list[Group]]:
+        """Ask for `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each."""
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tensors that it plays with, by policy and name: those of the last `load`."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Give up whatever was asked for and not waited for."""
+        raise NotImplementedError
+
+    def ask_partial(
+        self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+    ) -> Callable[[], Mapping[int, PartialGroup]]:
+        """Ask for this rank's share of the groups that a step plays on until enough of them are done, by place in `pool`.
+
+        `meeting` is that of the ranks.
+        """
+        raise NotImplementedError
+
+
+def ask_groups(
+    play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
+) -> Callable[[], list[Group]]:
+    """Let rollout workers begin with the tasks at the places `own`, and return what waits for them; without workers, what plays them."""
+    if not own:
+        return list
+    if isinstance(play.engine, PlaysGroups):
+        return play.engine.ask_groups(play, tasks, samples, seed, own)
+    return lambda: run_async(lambda: rollout(play, tasks, samples, seed, own=own))
+
+
+def shared_rollout(play: Play, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
+    """Play `samples` episodes of every task, each rank its share; return one group per task, in order, in every rank.
+
+    The global random generators are left as rank 0 leaves them.
+    """
+    ranks = play.ranks
+    if ranks.size == 1:
+        return ask_groups(play, tasks, samples, seed, range(len(tasks)))()
+    dealt = [range(rank, len(tasks), ranks.size) for rank in range(ranks.size)]
+
+    def share() -> bytes:
+        own = dealt[ranks.rank]
+        groups = ask_groups(play, tasks, samples, seed, own)()
+        drawn = {} if ranks.rank else random_as_lists(capture_random())
+        return json.dumps(drawn).encode() + b"\n" + dump_groups(0, groups)
+
+    found: dict[int, Group] = {}
+    for rank, part in enumerate(ranks.all_gather("rollout", share)):
+        drawn, *rows = part.splitlines()
+        if rank == 0:
+            restore_random(random_from_lists(json.loads(drawn)))
+        found |= zip(dealt[rank], load_groups(map(json.loads, rows)), strict=True)
+    return [found[place] for place in range(len(tasks))]
