@@ -235,13 +235,13 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("over", "reason"),
         [
-            ({"training": {**ON, "max_staleness": 0}}, "set `training.max_staleness` to 1 or more"),
-            ({"training": {**ON, "tasks_per_step": 1}}, "set `training.tasks_per_step` to 2 or more"),
+            ({"training": {**ON, "max_staleness": 0}}, "Set `training.max_staleness` to 1 or more"),
+            ({"training": {**ON, "tasks_per_step": 1}}, "Set `training.tasks_per_step` to 2 or more"),
             (
                 {"algorithm": {"name": "at_grpo", "tree": True, "group_size": 2}},
-                "`at_grpo` looks at whole episodes",
+                "`at_grpo` needs whole episodes",
             ),
-            ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` looks at whole episodes"),
+            ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` needs whole episodes"),
             ({"engine": {"name": "vllm"}}, "the engine `vllm` cannot hand out"),
         ],
     )
@@ -249,7 +249,7 @@ class TestRefused:
         self, over: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.find_spec", lambda _: True)
-        with pytest.raises(ConfigError, match=f"`training.partial_rollouts` leaves .*{reason}"):
+        with pytest.raises(ConfigError, match=f"`training.partial_rollouts` continues .*{reason}"):
             Trainer(resolve({**settings(), **over}))
 
     def test_an_engine_that_was_passed(self) -> None:

@@ -577,21 +577,23 @@ def _check_staleness(run: RunToCheck) -> Iterator[str]:
         yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
     if not training.partial_rollouts:
         return
-    leaves = "`training.partial_rollouts` leaves episodes unfinished when a step ends, but"
+    partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
     if not training.max_staleness:
         yield (
-            f"{leaves} what goes on is older than the weights that learn from it. Set `training.max_staleness` to 1 or more, or it to 0."
+            f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more, or "
+            "`training.partial_rollouts` to 0."
         )
     if training.tasks_per_step < 2:
-        yield f"{leaves} waits for one group of a step at least. Set `training.tasks_per_step` to 2 or more."
+        yield f"{partial}, and each step waits for one group at least. Set `training.tasks_per_step` to 2 or more."
     if data.redraw or data.tree or data.widths or data.interventions:
         yield (
-            f"{leaves} `{algorithm.name}` looks at whole episodes while it plays (`tree`, `redraw`, or by playing them again). Turn that "
-            "off, or set it to 0."
+            f"{partial}, and `{algorithm.name}` needs whole episodes while it plays (`tree`, `redraw`, or by playing them again). Turn that "
+            "off, or set `training.partial_rollouts` to 0."
         )
     if not isinstance(run.config.engine, AllowsInterrupts):
         yield (
-            f"{leaves} the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`, or it to 0."
+            f"{partial}, and the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`, "
+            "or `training.partial_rollouts` to 0."
         )
 
 
