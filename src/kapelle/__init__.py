@@ -51,7 +51,7 @@ HOMES: Mapping[str, str] = {
     "Scene": "kapelle.workflow",
     "SeenWorld": "kapelle.environment",
     "ShowsImages": "kapelle.environment",
-    "Step": "kapelle.training.loop",
+    "Step": "kapelle.training.step_report",
     "Summary": "kapelle.training.trainer",
     "Task": "kapelle.types",
     "Team": "kapelle.team",
