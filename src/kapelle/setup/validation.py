@@ -113,8 +113,8 @@ def _check_engine(run: RunToCheck) -> None:
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         raise ConfigError(
-            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {engine.name}` does not record them. "
-            "Leave `engine` out, or set `model.routing: free`."
+            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {engine.name}` does not say which "
+            "these were. Leave `engine` out, or set `model.routing: free`."
         )
     if isinstance(engine, ChecksItself):
         engine.check_policies(run.team.every.values())
