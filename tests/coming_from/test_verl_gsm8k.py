@@ -123,7 +123,7 @@ GIVEN = {
     "It is 7.": (0.0, 0.0),
     "#### 7.": (0.0, 1.0),
     "#### 8\n#### 7": (1.0, 0.0),
-    "#### 7 apples": (1.0, 0.0),
+    "#### 7 apples": (1.0, 1.0),
 }
 """Completion of the first question → what verl's rule for `openai/gsm8k` pays, and what `math` pays."""
 
