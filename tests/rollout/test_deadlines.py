@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.stuck import Stuck, StuckWorld
@@ -22,7 +23,7 @@ from kapelle.rollout import bounded_worlds
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runtime import deadlines
-from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.deadlines import Patience, within
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
 from kapelle.workflows.parallel import Parallel
@@ -160,3 +161,19 @@ def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) 
     errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
     assert "took more than 0.1 s" in errors[0]
     assert "have not returned since they were given up" in errors[1]
+
+
+def test_a_coroutine_that_ends_after_its_loop_is_charged_to_no_call() -> None:
+    async def hang() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def leave_behind() -> Coroutine[Any, Any, None]:
+        coroutine = within("the inner call", "environment", 0.2, hang())
+        coroutine.send(None)
+        return coroutine
+
+    async def outer() -> Coroutine[Any, Any, None]:
+        return await within("the outer call", "environment", 0.2, leave_behind())
+
+    run_async(outer).close()
+    time.sleep(0.8)  # was interrupted as if it were the outer call

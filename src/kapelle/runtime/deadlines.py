@@ -319,12 +319,13 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Charge what blocks the event loop of this thread, whose tasks call `charged_to`, inside the block."""
     lane = _lane()
-    before, lane.loop, lane.clock = (lane.loop, lane.clock), loop, LoopClock()
+    before, lane.loop, lane.clock = (lane.loop, lane.clock, lane.running), loop, LoopClock()
     _clocks[loop] = lane.clock
     try:
         yield
     finally:
-        lane.loop, lane.clock = before
+        lane.loop, lane.clock, lane.running = before
+        lane.serial += 1
 
 
 def pause_deadline() -> Callable[[], None]:
@@ -391,12 +392,15 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     except (Exception, asyncio.CancelledError):
         limit.raise_if_late()
         raise
+    except GeneratorExit:  # it was left behind: whoever closes it computes something else
+        charged = False
+        raise
     else:
         limit.raise_if_late()
         return result
     finally:
         clock.open.discard(limit)
-        if charged:
+        if charged and lane.loop is task.get_loop():  # not after the loop has ended
             _leave(lane, None if outer is None or outer.kind in _LOOP_WORK else outer)
         try:  # noqa: SIM105 - three calls fewer than `suppress`, for every episode
             current.reset(token)
