@@ -80,13 +80,14 @@ def check_run(
 ) -> None:
     """Raise ConfigError for all that these settings cannot be used for; cheap, loads no model. Arguments as in `RunToCheck`."""
     run = RunToCheck(config, algorithm, team, given, training, elsewhere, absent)
-    _environment_is_fit(run)  # the others call it
     faults: list[ConfigError] = []
     for check in (*CHECKS, *(CHECKS_OF_TRAINING if training else ())):
         try:
             faults += map(ConfigError, check(run) or ())
         except ConfigError as fault:
             faults.append(fault)
+            if check is _environment_is_fit:  # those behind it call the environment
+                break
         except KapelleError:  # of a model or of rows: settings come first
             raise_all(faults)
             raise
@@ -655,6 +656,7 @@ CHECKS: tuple[Check, ...] = (
     _check_rendered,
     _check_constraints,
     _check_engine,
+    _environment_is_fit,
     _check_places,
     _check_workflow,
     _check_prices,
