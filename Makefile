@@ -50,7 +50,7 @@ test-long: $(STAMPS)/test ## run what takes long, and the cases of which `make t
 	@$(BIN)/python -m pytest $(PARALLEL) -m "long and not vllm and not ranks and not models and not apps" $(TESTS)
 
 test-sandbox: $(STAMPS)/test ## run every hostile program and every honest solution (minutes; the suite takes a sample)
-	@$(BIN)/python -m pytest -m "not vllm" tests/sandbox tests/grading tests/environments
+	@$(BIN)/python -m pytest -m "not vllm" tests/environments/sandbox tests/environments/grading tests/environments
 
 test-vllm: $(VLLM_VENV)/.ready ## ask vLLM's CPU build what every engine is asked, in an environment of its own (minutes)
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)

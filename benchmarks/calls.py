@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.grading.verdict import Grade, right, wrong
 from kapelle.environments.questions import QuestionWorld
-from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play

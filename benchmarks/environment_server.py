@@ -38,7 +38,7 @@ from kapelle.environments.remote import Remote
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
-from kapelle.wire.worlds import PATH
+from kapelle.runtime.wire.worlds import PATH
 
 NAMES = ("ann", "ben")
 AT_ONCE = (1, 4, 16, 64, 256)

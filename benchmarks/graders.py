@@ -18,19 +18,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from tests.grading.hostile import HOSTILE
+from tests.environments.grading.hostile import HOSTILE
 
-from kapelle.grading.judge import judge_answer
-from kapelle.grading.math.answers import read_answer
-from kapelle.grading.math.expression import Unfamiliar, Unreadable
-from kapelle.grading.math.grade import grade_math, math_processes
-from kapelle.grading.math.numeric import Number, grade_numeric, parse_number
-from kapelle.grading.processes import KillableProcesses
-from kapelle.grading.text.extraction import ExtractionRule
-from kapelle.grading.text.json_answer import grade_json
-from kapelle.grading.text.match import grade_choice, grade_exact, grade_regex, regex_processes
-from kapelle.grading.text.tool_call import grade_tool_call
-from kapelle.grading.verdict import Grade
+from kapelle.environments.grading.judge import judge_answer
+from kapelle.environments.grading.math.answers import read_answer
+from kapelle.environments.grading.math.expression import Unfamiliar, Unreadable
+from kapelle.environments.grading.math.grade import grade_math, math_processes
+from kapelle.environments.grading.math.numeric import Number, grade_numeric, parse_number
+from kapelle.environments.grading.processes import KillableProcesses
+from kapelle.environments.grading.text.extraction import ExtractionRule
+from kapelle.environments.grading.text.json_answer import grade_json
+from kapelle.environments.grading.text.match import grade_choice, grade_exact, grade_regex, regex_processes
+from kapelle.environments.grading.text.tool_call import grade_tool_call
+from kapelle.environments.grading.verdict import Grade
 from kapelle.types import Message
 
 POLICIES: tuple[ExtractionRule, ...] = ("tag", "hash", "only_box")

@@ -23,7 +23,7 @@ from kapelle.comparison.contenders import plan, read_contenders, read_own
 from kapelle.comparison.results import Measured, spread_text, standings
 from kapelle.comparison.running import RunningComparison, train_all
 from kapelle.errors import ConfigError
-from kapelle.metrics.statistics import Quartiles, quartiles
+from kapelle.functional.statistics import Quartiles, quartiles
 from kapelle.setup.recipe import Recipe, lay_over
 
 RESULTS = Path(__file__).with_name("results")
@@ -63,7 +63,7 @@ def comparison_of(name: str, labels: Sequence[str] | None, seeds: int) -> Runnin
 
 def nash_conv(path: Path) -> float:
     """Return NashConv of the team that a run has trained (uniform play of Kuhn poker: 0.9167)."""
-    from kapelle.evaluation.exploitability import evaluate_table, language_table
+    from kapelle.rollout.evaluation.exploitability import evaluate_table, language_table
     from kapelle.training.trainer import Trainer
 
     with Trainer.from_run(path) as trainer:

@@ -67,7 +67,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
     """Plan a run of this case, take two steps of it, and return both in MB."""
     single_thread()
     _save_model(case, folder)
-    from kapelle.planning import plan
+    from kapelle.cluster.planning import plan
     from kapelle.training.trainer import Trainer
 
     settings = _sections(case, str(folder))

@@ -19,14 +19,14 @@ from benchmarks.measure import single_thread
 from benchmarks.subjects import question, subject
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.runtime.wire import reward_v1_pb2 as wire
+from kapelle.runtime.wire import reward_v1_pb2_grpc as methods
 from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import Answered, Scorer, verifier_scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import VERIFIER, Critic, Lora
 from kapelle.types import Message
-from kapelle.wire import reward_v1_pb2 as wire
-from kapelle.wire import reward_v1_pb2_grpc as methods
 
 SIZES = (1, 8, 64)
 """Answers in one request."""

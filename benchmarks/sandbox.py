@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kapelle.grading.code.grade import ProgramTests, grade_program
-from kapelle.sandbox import Limits, Pool, backend, require
-from kapelle.sandbox import run as run_contained
-from kapelle.sandbox.session import Backend
+from kapelle.environments.grading.code.grade import ProgramTests, grade_program
+from kapelle.environments.sandbox import Limits, Pool, backend, require
+from kapelle.environments.sandbox import run as run_contained
+from kapelle.environments.sandbox.session import Backend
 
 LIMITS = Limits()
 TESTS = ProgramTests(("assert square(3) == 9", "assert square(-2) == 4", "assert square(0) == 0"))

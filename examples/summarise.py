@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kapelle
 from kapelle.environments import Summarisation
-from kapelle.grading.text.overlap import Length
+from kapelle.environments.grading.text.overlap import Length
 from kapelle.workflows import Solo
 
 WHO, WHERE = ("ann", "bo", "cy", "di"), ("home", "town", "work")

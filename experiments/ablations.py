@@ -16,11 +16,11 @@ from kapelle.algorithms.opo import OPO
 from kapelle.algorithms.rae import RAE, RunningBaselines
 from kapelle.algorithms.shared.groups import Comparison, Earlier, Place, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
+from kapelle.algorithms.signals.proximal import ProximalLogProbs
 from kapelle.functional import divergences, masking
 from kapelle.functional.advantages import length_weighted_baseline
 from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
-from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.types import Episode, Group
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kapelle.metrics.statistics import probability_of_improvement
+from kapelle.functional.statistics import probability_of_improvement
 
 Verdict = Literal["shown", "not shown", "contradicted"]
 Measures = Mapping[str, float]

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from experiments.tables import SteppedTables, TableEngine, TableModel, TableRenderer, Words
+from kapelle.algorithms.signals.teacher import TEACHER
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.environments.yardsticks import Essay, Relay, Yardstick
-from kapelle.evaluation.exploitability import TabularPolicies, language_table
 from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.evaluation.exploitability import TabularPolicies, language_table
 from kapelle.rollout.play import make_play
 from kapelle.rows import turns_of
 from kapelle.setup.model_loading import build_train_engine
 from kapelle.setup.model_loading import teacher as expert
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
-from kapelle.signals.teacher import TEACHER
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
 from kapelle.training.trainer import Trainer

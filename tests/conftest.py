@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 
 # Tensors here are tiny: a second thread costs more than it does, ten times more on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.claim import Claim, Prediction, Result, better
 from experiments.lab import tokens_of
-from kapelle.evaluation.evaluate import Evaluation
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 

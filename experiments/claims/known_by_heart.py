@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.steps import FewSteps
-from kapelle.evaluation.evaluate import Evaluation
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_stages
 from kapelle.training.trainer import Trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from experiments.claim import Claim, Prediction, Result
-from kapelle.evaluation.exploitability import (
+from kapelle.rollout.evaluation.exploitability import (
     TabularPolicies,
     average,
     evaluate_table,

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.lab import Arm, TableRun, legal_start, recipe_of, tokens_of
-from kapelle.evaluation.exploitability import evaluate_table
+from kapelle.rollout.evaluation.exploitability import evaluate_table
 
 LETTERS = "RPS"
 ROCK_WINS = {"rps": 1.0, "biased": 2.0}

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.lab import FAR, Arm, TableRun, recipe_of, relay_start
+from kapelle.algorithms.signals.critic_values import CriticValues
 from kapelle.environments.yardsticks import Yardstick
 from kapelle.rows import Sampled
-from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Group
 
 GAME = {"name": "relay", "seats": 3}

@@ -10,7 +10,7 @@ Names are loaded when they are first used, so that `import kapelle` is quick.
 
 from __future__ import annotations
 
-from kapelle.early_stop import is_command, take_ctrl_c
+from kapelle.runtime.early_stop import is_command, take_ctrl_c
 
 if is_command():  # before anything slower is imported
     take_ctrl_c()
@@ -18,7 +18,7 @@ if is_command():  # before anything slower is imported
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle.lazy_names import lazy
+from kapelle.runtime.lazy_names import lazy
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ HOMES: Mapping[str, str] = {
     "Agent": "kapelle.team",
     "AgentConfig": "kapelle.settings.schema",
     "Algorithm": "kapelle.algorithm",
-    "Arena": "kapelle.evaluation.arena",
+    "Arena": "kapelle.rollout.evaluation.arena",
     "Blame": "kapelle.runs.blamed",
     "Answerable": "kapelle.environment",
     "ConfigError": "kapelle.errors",
@@ -36,7 +36,7 @@ HOMES: Mapping[str, str] = {
     "DataError": "kapelle.errors",
     "Environment": "kapelle.environment",
     "Episode": "kapelle.types",
-    "Evaluation": "kapelle.evaluation.evaluate",
+    "Evaluation": "kapelle.rollout.evaluation.evaluate",
     "Group": "kapelle.types",
     "Image": "kapelle.types",
     "KapelleError": "kapelle.errors",
@@ -85,10 +85,10 @@ if TYPE_CHECKING:
     from kapelle.errors import ConfigError as ConfigError
     from kapelle.errors import DataError as DataError
     from kapelle.errors import KapelleError as KapelleError
-    from kapelle.evaluation.arena import Arena as Arena
-    from kapelle.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.models.language_model import LanguageModel as LanguageModel
     from kapelle.one_call import train as train
+    from kapelle.rollout.evaluation.arena import Arena as Arena
+    from kapelle.rollout.evaluation.evaluate import Evaluation as Evaluation
     from kapelle.runs.blamed import Blame as Blame
     from kapelle.settings.base import Settings as Settings
     from kapelle.settings.schema import AgentConfig as AgentConfig

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.errors import ConfigError, KapelleError
-from kapelle.metrics.calibration import Kind
+from kapelle.functional.calibration import Kind
 from kapelle.runtime.foreign_code import check_parameters, place_of, reason
 from kapelle.runtime.plugins import catalogue, find_class
 
@@ -340,7 +340,7 @@ class Algorithm:
     """None for algorithms that learn from demonstrations. With a `memory` it is the credit of a first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
-    """What credit and losses need to know about the sampled turns (`kapelle.signals`)."""
+    """What credit and losses need to know about the sampled turns (`kapelle.algorithms.signals`)."""
     update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
     """Makes, from a team and a seed, what gives credit in place of `credit`."""

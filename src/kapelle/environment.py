@@ -32,6 +32,11 @@ from kapelle.types import Episode, Image, Json, Message, Split, Task
 
 C = TypeVar("C")
 
+PAID_BY = "reward/"
+"""Prefix of what each reward function or judge returned, in an episode's `info`; None where it had nothing to say."""
+FAILED = "failed"
+"""What stands there in an episode that failed because this reward raised or gave no verdict."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

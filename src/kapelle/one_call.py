@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from kapelle.algorithm import algorithm_class
-from kapelle.cli.progress import Lines, Watch
 from kapelle.environments.judged import Ranking, Rubric
 from kapelle.environments.rewarded import (
     Reward,
@@ -43,6 +42,7 @@ from kapelle.settings.messages import as_written, in_python, made, unknown_keywo
 from kapelle.settings.schema import AgentConfig
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.recipe import derived, from_keywords
+from kapelle.training.console import Lines, Watch
 from kapelle.training.trainer import Metrics, Trainer
 
 if TYPE_CHECKING:

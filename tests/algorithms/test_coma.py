@@ -9,8 +9,8 @@ import torch
 from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithms.coma import COMA
+from kapelle.algorithms.signals.counterfactual import COUNTERFACTUAL
 from kapelle.rows import Signals, TurnKey
-from kapelle.signals.counterfactual import COUNTERFACTUAL
 from kapelle.types import Episode, Group
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kapelle import Trainer
 from kapelle.algorithms.distill import Distill, TaughtCredit
+from kapelle.algorithms.signals.teacher import TEACHER
 from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.rows import Signals, TurnKey
 from kapelle.settings.schema import ModelConfig
-from kapelle.signals.teacher import TEACHER
 
 KEY = TurnKey(0, 0, 0)
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Outputs, Targets
 from kapelle.algorithms.dpo import DPO, pairs_of
+from kapelle.algorithms.signals.reference import samples_for
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.environments.recorded import Preferences
@@ -36,7 +37,6 @@ from kapelle.rows import Sample, Sampled, Signals, TurnKey
 from kapelle.runtime.event_loop import run_async
 from kapelle.setup.model_loading import teacher
 from kapelle.setup.recipe import resolve
-from kapelle.signals.reference import samples_for
 from kapelle.team import reference_name
 from kapelle.training.trainer import Trainer
 from kapelle.types import Split

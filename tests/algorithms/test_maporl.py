@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from kapelle.algorithms.maporl import MAPoRL
+from kapelle.algorithms.signals.verifier import VerifierScores, verifier_samples
+from kapelle.algorithms.signals.verifier import scores as verifier_scores
 from kapelle.errors import ConfigError, ModelError
-from kapelle.evaluation.evaluate import verifier_metrics
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.evaluation.evaluate import verifier_metrics
 from kapelle.rows import Signals, TurnKey
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.setup.recipe import resolve
-from kapelle.signals.verifier import VerifierScores, verifier_samples
-from kapelle.signals.verifier import scores as verifier_scores
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group, Message, Turn

@@ -14,8 +14,8 @@ from tests.support.episodes import episode, group, turn
 from kapelle.algorithm import Algorithm, Credit, algorithm_class
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO, actor_critic_row
+from kapelle.algorithms.signals.reference import ReferenceLogProbs, RefreshReferences
 from kapelle.rows import Signals, TurnKey
-from kapelle.signals.reference import ReferenceLogProbs, RefreshReferences
 from kapelle.types import Group
 
 PLAIN = {"gamma_turn": 0.5, "lam": 0.5, "normalise": "none"}

@@ -17,11 +17,11 @@ from kapelle import Trainer
 from kapelle.algorithm import Credit, CreditFunction
 from kapelle.algorithms import BUILTIN as ALGORITHMS
 from kapelle.algorithms.shared.rewards import turn_rewards, with_scores
+from kapelle.algorithms.signals.verifier import verifier_samples
 from kapelle.errors import ConfigError, ModelError
 from kapelle.rows import Signals, TurnKey
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import REWARD_BASE
-from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.stages import checkable, read_stages
 from kapelle.types import Group

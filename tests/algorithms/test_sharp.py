@@ -11,9 +11,9 @@ from tests.support.episodes import episode, group, turn
 
 from kapelle.algorithm import Change
 from kapelle.algorithms.sharp import SHARP
+from kapelle.algorithms.signals.stand_ins import StandIn, stand_in
 from kapelle.errors import ConfigError
 from kapelle.rows import Signals
-from kapelle.signals.stand_ins import StandIn, stand_in
 from kapelle.team import Agent, Lora, Policy, Team
 from kapelle.types import Episode, Intervention
 

@@ -15,6 +15,8 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections, tiny_model
 
 from kapelle.algorithm import Targets
+from kapelle.algorithms.signals.samples import conversation_sample
+from kapelle.algorithms.signals.verifier import verifier_samples
 from kapelle.algorithms.verifier import (
     Verifier,
     VerifierTargets,
@@ -24,13 +26,11 @@ from kapelle.algorithms.verifier import (
     weighted_cross_entropy,
 )
 from kapelle.errors import ConfigError, ContextError, ModelError
-from kapelle.metrics.statistics import area_under_curve
+from kapelle.functional.statistics import area_under_curve
 from kapelle.models.checksums import write_checksums
 from kapelle.rows import Signals, TurnKey, label_of
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.reader import read_evaluations
-from kapelle.signals.samples import conversation_sample
-from kapelle.signals.verifier import verifier_samples
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message, Task

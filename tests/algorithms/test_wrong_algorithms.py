@@ -66,7 +66,7 @@ WRONG = {
     "a hook's class": (WITH.format("after_update=(Deaf,)"), "`after_update` holds <class", "which is not a hook."),
     "a check's text": (WITH.format("checks=('two agents',)"), "`checks` holds 'two agents'. Put functions of a team"),
     "a critic": (
-        f"from kapelle.signals.critic_values import CriticValues; {BUILD[:-1]}, needs=(CriticValues('ppo'),))",
+        f"from kapelle.algorithms.signals.critic_values import CriticValues; {BUILD[:-1]}, needs=(CriticValues('ppo'),))",
         "the `critic` of a signal is 'ppo'. Give a kapelle.algorithm.CriticSpec whose `loss` is a function.",
     ),
     "credit that takes less": (

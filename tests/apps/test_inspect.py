@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.conformance import conform
 from kapelle.environments.adapters.inspect_tasks import Inspect
 from kapelle.errors import ConfigError
+from kapelle.rollout.conformance import conform
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.solo import Solo
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.workflows.stage import lines, play
 
-from kapelle.conformance import conform
 from kapelle.environments.adapters.openenv import OpenEnv
+from kapelle.rollout.conformance import conform
 from kapelle.types import Episode
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain

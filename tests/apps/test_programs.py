@@ -21,7 +21,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments import Arithmetic
-from kapelle.grading.text.tool_call import parse_calls
+from kapelle.environments.grading.text.tool_call import parse_calls
 from kapelle.rollout.play import Play
 from kapelle.runtime.plugins import find_object
 from kapelle.team import Agent, Policy, Team

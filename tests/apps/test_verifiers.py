@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.conformance import conform
 from kapelle.environment import Answerable, OneSeat, Scripted, offers
 from kapelle.environments.adapters import verifiers as adapter
 from kapelle.environments.adapters.verifiers import Verifiers
 from kapelle.errors import ConfigError
+from kapelle.rollout.conformance import conform
 from kapelle.types import Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.debate import Debate

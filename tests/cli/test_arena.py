@@ -58,7 +58,7 @@ def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return await play(*of, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kapelle.evaluation.arena.play_seats", stopped)
+    monkeypatch.setattr("kapelle.rollout.evaluation.arena.play_seats", stopped)
     said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
     assert said.code == 130
     assert "Continue with: kapelle arena nash random scripted --environment kuhn_poker --games 12" in said.err

@@ -11,8 +11,8 @@ import pytest
 from tests.cli.conftest import Kapelle, Said
 
 import kapelle as library
-from kapelle.evaluation import blame as measuring
 from kapelle.rollout import episodes as playing
+from kapelle.rollout.evaluation import blame as measuring
 from kapelle.runs.blamed import blame_files, read_blamed
 from kapelle.runs.reader import read_groups
 

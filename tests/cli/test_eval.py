@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from kapelle.cli.eval import _agents
 from kapelle.environments import Arithmetic, Rewarded
-from kapelle.evaluation.evaluate import Evaluation
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.weights import save_model
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.reader import read_evaluations
 from kapelle.types import Episode, Group, Task

@@ -12,8 +12,8 @@ import yaml
 from tests.cli.conftest import Kapelle, Said
 from tests.support.plain_server import answering
 
-from kapelle.cli.progress import point_of
 from kapelle.runs.reader import read_evaluations, read_metrics
+from kapelle.training.console import point_of
 from kapelle.training.trainer import Trainer
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32, "context": 96}
@@ -244,8 +244,8 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
 
 
 def test_a_frozen_verifier_is_not_shown_as_training() -> None:
+    from kapelle.cluster.planning.weights_map import describe, weights_map
     from kapelle.models.outline import read_outline
-    from kapelle.planning.weights_map import describe, weights_map
     from kapelle.settings.schema import EmbeddedConfig
     from kapelle.team import Agent, Critic, Lora, Policy, Team
 

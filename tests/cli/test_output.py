@@ -11,20 +11,21 @@ from typing import IO
 import pytest
 
 from kapelle.cli import output
-from kapelle.metrics.statistics import share_text
+from kapelle.functional.statistics import share_text
+from kapelle.runtime.console import printable, say
 
 
 def test_what_a_model_says_moves_no_cursor() -> None:
-    assert output.printable("a\x1b[2Jb\rc\x00\x9b") == "a\\x1b[2Jb\\rc\\x00\\x9b"
-    assert output.printable("safe\u202edesrever") == "safe\\u202edesrever"
-    assert output.printable("\ud800") == "\\ud800"
-    assert output.printable("two\nlines\tof text") == "two⏎lines of text"
-    assert output.printable("47+85 → 132 ✓") == "47+85 → 132 ✓"
+    assert printable("a\x1b[2Jb\rc\x00\x9b") == "a\\x1b[2Jb\\rc\\x00\\x9b"
+    assert printable("safe\u202edesrever") == "safe\\u202edesrever"
+    assert printable("\ud800") == "\\ud800"
+    assert printable("two\nlines\tof text") == "two⏎lines of text"
+    assert printable("47+85 → 132 ✓") == "47+85 → 132 ✓"
 
 
 def test_long_texts_end_with_an_ellipsis_at_the_width() -> None:
-    assert output.printable("abcdef", 6) == "abcdef"
-    assert output.printable("abcdefg", 6) == "abcde…"
+    assert printable("abcdef", 6) == "abcdef"
+    assert printable("abcdefg", 6) == "abcde…"
 
 
 def test_scores_are_percentages_with_their_interval() -> None:
@@ -64,7 +65,7 @@ def test_a_line_inside_another_line_is_spared() -> None:
             raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
     stream = Busy()
-    output.say("from a signal handler", stream)
+    say("from a signal handler", stream)
     assert stream.getvalue() == ""
 
 

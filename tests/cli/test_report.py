@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tests.support.episodes import episode, group, turn
 
-from kapelle.cli.progress import Point, ShownConversation, point_of
 from kapelle.cli.running import Report, learned
+from kapelle.training.console import Point, ShownConversation, point_of
 from kapelle.types import Group, Task
 
 BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)

@@ -14,8 +14,8 @@ import pytest
 from tests.cli.conftest import TINY, Kapelle, Said
 
 from kapelle.cli import running
-from kapelle.cli.progress import Watch
 from kapelle.runs.reader import read_evaluations, read_metrics, read_status
+from kapelle.training.console import Watch
 
 FRESH = "warmup.demonstrations=9"
 """A warm-up that no other test has cached."""

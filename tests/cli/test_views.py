@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from kapelle.cli.panel import Panel, sparkline
-from kapelle.cli.progress import Lines, Point, ProgressLine, ShownConversation, one_line, verdict
+from kapelle.training.console import Lines, Point, ProgressLine, ShownConversation, one_line, verdict
 
 RIGHT = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 WRONG = ShownConversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)

@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.support.tiny import SIZE
 
+from kapelle.cluster.planning.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.models.outline import read_outline
-from kapelle.planning.weights_map import WeightsMap, amount, describe, size, weights_map
 from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Rate, Team
 

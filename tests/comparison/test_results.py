@@ -27,7 +27,7 @@ from kapelle.comparison.results import (
     unscored,
     write_results,
 )
-from kapelle.metrics.statistics import Quartiles
+from kapelle.functional.statistics import Quartiles
 from kapelle.setup.recipe import load_recipe
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kapelle.conformance import conform
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.arithmetic import Arithmetic, columns, combine, split_of, step_before, value_of
 from kapelle.errors import ConfigError
+from kapelle.rollout.conformance import conform
 from kapelle.types import Message, Task
 
 # question, notes, answer, notes without the carry, answer to those, answer that ignores a carry in the notes

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from tests.support.tiny import sections
 
-from kapelle.conformance import conform
 from kapelle.environments import BaseEnvironment, BaseWorld
+from kapelle.rollout.conformance import conform
 from kapelle.training.trainer import Trainer
 from kapelle.types import Split, Task
 

@@ -11,8 +11,8 @@ from tests.workflows.stage import expert, lines, play, team_of, transcript
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.errors import DataError
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.types import Split
@@ -213,7 +213,7 @@ async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_written_is_read_back(form: Form) -> None:
-    from kapelle.grading.text.tool_call import parse_calls
+    from kapelle.environments.grading.text.tool_call import parse_calls
 
     calls = (
         ReadCall("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),

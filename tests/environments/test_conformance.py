@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import pytest
 
-from kapelle.conformance import Finding, Private, Symmetric, conform, drive
 from kapelle.environment import Answerable, Environment, Outcome, Scripted, environment_class, offers
 from kapelle.environments import BUILTIN, BaseEnvironment, BaseWorld
+from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import ConfigError, DataError
-from kapelle.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.rollout.conformance import Finding, Private, Symmetric, conform, drive
 from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 

@@ -10,15 +10,15 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
-from kapelle.conformance import conform
 from kapelle.engines.rollout.judge import ask_engine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import FrozenModel, environment_class
 from kapelle.environments.debate_topics import DebateTopics
+from kapelle.environments.grading.asking import EndpointJudge
+from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint
 from kapelle.errors import ConfigError, DataError, EpisodeError, TrainingHalted
-from kapelle.grading.asking import EndpointJudge
-from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint
+from kapelle.rollout.conformance import conform
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.types import Message, Task

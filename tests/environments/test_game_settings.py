@@ -21,7 +21,7 @@ from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel
 from kapelle.environments.openspiel.games import rules_of, spiel, unknown_rules
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
-from kapelle.evaluation.exploitability import language_table
+from kapelle.rollout.evaluation.exploitability import language_table
 from kapelle.rollout.play import Play as Stage
 from kapelle.setup.recipe import load_recipe
 from kapelle.workflows.play import PlayWorkflow

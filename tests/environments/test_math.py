@@ -13,11 +13,11 @@ from tests.workflows.stage import lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments import math as math_environment
+from kapelle.environments.grading.math.grade import math_processes, read_math
+from kapelle.environments.grading.processes import AnswerLimits
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.math import Math
 from kapelle.errors import DataError
-from kapelle.grading.math.grade import math_processes, read_math
-from kapelle.grading.processes import AnswerLimits
-from kapelle.grading.verdict import Grade
 from kapelle.types import Split, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.solo import Solo
@@ -181,7 +181,7 @@ async def test_a_comparison_that_takes_too_long_is_paid_nothing_fails_no_episode
 def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
     program = (
         "import os, sys\n"
-        "from kapelle.grading.math.grade import grade_math, shared_math_processes\n"
+        "from kapelle.environments.grading.math.grade import grade_math, shared_math_processes\n"
         "pool = shared_math_processes()\n"
         "assert pool is shared_math_processes() and not pool._running\n"
         "pool.warm()\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kapelle.environments.grading.math.grade import gold_problem, library_problem, shared_math_processes
 from kapelle.environments.math import Math
-from kapelle.grading.math.grade import gold_problem, library_problem, shared_math_processes
 from kapelle.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "test")

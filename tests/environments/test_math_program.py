@@ -8,8 +8,8 @@ import pytest
 from tests.environments.test_math import folder
 
 from kapelle.environments.math import Math
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import SandboxError
-from kapelle.sandbox.bubblewrap import Bubblewrap
 
 
 def block(program: str) -> str:

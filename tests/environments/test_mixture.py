@@ -9,13 +9,13 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import expert, lines, team_of
 
-from kapelle.conformance import conform
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.mixture import Mixture
-from kapelle.evaluation.evaluate import evaluate_tasks, summarise
-from kapelle.metrics.definitions import describe, rollout_metrics
+from kapelle.rollout.conformance import conform
 from kapelle.rollout.episodes import rollout
+from kapelle.rollout.evaluation.evaluate import evaluate_tasks, summarise
 from kapelle.rollout.play import Play
+from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.setup.problems import choose_tasks
 from kapelle.setup.recipe import lay_over
 from kapelle.workflows.debate import Debate

@@ -20,7 +20,6 @@ from tests.workflows.stage import Say, team_of
 from kapelle.algorithm import Credit, CreditMemory
 from kapelle.algorithms.mars import MARS
 from kapelle.algorithms.rae import RAE
-from kapelle.conformance import conform
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import asks_questions
@@ -28,11 +27,12 @@ from kapelle.environments.mixture import Mixture
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
-from kapelle.evaluation.evaluate import summarise
-from kapelle.metrics.definitions import describe, rollout_metrics
+from kapelle.rollout.conformance import conform
 from kapelle.rollout.episodes import rollout
+from kapelle.rollout.evaluation.evaluate import summarise
 from kapelle.rollout.play import Play
 from kapelle.rows import Signals, TurnKey
+from kapelle.runs.definitions import describe, rollout_metrics
 from kapelle.runs.reader import read_metrics
 from kapelle.setup.recipe import load_recipe
 from kapelle.setup.validation import check_run

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import lines, play
 
-from kapelle.conformance import conform
 from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.nli import NLI
 from kapelle.errors import DataError
+from kapelle.rollout.conformance import conform
 from kapelle.workflows.vote import Vote
 
 ROWS = [

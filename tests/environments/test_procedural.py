@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.grading.hostile import HOSTILE
+from tests.environments.grading.hostile import HOSTILE
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers

@@ -14,9 +14,9 @@ from tests.support.tiny import SIZE
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.grading.math.calculation import parse_expression
 from kapelle.environments.proposals import FRONTIERS, Proposals, Proposed
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.math.calculation import parse_expression
 from kapelle.runs.reader import read_episodes
 from kapelle.types import Message, Task
 from kapelle.workflows.propose import Propose

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import EpisodeError
-from kapelle.grading.verdict import Grade
 from kapelle.types import Task
 
 TASK = Task("train-0", "2+2", {"answer": 4})

@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from kapelle.environment import environment_class
+from kapelle.environments.grading.text.extraction import ExtractionRule, extract, marked
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.math import Math
 from kapelle.environments.procedural import Algebra
 from kapelle.environments.questions import Answers, Questions, numbers, words
 from kapelle.errors import ConfigError
-from kapelle.grading.text.extraction import ExtractionRule, extract, marked
-from kapelle.grading.verdict import Grade
 from kapelle.types import Split, Task
 
 EVERY_RULE: tuple[ExtractionRule, ...] = get_args(ExtractionRule)

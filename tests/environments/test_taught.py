@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.conformance import gold_pays
 from kapelle.environment import Scripted, offers
 from kapelle.environments.adapters.openenv import OpenEnv
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.rollout.conformance import gold_pays
 from kapelle.setup.recipe import resolve
 from kapelle.setup.validation import check_run
 from kapelle.training.warmup_settings import stage_team, warmup_key

@@ -14,11 +14,11 @@ from tests.support.tiny import SIZE
 from tests.workflows.stage import expert, lines, play
 
 import kapelle
+from kapelle.environments.grading.text import overlap
+from kapelle.environments.grading.text.overlap import chrf, rouge_l
 from kapelle.environments.rewarded import Reward, Rewarded, RowsInMemory, rows_in_memory
 from kapelle.environments.texts import Summarisation, Translation
 from kapelle.errors import ConfigError, DataError
-from kapelle.grading.text import overlap
-from kapelle.grading.text.overlap import chrf, rouge_l
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
 
@@ -197,4 +197,4 @@ def test_metrics_are_reward_functions() -> None:
     )
 
 
-PLACE = "kapelle.grading.text.overlap:{}"
+PLACE = "kapelle.environments.grading.text.overlap:{}"

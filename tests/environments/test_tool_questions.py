@@ -12,6 +12,7 @@ from tests.workflows.stage import expert, lines, play
 
 from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.arithmetic import Arithmetic
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.environments.math import Math
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.tool_questions import Tools
@@ -20,7 +21,6 @@ from kapelle.environments.tools.contract import Toolbox
 from kapelle.environments.tools.files import Files
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.types import Episode, Task
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.tool_use import ToolUse

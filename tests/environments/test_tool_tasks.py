@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play
 
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, parse_calls, write_calls
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.tool_tasks import KINDS, ToolKind, ToolTasks
 from kapelle.errors import ConfigError
-from kapelle.grading.text.tool_call import Form, ReadCall, parse_calls, write_calls
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.types import Episode, Message, Split, Task
 from kapelle.workflows.tool_use import ToolUse
 

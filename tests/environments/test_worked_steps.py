@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kapelle.environments.grading.math.calculation import decimal, parse_expression, work_out
 from kapelle.environments.gsm8k_steps import add_up, forget_last_term, notes
-from kapelle.grading.math.calculation import decimal, parse_expression, work_out
 
 # step, worked notes, answer, notes without their last term, answer without carrying
 WORKED = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,8 +9,8 @@ import pytest
 from tests.workflows.stage import lines, play
 
 from kapelle.cli.new import skeleton
-from kapelle.conformance import conform
 from kapelle.environment import environment_class
+from kapelle.rollout.conformance import conform
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 

@@ -76,7 +76,7 @@ def write_recipes(folder: Path, data: Path, ended: Path) -> list[Kind]:
 def _shipped(name: str) -> Tree:
     import kapelle
 
-    file = Path(kapelle.__file__).parent / "recipes" / f"{name}.yaml"
+    file = Path(kapelle.__file__).parent / "settings" / "recipes" / f"{name}.yaml"
     tree: Tree = yaml.safe_load(file.read_text("utf-8"))
     tree.pop("real", None)
     return tree

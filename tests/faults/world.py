@@ -134,6 +134,6 @@ def seeded(run: Path, call: Callable[[], int]) -> Callable[[], int]:
 
 
 def _has_sandbox() -> bool:
-    from kapelle.sandbox.bubblewrap import Bubblewrap
+    from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 
     return all(layer.present for layer in Bubblewrap().layers() if layer.required)

@@ -19,9 +19,9 @@ from kapelle.algorithm import Algorithm, Outputs, Targets, UpdateSamples
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.ppo import IPPO, PPO
+from kapelle.algorithms.signals.critic_values import value_samples
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.rows import Sample, Signals, TurnKey
-from kapelle.signals.critic_values import value_samples
 from kapelle.training.loop import update_in_order
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.support.tool_templates import DEEPSEEK, FAMILIES, GLM, MISTRAL, QWEN_CODER, Family
 
+from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import ConfigError
-from kapelle.grading.text.tool_call import ReadCall
 from kapelle.models.token_masks import TokenMasks, check_constraint
 from kapelle.runtime import constraints
 from kapelle.runtime.constraints import CALL_MARKS, forced_call

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from kapelle.environments.grading.text.tool_call import ReadCall, parse_calls
 from kapelle.errors import ConfigError
-from kapelle.grading.text.tool_call import ReadCall, parse_calls
 from kapelle.models import token_masks
 from kapelle.models.renderer import light_tokenizer
 from kapelle.models.token_masks import TokenMasks, Walk, check_constraint

@@ -31,10 +31,11 @@ FOR_HELP = {
     "kapelle.cli.output",
     "kapelle.cli.stopping",
     "kapelle.errors",
-    "kapelle.early_stop",
-    "kapelle.lazy_names",
+    "kapelle.runtime.early_stop",
+    "kapelle.runtime.lazy_names",
     "kapelle.runtime",
     "kapelle.runtime.characters",
+    "kapelle.runtime.console",
     "kapelle.runtime.machine",
     "kapelle.runtime.interrupts",
     "kapelle.runtime.watchdog",
@@ -59,7 +60,7 @@ def test_the_layers_hold() -> None:
 PLANTED = {
     "Of the nouns only the team": [("types.py", "from kapelle.team import Team")],
     "What sets a run up": [("runs/reader.py", "from kapelle.setup import recipe")],
-    "Signals know what models are": [("models/paths.py", "from kapelle.signals import greedy")],
+    "Signals know what models are": [("models/paths.py", "from kapelle.algorithms.signals import greedy")],
     "Training evaluates": [("rollout/play.py", "from kapelle.training import loop")],
     "A workflow knows": [
         ("environment.py", "from kapelle.workflow import Scene"),

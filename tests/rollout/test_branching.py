@@ -30,9 +30,9 @@ from tests.support.trees import (
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import EngineError
-from kapelle.metrics.definitions import rollout_metrics
 from kapelle.rollout.episodes import play_episode
 from kapelle.rows import Signals, TurnKey
+from kapelle.runs.definitions import rollout_metrics
 from kapelle.workflows.chain import Chain
 
 

@@ -17,9 +17,9 @@ from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.wire.worlds import task_form, task_from
 from kapelle.team import Agent, Policy, Team
 from kapelle.types import Cast, Group, Task
-from kapelle.wire.worlds import task_form, task_from
 from kapelle.workflows.play import PlayWorkflow
 
 KUHN = OpenSpiel(game="kuhn_poker", wording="short")

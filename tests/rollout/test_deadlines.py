@@ -17,8 +17,8 @@ from tests.support.tiny import team_of
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionWorld
-from kapelle.grading.verdict import Grade
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play

@@ -31,10 +31,10 @@ from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_
 from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Outcome
-from kapelle.metrics.definitions import own_returns, rollout_metrics
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
 from kapelle.rollout.play import Play
+from kapelle.runs.definitions import own_returns, rollout_metrics
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.team import Policy, Team
 from kapelle.types import Episode, Group, Payment, Task, Turn

@@ -9,7 +9,7 @@ from tests.support.tiny import same_bits
 
 from kapelle.cli import main
 from kapelle.errors import CheckpointError, ConfigError
-from kapelle.evaluation.evaluate import Evaluation
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs import checkpoint
 from kapelle.runs.named_checkpoint import (
     best_checkpoint,

@@ -12,7 +12,7 @@ from tests.support.episode_lines import lay_plain
 from tests.support.run_folders import CONFIG, group, open_run
 
 from kapelle.errors import DataError, RunDirectoryError
-from kapelle.metrics.distributions import Histogram
+from kapelle.functional.distributions import Histogram
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.runs.reader import is_run, read_config, read_episodes, read_groups, read_provenance
 from kapelle.runs.recorded import all_losses

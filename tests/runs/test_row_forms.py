@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.support.tiny import sections
 
-from kapelle.cli.progress import judged, point_of
 from kapelle.comparison.contenders import Run
 from kapelle.comparison.results import held_out, sampled, seats_of, unscored
 from kapelle.errors import DataError
 from kapelle.runs.reader import read_evaluations, read_metrics
 from kapelle.runs.summary import last_evaluation, telling
 from kapelle.setup.recipe import Recipe, resolve
+from kapelle.training.console import judged, point_of
 
 METRICS = {"step": 3, "return/solver": 0.25, "success": 0.5, "time/step": 1.5, "tokens/solver": 12.0}
 PLAYED = {

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 from tests.support.stopped_graders import LIMIT_S, WORK, WORKS_S
 
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.runtime.clock import SuspendAwareClock, suspend_aware_timeout
-from kapelle.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.mark.long

@@ -12,11 +12,11 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.vllm.settings import Vllm
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.debate_topics import DebateTopics
+from kapelle.environments.grading.judge import JudgeEndpoint
 from kapelle.environments.reward_server import RewardServer
 from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EngineError
-from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runs.model_card import check_push
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.hub import hub_fault

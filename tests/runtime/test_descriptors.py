@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.runtime.machine import most_open
-from kapelle.sandbox.bubblewrap import Bubblewrap
 
 PLAY = """
 import asyncio, json, os, resource, sys

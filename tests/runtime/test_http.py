@@ -14,9 +14,9 @@ from tests.rollout.test_play import NAMES, stage
 from tests.support.episodes import TASK
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
+from kapelle.environments.grading import judge as judge_endpoint
+from kapelle.environments.grading.judge import JudgeEndpoint, ask_endpoint
 from kapelle.errors import EpisodeError
-from kapelle.grading import judge as judge_endpoint
-from kapelle.grading.judge import JudgeEndpoint, ask_endpoint
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runtime import http as chat_requests

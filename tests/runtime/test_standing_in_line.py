@@ -11,12 +11,12 @@ import pytest
 from tests.engines.rollout.local.test_joining import engine, request
 from tests.support.tiny import LORA, tiny_model
 
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import Pool
+from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSubprocess
 from kapelle.runtime import http
 from kapelle.runtime.deadlines import GaveUp, pause_deadline, within
 from kapelle.runtime.event_loop import run_async
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.pool import Pool
-from kapelle.sandbox.unsafe_subprocess import UnsafeSubprocess
 
 LIMIT = 0.4
 LINE = 3 * LIMIT

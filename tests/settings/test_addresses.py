@@ -10,9 +10,9 @@ from tests.cli.conftest import call
 
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.vllm.settings import Vllm
+from kapelle.environments.grading.judge import JudgeEndpoint
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError
-from kapelle.grading.judge import JudgeEndpoint
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.base import open_address
 from kapelle.settings.weights import EndpointConfig

@@ -14,7 +14,7 @@ from tests.support.tiny import tiny_model
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError
-from kapelle.evaluation.playing import model_config
+from kapelle.rollout.evaluation.playing import model_config
 from kapelle.runs.reader import read_provenance
 from kapelle.setup.recipe import LEFT_OUT, Recipe, builtin_recipes, lay_over, load_recipe, load_stages
 from kapelle.training.stages import read_stages

@@ -12,8 +12,8 @@ from tests.cli.conftest import call
 from tests.support.tiny import tiny_model
 
 from kapelle.errors import KapelleError
-from kapelle.evaluation.playing import open_play
 from kapelle.models.outline import outline_of
+from kapelle.rollout.evaluation.playing import open_play
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import DOUBT, prepare
 from kapelle.setup.recipe import load_recipe

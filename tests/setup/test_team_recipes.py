@@ -9,9 +9,9 @@ import pytest
 from tests.cli.conftest import call
 from tests.training.test_stage_recipes import ARITHMETIC, SMALL
 
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.tool_tasks import KINDS
 from kapelle.runs.reader import read_episodes, read_metrics
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.setup.recipe import builtin_recipes
 
 QUICK = [setting for setting in SMALL if not setting.startswith("algorithm.")]

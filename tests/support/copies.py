@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from kapelle.environments.grading.verdict import Grade, right, wrong
 from kapelle.environments.questions import Answers, Questions
-from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.types import Message, Split, Task
 
 LETTERS = "abcdef"

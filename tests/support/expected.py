@@ -24,6 +24,9 @@ from tests.support.tiny import LORA, sections
 from torch import Tensor
 
 from kapelle.algorithm import Algorithm
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
+from kapelle.algorithms.signals.samples import central_prompt
+from kapelle.algorithms.signals.teacher import TEACHER
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import TrainSetup, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
@@ -33,9 +36,6 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.setup.recipe import resolve
-from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.signals.samples import central_prompt
-from kapelle.signals.teacher import TEACHER
 from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.training.loop import Loop
 from kapelle.training.step_report import Step

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from kapelle.grading.judge import FULL
+from kapelle.environments.grading.judge import FULL
 
 Rule = Callable[[str], int]
 """Text → its score, from 0 to 10."""

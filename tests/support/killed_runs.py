@@ -138,7 +138,7 @@ def _places() -> Mapping[str, tuple[Any, str, str]]:
     from kapelle.engines.rollout.local.engine import LocalEngine
     from kapelle.engines.train.torch.engine import ForwardPass
     from kapelle.engines.train.torch.learner import Learner
-    from kapelle.evaluation import evaluate as evaluation
+    from kapelle.rollout.evaluation import evaluate as evaluation
     from kapelle.runs import checkpoint, checkpoint_contents
     from kapelle.runs.checkpoint import Share
     from kapelle.runs.writer import RunDirectory

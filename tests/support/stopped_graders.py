@@ -14,12 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from kapelle.environments.tools.contract import Lost, ToolFault
-from kapelle.environments.tools.mcp import Mcp, connected
-from kapelle.environments.tools.python import Python
-from kapelle.errors import KapelleError
-from kapelle.grading import judge as judge_endpoint
-from kapelle.grading.code.grade import (
+from kapelle.environments.grading import judge as judge_endpoint
+from kapelle.environments.grading.code.grade import (
     CallTest,
     OutputTest,
     ProgramTests,
@@ -27,11 +23,15 @@ from kapelle.grading.code.grade import (
     grade_output,
     grade_program,
 )
-from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint
-from kapelle.grading.processes import AnswerLimits as ProcessLimits
-from kapelle.grading.processes import KillableProcesses, ProcessGaveUp
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.pool import backend
+from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint
+from kapelle.environments.grading.processes import AnswerLimits as ProcessLimits
+from kapelle.environments.grading.processes import KillableProcesses, ProcessGaveUp
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import backend
+from kapelle.environments.tools.contract import Lost, ToolFault
+from kapelle.environments.tools.mcp import Mcp, connected
+from kapelle.environments.tools.python import Python
+from kapelle.errors import KapelleError
 from kapelle.types import Message
 
 LIMIT_S = 3.0
@@ -67,7 +67,7 @@ def _code(sandbox: str, kind: str, solution: str) -> str:
 
 def _asked(do: str) -> str:
     limits = ProcessLimits(cpu_s=20.0, wall_s=LIMIT_S)
-    with KillableProcesses("tests.grading.misbehaving_worker", 1, limits) as processes:
+    with KillableProcesses("tests.environments.grading.misbehaving_worker", 1, limits) as processes:
         try:
             return str(processes.ask({"do": do, "seconds": WORKS_S, "value": "passed"}))
         except ProcessGaveUp as fault:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kapelle.cli.output import say
+from kapelle.runtime.console import say
 
 
 def interrupt_at(begins: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kapelle.grading.text.tool_call import Form
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.models.renderer import ChatRenderer, LightTokenizer
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from kapelle.environments.grading.verdict import Grade, right, wrong
 from kapelle.environments.questions import Answers, Questions, QuestionWorld
-from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.types import Message, Split, Task
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspiel")
 
 from kapelle.errors import ConfigError
-from kapelle.evaluation.exploitability import best_response, evaluate_table, language_table
+from kapelle.rollout.evaluation.exploitability import best_response, evaluate_table, language_table
 from kapelle.training.best_response import Exploited, Found, exploit
 from kapelle.training.trainer import Trainer
 

@@ -9,11 +9,11 @@ from tests.support.tiny import team_of
 
 from kapelle.algorithm import Credit, CriticLoss, CriticSpec
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
+from kapelle.algorithms.signals.critic_values import value_samples
+from kapelle.algorithms.signals.embeddings import embedding_samples
+from kapelle.algorithms.signals.reference import samples_for
+from kapelle.algorithms.signals.samples import central_prompt, critic_sample, policy_sample
 from kapelle.rows import Sampled, Signals, TurnKey, turns_of
-from kapelle.signals.critic_values import value_samples
-from kapelle.signals.embeddings import embedding_samples
-from kapelle.signals.reference import samples_for
-from kapelle.signals.samples import central_prompt, critic_sample, policy_sample
 from kapelle.team import Agent, Team
 from kapelle.training.collate import critic_samples, policy_samples
 from kapelle.types import Sampling

@@ -11,7 +11,7 @@ from tests.training.test_queue import SMALL
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError
-from kapelle.evaluation.exploitability import language_table
+from kapelle.rollout.evaluation.exploitability import language_table
 from kapelle.runs.reader import read_groups
 from kapelle.settings.base import Settings
 from kapelle.setup.preparation import check_prompts

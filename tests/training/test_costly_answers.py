@@ -12,12 +12,12 @@ from tests.support.tiny import sections
 
 from kapelle.environments import math as math_environment
 from kapelle.environments.code import Code, CodeWorld
+from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.math import Math
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import TrainingHalted
-from kapelle.grading.processes import AnswerLimits, KillableProcesses
-from kapelle.grading.verdict import Grade
 from kapelle.runs.reader import read_episodes, read_metrics
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.training.trainer import Trainer
 from kapelle.types import Json, Task
 
@@ -132,7 +132,9 @@ def test_formulas_that_no_grader_can_afford_stop_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = FORMULA.said
-    with KillableProcesses("tests.grading.misbehaving_worker", 1, AnswerLimits(cpu_s=0.05)) as processes:
+    with KillableProcesses(
+        "tests.environments.grading.misbehaving_worker", 1, AnswerLimits(cpu_s=0.05)
+    ) as processes:
         library = Library(processes)
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: library)
         made = run_of(tmp_path, {"name": COSTLY_MATH}, questions(r"\tan 5"), steps=4)
@@ -159,7 +161,7 @@ def test_programs_that_no_grader_can_afford_stop_no_run(sandbox: Bubblewrap, tmp
 
 def test_a_grader_that_is_broken_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its worker is none: whatever it is asked, it fails.
-    with KillableProcesses("tests.grading.misbehaving_worker", 1) as broken:
+    with KillableProcesses("tests.environments.grading.misbehaving_worker", 1) as broken:
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: broken)
         monkeypatch.setattr(FORMULA, "texts", (r"\sin 5",))
         made = run_of(tmp_path, {"name": COSTLY_MATH}, questions(r"\tan 5"))

@@ -14,6 +14,8 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, ti
 
 from kapelle import Trainer
 from kapelle.algorithms.marft import MARFT
+from kapelle.algorithms.signals.critic_values import value_samples
+from kapelle.algorithms.signals.samples import critic_sample
 from kapelle.cli import main
 from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
@@ -24,8 +26,6 @@ from kapelle.runs import checkpoint
 from kapelle.runs.reader import read_latest
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_team
-from kapelle.signals.critic_values import value_samples
-from kapelle.signals.samples import critic_sample
 from kapelle.team import Agent, Critic, Lora, Policy, Team
 from kapelle.types import Episode, Message, Task, Turn
 

@@ -18,9 +18,9 @@ from tests.support.patience import grown_since
 from tests.support.tiny import SIZE, sections, tiny_model
 
 from kapelle import Trainer
-from kapelle.cli.progress import REMEMBERED, Watch
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
+from kapelle.training.console import REMEMBERED, Watch
 from kapelle.training.step_report import Step
 
 PAID = {"name": "tests.support.plugins:Digest"}  # for noise, so that every step has something to learn from

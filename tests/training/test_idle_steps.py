@@ -13,11 +13,11 @@ from tests.support.tiny import tiny_model
 import kapelle
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms import DPO, GRPO, MAPPO, SFT, Verifier
-from kapelle.cli.progress import Lines, Watch
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, rows_in_memory
 from kapelle.errors import TrainingHalted
 from kapelle.runtime.plugins import IN_MEMORY
+from kapelle.training.console import Lines, Watch
 from kapelle.training.step_report import LONG, IdleSteps, Step, why_idle
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]

@@ -231,7 +231,7 @@ class TestWhatActedIsWhatLearns:
 
 
 def _as_samples(made: Trainer, step: Any) -> list[Any]:
-    from kapelle.signals.samples import policy_sample
+    from kapelle.algorithms.signals.samples import policy_sample
 
     return [
         policy_sample(t, made.team, t.policy, {}) for g in step.groups for e in g.episodes for t in e.turns

@@ -12,8 +12,8 @@ from torch import Tensor
 from kapelle.algorithm import Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import ComparedWithEarlier
-from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rows import Signals, TurnKey
+from kapelle.runs.definitions import is_dead, own_returns
 from kapelle.training.step_report import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group

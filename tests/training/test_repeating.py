@@ -11,7 +11,7 @@ from tests.support.tiny import SIZE, same_bits, sections, tiny_model
 from tests.training.test_trainer_resume import remains
 
 from kapelle.environments import tool_questions
-from kapelle.grading.text.tool_call import ReadCall
+from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.setup.recipe import resolve
 from kapelle.training.trainer import Trainer
 from kapelle.types import Json

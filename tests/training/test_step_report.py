@@ -12,7 +12,7 @@ import pytest
 from tests.support.episodes import episode, turn
 from tests.support.tiny import sections
 
-from kapelle.metrics.distributions import KINDS, read_histogram
+from kapelle.functional.distributions import KINDS, read_histogram
 from kapelle.runs.reader import read_groups, read_metrics
 from kapelle.runs.step_rows import lines_of, stored_step
 from kapelle.training.step_report import chosen

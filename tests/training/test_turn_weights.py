@@ -10,10 +10,10 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, stir
 from torch import Tensor
 
+from kapelle.cluster.planning.weights_map import describe, weights_map
 from kapelle.errors import ConfigError, TrainingHalted
 from kapelle.models.outline import outline_of
 from kapelle.models.weights import weights_hash
-from kapelle.planning.weights_map import describe, weights_map
 from kapelle.rows import turns_of
 from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.training.trainer import Trainer

@@ -33,10 +33,10 @@ from kapelle.algorithms.shared.orders import (
     rounds_of,
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.algorithms.signals.proximal import ProximalLogProbs
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.errors import ConfigError
 from kapelle.rows import Sample, TurnKey
-from kapelle.signals.proximal import ProximalLogProbs
 from kapelle.team import Agent, Policy, Team
 from kapelle.training.loop import update_in_order
 from kapelle.types import Group

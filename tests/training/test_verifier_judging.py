@@ -12,8 +12,8 @@ from tests.support.copies import Copies
 from tests.support.tiny import sections
 
 from kapelle.errors import ConfigError
-from kapelle.metrics.calibration import read_calibration, sigmoid
-from kapelle.metrics.statistics import area_interval, area_under_curve
+from kapelle.functional.calibration import read_calibration, sigmoid
+from kapelle.functional.statistics import area_interval, area_under_curve
 from kapelle.rows import turns_of
 from kapelle.runs.named_checkpoint import check_verifier
 from kapelle.runs.reader import read_episodes, read_evaluations

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.metrics.definitions import describe
+from kapelle.runs.definitions import describe
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import comparing as drawn_runs

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.metrics.verdict import ADVICE, FLAT_PAGE, LEARN_PAGE
+from kapelle.runs.verdict import ADVICE, FLAT_PAGE, LEARN_PAGE
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.guides import FOUND, PAGES

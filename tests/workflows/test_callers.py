@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.types import Message, Turn
 from kapelle.workflows.callers import FORMS, Callers
 

@@ -17,8 +17,8 @@ from kapelle.environment import Environment, environment_class
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.code import Code
 from kapelle.environments.matrix import Matrix
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import ConfigError
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.setup.recipe import load_recipe
 from kapelle.team import Agent
 from kapelle.types import Episode, Task

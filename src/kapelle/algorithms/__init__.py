@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kapelle.lazy_names import classes, lazy
+from kapelle.runtime.lazy_names import classes, lazy
 
 BUILTIN: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",

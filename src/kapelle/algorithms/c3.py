@@ -41,9 +41,9 @@ from kapelle.algorithms.shared.groups import LEFT_OUT, Earlier, by_agent, compar
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
+from kapelle.algorithms.signals.critic_values import CriticValues
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import torch
-from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Episode, Group
 
 

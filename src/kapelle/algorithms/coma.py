@@ -34,9 +34,9 @@ from kapelle.algorithms.shared.gae import normalised
 from kapelle.algorithms.shared.groups import by_agent_turn
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
+from kapelle.algorithms.signals.counterfactual import COUNTERFACTUAL, CounterfactualValues
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import torch
-from kapelle.signals.counterfactual import COUNTERFACTUAL, CounterfactualValues
 from kapelle.types import Group
 
 

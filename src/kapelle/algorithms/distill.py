@@ -29,13 +29,13 @@ from pydantic import Field
 from kapelle.algorithm import Algorithm, Credit, Data, Taught, Update
 from kapelle.algorithms.shared.groups import Comparison, Earlier, Member, compared_values, place_of
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
+from kapelle.algorithms.signals.teacher import TEACHER, TeacherLogProbs
 from kapelle.functional.advantages import leave_one_out
 from kapelle.functional.returns import return_to_go
 from kapelle.functional.shaping import kl_in_reward
 from kapelle.rows import Signals, TurnKey, in_rounds
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
-from kapelle.signals.teacher import TEACHER, TeacherLogProbs
 from kapelle.types import Group
 
 

@@ -25,13 +25,13 @@ from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
 from kapelle.algorithms.shared.rewards import TeamReward, agent_returns
+from kapelle.algorithms.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.functional import preferences
 from kapelle.functional.masking import segment_mean, segment_sum
 from kapelle.functional.preferences import PreferenceLoss
 from kapelle.rows import Column, Signals, TurnKey, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
-from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.types import Group
 
 

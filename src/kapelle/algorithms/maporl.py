@@ -37,12 +37,12 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
+from kapelle.algorithms.signals.verifier import Together, VerifierScores
 from kapelle.errors import ConfigError
 from kapelle.features.reward_model.settings import RefreshConfig
 from kapelle.functional import shaping
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
-from kapelle.signals.verifier import Together, VerifierScores
 from kapelle.types import Episode, Group, Turn
 
 NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)

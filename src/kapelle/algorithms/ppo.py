@@ -27,12 +27,12 @@ from kapelle.algorithms.shared.rewards import (
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.algorithms.shared.umad import UMADConfig
+from kapelle.algorithms.signals.critic_values import CriticValues
+from kapelle.algorithms.signals.proximal import ProximalLogProbs
+from kapelle.algorithms.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.errors import ConfigError
 from kapelle.rows import Signal, Signals, TurnKey
 from kapelle.settings.base import Settings
-from kapelle.signals.critic_values import CriticValues
-from kapelle.signals.proximal import ProximalLogProbs
-from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
 from kapelle.types import Group
 

@@ -15,8 +15,8 @@ from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import Earlier, against_earlier, by_agent
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
+from kapelle.algorithms.signals.greedy import GreedyBaseline
 from kapelle.rows import Signals, TurnKey
-from kapelle.signals.greedy import GreedyBaseline
 from kapelle.types import Group
 
 

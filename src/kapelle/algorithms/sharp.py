@@ -37,10 +37,10 @@ from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, team_return
+from kapelle.algorithms.signals.stand_ins import StandIn, stand_in
 from kapelle.errors import ConfigError
 from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.randomness import derive_seed
-from kapelle.signals.stand_ins import StandIn, stand_in
 from kapelle.team import Team
 from kapelle.types import Episode, Group
 

@@ -28,15 +28,15 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit, CriticSpec, Data, Loss, Outputs, Targets, Update
+from kapelle.algorithms.signals.critic_values import CriticValues
+from kapelle.environments.grading.math.steps import worked_steps
+from kapelle.functional.calibration import Kind
 from kapelle.functional.masking import segment_mean, segment_sum
 from kapelle.functional.preferences import bradley_terry_loss, verifier_loss
-from kapelle.grading.math.steps import worked_steps
-from kapelle.metrics.calibration import Kind
-from kapelle.metrics.statistics import area_under_curve
+from kapelle.functional.statistics import area_under_curve
 from kapelle.rows import Column, Signals, TurnKey, label_of, turns_of
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.settings.base import Settings
-from kapelle.signals.critic_values import CriticValues
 from kapelle.types import Group
 
 

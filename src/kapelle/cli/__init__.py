@@ -15,10 +15,11 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here, say
+from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
 from kapelle.errors import ConfigError, KapelleError, for_command
+from kapelle.runtime.console import say
 from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
 EXIT_PIPE = 141

@@ -15,18 +15,18 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-from kapelle.cli.output import say
+from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.judged import Ranking, Rubric, shown
 from kapelle.environments.rewarded import Rewarded
 from kapelle.errors import ConfigError, DataError
-from kapelle.grading.judge import judge_attempts, judge_rubric
-from kapelle.metrics.statistics import (
+from kapelle.functional.statistics import (
     Interval,
     area_under_curve,
     bootstrap_interval,
     mean_interval,
     share_text,
 )
+from kapelle.runtime.console import say
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.row_files import DataRow, read_rows
 from kapelle.settings.schema import RunConfig

@@ -8,9 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from kapelle.cli.output import command, say
+from kapelle.cli.output import command
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
+from kapelle.runtime.console import say
 
 _KEY = re.compile(r"(\w+)\.[\w.]+=")
 FAILED = 2

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.named import check_changeable
-from kapelle.cli.output import command, new_file, printable, say, writing
+from kapelle.cli.output import command, new_file, writing
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError
 from kapelle.runs.blamed import QUOTED, drop_text
+from kapelle.runtime.console import printable, say
 from kapelle.runtime.files import write_all
+from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
     from kapelle.runs.blamed import Blame, BlamedEpisode, BlamedTurn

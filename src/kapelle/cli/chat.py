@@ -11,16 +11,16 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError, need_known
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.reader import read_config
 from kapelle.runtime.characters import cleaned
+from kapelle.runtime.console import say
 from kapelle.setup.team_file import is_team
 from kapelle.team import ANY_TEAM, own_name
+from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
     from kapelle.rollout.play import Play
@@ -116,7 +116,7 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     if named:
         raise ConfigError("--model takes the place of a run directory: name the one or the other.")
     hush()
-    from kapelle.evaluation.playing import model_config, open_play
+    from kapelle.rollout.evaluation.playing import model_config, open_play
     from kapelle.setup.team_builder import seats_of
 
     alone = arguments.environment is None

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from kapelle.cli.output import command, new_file, printable, say, writing
+from kapelle.cli.output import command, new_file, writing
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError, DataError
 from kapelle.runs.reader import is_run
+from kapelle.runtime.console import printable, say
 from kapelle.runtime.files import write_all
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-from kapelle.cli.output import command, say
+from kapelle.cli.output import command
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.errors import ConfigError
+from kapelle.runtime.console import say
 
 FAILED = 2
 

@@ -6,8 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from kapelle.cli.output import command, say
+from kapelle.cli.output import command
 from kapelle.cli.quiet import hush
+from kapelle.runtime.console import say
 
 
 def run(arguments: argparse.Namespace) -> int:

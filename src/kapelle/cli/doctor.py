@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kapelle.cli.output import command, is_first, say
+from kapelle.cli.output import command, is_first
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import EXIT_WRONG
 from kapelle.errors import ConfigError
+from kapelle.runtime.console import say
 from kapelle.runtime.ranks import ALONE, launched_rank
 
 if TYPE_CHECKING:

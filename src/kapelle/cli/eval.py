@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.named import owner_of
-from kapelle.cli.output import new_file, returns, say, writing
+from kapelle.cli.output import new_file, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
 from kapelle.runs.findings import keep_evaluation
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run
+from kapelle.runtime.console import say
 from kapelle.runtime.files import write_all
+from kapelle.training.console import returns
 
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
-    from kapelle.evaluation.evaluate import Baseline, Evaluation, Lengths
-    from kapelle.metrics.statistics import MeanScore
+    from kapelle.functional.statistics import MeanScore
+    from kapelle.rollout.evaluation.evaluate import Baseline, Evaluation, Lengths
 
 NOTHING_MEASURED = 2
 """Exit code if every episode failed."""
@@ -120,7 +122,7 @@ def _run(
         plain = [{key: value for key, value in row.items() if key != "episodes"} for row in rows]
         say(json.dumps(whole(plain)))
     elif arguments.table is not None:
-        from kapelle.evaluation.tables import table_of
+        from kapelle.rollout.evaluation.tables import table_of
 
         say(table_of(arguments.table, rows))
     return code, rows
@@ -128,7 +130,7 @@ def _run(
 
 def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
     """Play the unseen problems, and the baselines unless they are left out."""
-    from kapelle.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
+    from kapelle.rollout.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.preparation import short_enough
     from kapelle.setup.problems import choose_tasks
@@ -149,7 +151,7 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
     """Return each episode: its task, what its agents earned and said, and why it failed if it did."""
-    from kapelle.evaluation.evaluate import tokens_of
+    from kapelle.rollout.evaluation.evaluate import tokens_of
 
     return [
         {
@@ -179,7 +181,7 @@ def _episodes(result: Evaluation) -> list[dict[str, Any]]:
 
 def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
     from kapelle.environment import asks_questions
-    from kapelle.evaluation.evaluate import own_scores, own_totals
+    from kapelle.rollout.evaluation.evaluate import own_scores, own_totals
 
     own = (own_scores if asks_questions(player.play.environment) else own_totals)(result.groups)
     return {
@@ -255,7 +257,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
 def _team(result: Evaluation) -> tuple[str, str]:
     if result.success is not None or not result.reward:
         return _rate(result.rate)
-    from kapelle.metrics.statistics import missing_text
+    from kapelle.functional.statistics import missing_text
 
     missing = missing_text(result.failed, result.fewer)
     return (
@@ -271,15 +273,15 @@ def _length(lengths: Lengths) -> tuple[str, str]:
 
 
 def _rate(rate: MeanScore) -> tuple[str, str]:
-    from kapelle.metrics.statistics import share_text
+    from kapelle.functional.statistics import share_text
 
     return share_text(rate.value, rate.interval), rate.counts()
 
 
 def _agents(player: Player, result: Evaluation) -> list[str]:
     from kapelle.environment import asks_questions
-    from kapelle.evaluation.evaluate import own_scores, own_totals
-    from kapelle.metrics.statistics import missing_text
+    from kapelle.functional.statistics import missing_text
+    from kapelle.rollout.evaluation.evaluate import own_scores, own_totals
 
     environment = player.play.environment
     questions = asks_questions(environment)

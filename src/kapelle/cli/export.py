@@ -10,14 +10,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
 from kapelle.runs.model_card import check_push, push
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config
+from kapelle.runtime.console import say
+from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
     from kapelle.training.exporting import Form

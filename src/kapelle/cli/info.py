@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from kapelle.algorithms import BUILTIN as ALGORITHMS
-from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
+from kapelle.runtime.console import say
 from kapelle.runtime.plugins import catalogue
 
 CORE = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "rich")
@@ -166,7 +166,7 @@ def _memory() -> str:
 def _sandbox() -> dict[str, str]:
     """Return each layer of protection for model-written code, and whether this machine provides it."""
     try:
-        from kapelle.sandbox import layers
+        from kapelle.environments.sandbox import layers
     except ModuleNotFoundError as error:  # Windows
         return {"all layers": f"MISSING, model-written code is refused: {error}"}
     absent = {True: "MISSING, model-written code is refused", False: "no (optional)"}

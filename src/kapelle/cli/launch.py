@@ -11,10 +11,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from kapelle.cli.output import say, writing
+from kapelle.cli.output import writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import ConfigError
+from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import STOP_WITHIN
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?"

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Lines, Watch
 from kapelle.environment import Environment
 from kapelle.errors import ConfigError
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
+from kapelle.runtime.console import say
 from kapelle.setup.team_file import is_team
+from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
-    from kapelle.evaluation.evaluate import Returns
+    from kapelle.rollout.evaluation.evaluate import Returns
     from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
 
@@ -44,7 +44,7 @@ class Player:
 
 def open_player(arguments: argparse.Namespace) -> Player:
     """Return who plays; raises ConfigError unless either a run or a model is named."""
-    from kapelle.metrics.definitions import own_returns
+    from kapelle.runs.definitions import own_returns
 
     named, settings = split_words(arguments.words)
     if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
@@ -62,7 +62,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
         return _from_run(named[0], settings)
     if named or arguments.environment is None:
         raise ConfigError("--model needs --environment NAME, and takes the place of a run directory.")
-    from kapelle.evaluation.playing import model_config, open_play
+    from kapelle.rollout.evaluation.playing import model_config, open_play
 
     config = model_config(
         arguments.model,
@@ -76,7 +76,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
 
 def check_playable(arguments: argparse.Namespace, environment: str | None) -> None:
     """Raise the errors of what a model is to play, before anything is loaded; ConfigError unless a model is named."""
-    from kapelle.evaluation.playing import model_config
+    from kapelle.rollout.evaluation.playing import model_config
 
     named, settings = split_words(arguments.words)
     model = arguments.model or next((name for name in named if is_model(name, environment)), None)
@@ -105,7 +105,7 @@ def check_changeable(settings: Sequence[str]) -> None:
 
 
 def _from_run(path: str, settings: tuple[str, ...]) -> Player:
-    from kapelle.metrics.definitions import own_returns
+    from kapelle.runs.definitions import own_returns
     from kapelle.training.trainer import Trainer
 
     check_changeable(settings)

@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from kapelle.cli.arguments import FRAMEWORKS, KINDS
-from kapelle.cli.output import say
 from kapelle.errors import ConfigError, OutputError, did_you_mean
+from kapelle.runtime.console import say
 
 # -------- The files that `kapelle new` writes: `NAME_` stands for the name, `CLASS_` for the class
 
@@ -46,7 +46,7 @@ import asyncio
 
 import kapelle
 from kapelle.algorithms import GRPO
-from kapelle.conformance import conform
+from kapelle.rollout.conformance import conform
 from kapelle.workflows import Solo
 
 from IMPORT_ import CLASS_

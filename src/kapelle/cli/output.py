@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO
 
 from kapelle.errors import EACH, ConfigError, OutputError
-from kapelle.runtime.characters import cleaned
-from kapelle.runtime.interrupts import gone_terminal
+from kapelle.runtime.console import printable
 
 
 def complain(reason: str) -> None:
@@ -42,24 +40,6 @@ def complain_of_stop() -> None:
         complain("stopped.")
     elif is_first():  # the launcher has stopped all ranks, so that none has to tell the others
         print("kapelle: stopped.", file=sys.stderr)
-
-
-def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a text at once, without control characters; OutputError when it cannot be written (a full disk).
-
-    A closed pipe raises BrokenPipeError: the reader has seen enough, which is not an error.
-    """
-    try:
-        print(cleaned(text), file=stream or sys.stdout, flush=True)
-    except BrokenPipeError:
-        raise
-    except RuntimeError:
-        # A signal's message came while another line was being printed; the message can be dropped.
-        return
-    except OSError as error:
-        if error.errno == errno.EIO and gone_terminal((stream or sys.stdout).fileno()):
-            return  # the terminal is closed; SIGHUP decides whether that ends the command
-        raise OutputError(f"The output cannot be written: {error.strerror}. Send it elsewhere.") from error
 
 
 @contextmanager
@@ -137,16 +117,3 @@ def leave_ranks_here(failure: str | None = None) -> None:
     held = sys.modules.get("kapelle.runtime.rank_group")
     if held is not None:
         held.leave_ranks(failure)
-
-
-def printable(text: str, width: int | None = None) -> str:
-    """Return a text on one line without control characters, which models may write."""
-    shown = cleaned(text).replace("\n", "⏎").replace("\t", " ")
-    if width is not None and len(shown) > width:
-        return f"{shown[: max(0, width - 1)]}…"
-    return shown
-
-
-def returns(earned: Mapping[str, float]) -> str:
-    """Return what each seat earned: `first 0.125, second -0.125`."""
-    return ", ".join(f"{agent} {value:.3f}" for agent, value in earned.items())

@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kapelle.cli.output import printable
-from kapelle.cli.progress import SHOWN, ProgressLine, ShownConversation, clock_text, judged, verdict
+from kapelle.runtime.console import printable
+from kapelle.training.console import SHOWN, ProgressLine, ShownConversation, clock_text, judged, verdict
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"

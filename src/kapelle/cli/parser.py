@@ -137,7 +137,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace] | str:
             from importlib.resources import files
 
             hint = " `kapelle --help` lists them."
-            built_in = files("kapelle") / "recipes" / f"{word}.yaml"
+            built_in = files("kapelle") / "settings" / "recipes" / f"{word}.yaml"
             if word.endswith((".yaml", ".yml")) or built_in.is_file():
                 hint = f" Did you mean `kapelle train {word}`?"
         raise ConfigError(f"Unknown command '{word}'.{hint}")

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
+from kapelle.runtime.console import say
 
 if TYPE_CHECKING:
-    from kapelle.planning import Plan, Process
+    from kapelle.cluster.planning import Plan, Process
 
 DOES_NOT_FIT = 3
 """Exit code of a plan that does not fit."""
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; 0 if it fits or no limit is given, 3 if it does not."""
     hush()
     from kapelle.cli.source import find_stages, read_recipe
-    from kapelle.planning import plan
+    from kapelle.cluster.planning import plan
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     notes: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def lines(found: Plan) -> Iterator[str]:
     """Yield a plan as text."""
-    from kapelle.planning import questions
-    from kapelle.planning.weights_map import describe, size
+    from kapelle.cluster.planning import questions
+    from kapelle.cluster.planning.weights_map import describe, size
 
     yield "weights: which agent acts with which, and what trains (nothing is loaded)"
     yield from (f"  {line}" for line in describe(found.weights)[:-1])
@@ -112,8 +112,8 @@ def _computing(found: Plan) -> Iterator[str]:
 
 
 def _table(process: Process) -> Iterator[str]:
-    from kapelle.planning.memory import KINDS
-    from kapelle.planning.weights_map import size
+    from kapelle.cluster.planning.memory import KINDS
+    from kapelle.cluster.planning.weights_map import size
 
     kinds = [kind for kind in KINDS if any(phase.kinds.get(kind) for phase in process.phases)]
     width = max(map(len, kinds))
@@ -124,8 +124,8 @@ def _table(process: Process) -> Iterator[str]:
 
 
 def _verdict(found: Plan) -> Iterator[str]:
-    from kapelle.planning.plan import MOST
-    from kapelle.planning.weights_map import size
+    from kapelle.cluster.planning.plan import MOST
+    from kapelle.cluster.planning.weights_map import size
 
     assert found.memory is not None
     assert found.limits is not None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kapelle.cli.named import environment_named, is_recipe
-from kapelle.cli.output import printable, say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
@@ -21,6 +20,7 @@ from kapelle.environment import Mixed, Scripted, asks_questions, offers
 from kapelle.errors import ConfigError, EngineError, did_you_mean
 from kapelle.runs.findings import keep_exact
 from kapelle.runs.named_checkpoint import split_run
+from kapelle.runtime.console import printable, say
 from kapelle.runtime.deadlines import Patience
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ def ending(episode: Episode, person: str) -> list[str]:
 # -------- `kapelle play RUN --exact`: exact values of a run's checkpoints in a game small enough to enumerate
 
 if TYPE_CHECKING:
-    from kapelle.evaluation.exploitability import Exact
+    from kapelle.rollout.evaluation.exploitability import Exact
     from kapelle.rollout.play import Play
     from kapelle.training.trainer import Trainer
 
@@ -432,7 +432,12 @@ def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
 
 def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
     """Yield the policies of one game with their values; ConfigError when it cannot be enumerated or nothing is saved yet."""
-    from kapelle.evaluation.exploitability import average, checkpoint_tables, evaluate_table, uniform_table
+    from kapelle.rollout.evaluation.exploitability import (
+        average,
+        checkpoint_tables,
+        evaluate_table,
+        uniform_table,
+    )
 
     game = play.environment
     yield ("uniform", evaluate_table(game, uniform_table(game)))

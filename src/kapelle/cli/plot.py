@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from kapelle.cli.output import say
 from kapelle.cli.quiet import hush
+from kapelle.runtime.console import say
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from kapelle.cli.output import command, say, writing
+from kapelle.cli.output import command, writing
 from kapelle.errors import ConfigError, did_you_mean
+from kapelle.runtime.console import say
 
 ACTIONS = ("ls", "show", "cp")
 

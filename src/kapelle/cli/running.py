@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kapelle.cli.output import command, is_first, leave_ranks_here, returns, say
-from kapelle.cli.progress import (
+from kapelle.cli.output import command, is_first, leave_ranks_here
+from kapelle.cli.source import Source
+from kapelle.cli.stopping import exit_code
+from kapelle.runs.reader import is_run, read_evaluations, saved_steps
+from kapelle.runtime.console import say
+from kapelle.runtime.interrupts import stop_within
+from kapelle.runtime.process_tree import doing, stalled_after
+from kapelle.training.console import (
     Lines,
     Point,
     ProgressLine,
@@ -22,15 +28,11 @@ from kapelle.cli.progress import (
     judged,
     one_line,
     point_of,
+    returns,
 )
-from kapelle.cli.source import Source
-from kapelle.cli.stopping import exit_code
-from kapelle.runs.reader import is_run, read_evaluations, saved_steps
-from kapelle.runtime.interrupts import stop_within
-from kapelle.runtime.process_tree import doing, stalled_after
 
 if TYPE_CHECKING:
-    from kapelle.metrics.verdict import Verdict
+    from kapelle.runs.verdict import Verdict
     from kapelle.training.trainer import Summary
     from kapelle.types import Episode, Group
 
@@ -142,8 +144,8 @@ def _verdict(run_dir: Path) -> Verdict | None:
 
 def _about(source: Source) -> list[str]:
     """Return the recipe's description and notes, and a word on the embedded model."""
+    from kapelle.cluster.planning.weights_map import amount
     from kapelle.models.outline import read_outline
-    from kapelle.planning.weights_map import amount
 
     model = source.config.model
     lines = [" ".join(source.config.description.split())] if source.config.description else []

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import command, printable, say
+from kapelle.cli.output import command
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
+from kapelle.runtime.console import printable, say
 
 if TYPE_CHECKING:
     from kapelle.runs.rollback import RollbackPlan
@@ -110,7 +111,6 @@ def _note(place: Path, arguments: argparse.Namespace) -> int:
 
 
 def _show(place: Path, *, as_json: bool) -> int:
-    from kapelle.cli.progress import judged, point_of
     from kapelle.runs.findings import read_notes
     from kapelle.runs.reader import is_run, read_evaluations, read_left_out, read_metrics, read_status
     from kapelle.runs.summary import (
@@ -122,6 +122,7 @@ def _show(place: Path, *, as_json: bool) -> int:
         summarise,
         telling,
     )
+    from kapelle.training.console import judged, point_of
 
     if not is_run(place):
         from kapelle.runs.reader import tag_hint

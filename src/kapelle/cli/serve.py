@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pydantic import ValidationError
 
 from kapelle.cli.named import environment_named, owner_of
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
-from kapelle.cli.progress import Lines, Watch
 from kapelle.cli.quiet import hush
 from kapelle.environment import Environment, PaysEpisodes, PaysGroups, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
+from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 from kapelle.services.binding import TOKEN, Binding, check_installed
 from kapelle.settings.base import Settings
 from kapelle.setup.team_file import TEAM_FILE, is_team, vllm_commands
+from kapelle.training.console import Lines, Watch
 
 if TYPE_CHECKING:
     from kapelle.services.reward.scores import Scorer
@@ -172,7 +172,7 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
 
 def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
     check_installed("serve", "starlette", "uvicorn", "websockets")
-    from kapelle.conformance.driving import accepts
+    from kapelle.rollout.conformance.driving import accepts
     from kapelle.services.environments.openenv import serve_openenv
     from kapelle.services.http import check_free
 

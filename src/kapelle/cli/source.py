@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.errors import ConfigError, KapelleError, RunDirectoryError
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import is_run, read_config, read_provenance
+from kapelle.runtime.console import say
 from kapelle.runtime.ranks import broadcast
 from kapelle.settings.aliases import NOTHING_READ, Reading
 from kapelle.settings.schema import RunConfig

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kapelle.early_stop import end_at_once
+from kapelle.runtime.early_stop import end_at_once
 from kapelle.runtime.interrupts import (
     SIGNALS,
     Terminated,

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from kapelle.cli.arguments import start_words
-from kapelle.cli.output import command, printable, say
+from kapelle.cli.output import command
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.named_checkpoint import resumed_run
+from kapelle.runtime.console import printable, say
 from kapelle.runtime.files import step_of
 
 if TYPE_CHECKING:
@@ -112,12 +113,12 @@ def _next_commands(source: Source) -> NextCommands:
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
+    from kapelle.algorithms.signals.reference import ReferenceLogProbs
+    from kapelle.cluster.planning import questions
+    from kapelle.cluster.planning.planned_run import in_four_bits
+    from kapelle.cluster.planning.weights_map import describe, weights_map
     from kapelle.models.renderer import light_renderer
-    from kapelle.planning import questions
-    from kapelle.planning.planned_run import in_four_bits
-    from kapelle.planning.weights_map import describe, weights_map
     from kapelle.setup.preparation import prepare, without_programs
-    from kapelle.signals.reference import ReferenceLogProbs
     from kapelle.training.stages import check_weights
 
     config = source.config

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kapelle.cli.output import say
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.errors import Absent, ConfigError
+from kapelle.runtime.console import say
 
 if TYPE_CHECKING:
     from kapelle.environment import Environment
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         environment = _looked_at(environment, start=arguments.start)
         import asyncio
 
-        from kapelle.conformance import conform
+        from kapelle.rollout.conformance import conform
 
         team = None if arguments.agents is None else [name.strip() for name in arguments.agents.split(",")]
         try:
@@ -119,7 +119,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
     """Return the environment if one is named by itself; None if a recipe is named."""
-    from kapelle.evaluation.playing import model_config
+    from kapelle.rollout.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes, names_environment
 
     files, settings = split_words(arguments.words)

@@ -6,8 +6,9 @@ import argparse
 import threading
 from pathlib import Path
 
-from kapelle.cli.output import say, writing
+from kapelle.cli.output import writing
 from kapelle.cli.serve import binding_of
+from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import catch_interrupts, unbroken
 from kapelle.services.binding import check_installed
 

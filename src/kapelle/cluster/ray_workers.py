@@ -33,24 +33,24 @@ from kapelle.cluster.scoring import RayScorers
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError, KapelleError
-from kapelle.metrics.timeline import Timeline
 from kapelle.rollout.episodes import PlaysGroups, play_groups, rollout
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Play
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.runs.timeline import Timeline
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
 from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.runtime.tensors import packed, unpacked
+from kapelle.runtime.wire.exact_json import decode, encode
+from kapelle.runtime.wire.worlds import task_form, task_from
 from kapelle.settings.schema import Resources
 from kapelle.team import split_scored
 from kapelle.types import Group, Sampling, Task
-from kapelle.wire.exact_json import decode, encode
-from kapelle.wire.worlds import task_form, task_from
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.cluster.actors import (
     ActorCall,
     ActorConnection,
@@ -31,7 +32,6 @@ from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
-from kapelle.signals.verifier import VerifierScores
 from kapelle.team import split_scored
 from kapelle.types import Constraint, Image, Routing
 

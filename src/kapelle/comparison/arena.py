@@ -26,8 +26,8 @@ from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import figure_file
 from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError, DataError, EngineError, OutputError
-from kapelle.evaluation.arena import Arena, Encounter, meet, pairs_of
-from kapelle.evaluation.evaluate import why_fewer
+from kapelle.rollout.evaluation.arena import Arena, Encounter, meet, pairs_of
+from kapelle.rollout.evaluation.evaluate import why_fewer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.files import replace_file
 from kapelle.settings.messages import in_python

@@ -30,8 +30,8 @@ from kapelle.team import Agent, Endpoint, Place, Policy, Team
 from kapelle.types import Json
 
 if TYPE_CHECKING:
-    from kapelle.evaluation.arena import Contestant
     from kapelle.models.language_model import LanguageModel
+    from kapelle.rollout.evaluation.arena import Contestant
     from kapelle.rollout.play import Play
     from kapelle.settings.schema import RunConfig
 
@@ -340,7 +340,7 @@ def _team(run: RunConfig) -> Team:
 
 def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     """Load the bases once each, everybody's adapters into their banks, and return what plays."""
-    from kapelle.evaluation.arena import Contestant
+    from kapelle.rollout.evaluation.arena import Contestant
     from kapelle.rollout.play import make_play
     from kapelle.setup.model_loading import build_engine, load_models, load_weights
     from kapelle.setup.preparation import check_endpoints

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kapelle.comparison.results import FORMATS, MISSING, can_draw, figure_file
 from kapelle.errors import ConfigError, DataError, OutputError, did_you_mean
-from kapelle.metrics.statistics import (
+from kapelle.functional.statistics import (
     Interval,
     interquartile_mean,
     probability_of_improvement,

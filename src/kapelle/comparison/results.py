@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kapelle.comparison.contenders import Contender, Run
 from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError
-from kapelle.metrics.statistics import Quartiles, quartiles
+from kapelle.functional.statistics import Quartiles, quartiles
 from kapelle.runs.reader import is_run, read_evaluations, read_metrics
 from kapelle.runtime.files import replace_file, writing
 from kapelle.types import Json

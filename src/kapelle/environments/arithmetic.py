@@ -30,11 +30,18 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kapelle.environments.grading.math.calculation import (
+    Expression,
+    Operation,
+    Value,
+    apply,
+    parse_expression,
+    work_out,
+)
+from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.questions import TEST_SHARE, Answers, Flaws, Questions, check_flaws, flawed, numbers
 from kapelle.environments.questions import split_of as split_of_key
 from kapelle.errors import DataError
-from kapelle.grading.math.calculation import Expression, Operation, Value, apply, parse_expression, work_out
-from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Json, Message, Split, Task
 
 Role = Literal["columns", "combine", "solve", "work_out"]

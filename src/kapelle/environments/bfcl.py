@@ -16,10 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import Reads
-from kapelle.environments.questions import Answers, Questions
-from kapelle.environments.tools.contract import tools_prompt
-from kapelle.errors import DataError
-from kapelle.grading.text.tool_call import (
+from kapelle.environments.grading.text.tool_call import (
     Form,
     NotCalls,
     ReadCall,
@@ -29,6 +26,9 @@ from kapelle.grading.text.tool_call import (
     required_arguments,
     write_calls,
 )
+from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.tools.contract import tools_prompt
+from kapelle.errors import DataError
 from kapelle.runtime.row_files import SUFFIXES, held_out, read_rows
 from kapelle.types import Json, Message, Split, Task
 

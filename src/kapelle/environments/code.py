@@ -34,10 +34,7 @@ from kapelle.environments.data.conversations import (
     text_in,
 )
 from kapelle.environments.data.source import DataSettings, Splits, Words
-from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
-from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
-from kapelle.errors import DataError, EpisodeError, did_you_mean
-from kapelle.grading.code.grade import (
+from kapelle.environments.grading.code.grade import (
     REPLIES,
     CallTest,
     CodeGrade,
@@ -48,14 +45,17 @@ from kapelle.grading.code.grade import (
     grade_program,
     read_literal,
 )
-from kapelle.grading.code.literal_tests import NotLiteral
-from kapelle.grading.code.programs import program_of, runnable, tree_of
-from kapelle.grading.code.style import style_score, syntax_score
+from kapelle.environments.grading.code.literal_tests import NotLiteral
+from kapelle.environments.grading.code.programs import program_of, runnable, tree_of
+from kapelle.environments.grading.code.style import style_score, syntax_score
+from kapelle.environments.programming import TEMPLATES, HeldOut, Programming, candidates, problem
+from kapelle.environments.questions import Difficulty, describe, need_seats, up_to
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import Pool, backend, require, shared_pool
+from kapelle.environments.sandbox.session import Backend
+from kapelle.errors import DataError, EpisodeError, did_you_mean
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.runtime.row_files import DataRow
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.pool import Pool, backend, require, shared_pool
-from kapelle.sandbox.session import Backend
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 

@@ -29,12 +29,12 @@ from kapelle.environment import (
     Scripted,
 )
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.grading.asking import Asking, EndpointJudge, ModelJudge
+from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
+from kapelle.environments.grading.text.argument import score_argument
 from kapelle.environments.judged import Judges, questions_to
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.grading.asking import Asking, EndpointJudge, ModelJudge
-from kapelle.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
-from kapelle.grading.text.argument import score_argument
 from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 

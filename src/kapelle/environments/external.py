@@ -30,9 +30,9 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import Field, FiniteFloat
 
 from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside, Scripted
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
-from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import LEAST_TOKEN, TOKEN, is_loopback
 from kapelle.runtime.deadlines import pause_all_deadlines, pause_deadline

@@ -23,9 +23,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
 from kapelle.environments.data.source import DataSource, keep_apart
-from kapelle.environments.questions import Answers, Flaws, Questions, check_flaws, flawed, numbers
-from kapelle.errors import DataError
-from kapelle.grading.math.calculation import (
+from kapelle.environments.grading.math.calculation import (
     Expression,
     Operation,
     Value,
@@ -35,7 +33,9 @@ from kapelle.grading.math.calculation import (
     work_out,
     write,
 )
-from kapelle.grading.text.extraction import ExtractionRule
+from kapelle.environments.grading.text.extraction import ExtractionRule
+from kapelle.environments.questions import Answers, Flaws, Questions, check_flaws, flawed, numbers
+from kapelle.errors import DataError
 from kapelle.types import Json, Message, Split, Task
 
 # -------- A calculator step worked on paper: rewritten until only terms remain that can be added up

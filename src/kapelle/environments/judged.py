@@ -20,9 +20,9 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
 
 from kapelle.environment import FrozenModel, ModelsInPlace, QuestionCounts
+from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
+from kapelle.environments.grading.judge import CRITERION, Ask, ask_endpoint
 from kapelle.errors import ConfigError
-from kapelle.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
-from kapelle.grading.judge import CRITERION, Ask, ask_endpoint
 from kapelle.settings.base import Settings
 from kapelle.types import Json
 

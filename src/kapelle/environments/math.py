@@ -25,10 +25,8 @@ from pydantic import Field
 from kapelle.environment import Doubting
 from kapelle.environments.data.conversations import Question, field_of, question_in
 from kapelle.environments.data.source import AskingData, Words
-from kapelle.environments.questions import Answers, Questions
-from kapelle.errors import DataError
-from kapelle.grading.code.programs import program_of
-from kapelle.grading.math.grade import (
+from kapelle.environments.grading.code.programs import program_of
+from kapelle.environments.grading.math.grade import (
     Undecided,
     compare_math,
     gold_problem,
@@ -37,14 +35,16 @@ from kapelle.grading.math.grade import (
     shared_math_processes,
     unless_copied,
 )
-from kapelle.grading.math.sameness import Percent, math_form
-from kapelle.grading.text.extraction import ExtractionRule, extract, marked
-from kapelle.grading.text.match import grade_choice
-from kapelle.grading.verdict import Grade, no_answer
+from kapelle.environments.grading.math.sameness import Percent, math_form
+from kapelle.environments.grading.text.extraction import ExtractionRule, extract, marked
+from kapelle.environments.grading.text.match import grade_choice
+from kapelle.environments.grading.verdict import Grade, no_answer
+from kapelle.environments.questions import Answers, Questions
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import backend, require, shared_pool
+from kapelle.environments.sandbox.session import run
+from kapelle.errors import DataError
 from kapelle.runtime.row_files import DataRow
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.pool import backend, require, shared_pool
-from kapelle.sandbox.session import run
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from kapelle.environments.data.conversations import question_in, text_in
 from kapelle.environments.data.source import AskingData, Words
+from kapelle.environments.grading.text.extraction import ExtractionRule, statements
 from kapelle.environments.questions import Answers, Questions, words
 from kapelle.errors import DataError
-from kapelle.grading.text.extraction import ExtractionRule, statements
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Split, Task
 

@@ -10,6 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from kapelle.environments.grading.math.numeric import MAX_CHARACTERS, parse_number
+from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.questions import (
     Answers,
     Difficulty,
@@ -20,8 +22,6 @@ from kapelle.environments.questions import (
     up_to,
     words,
 )
-from kapelle.grading.math.numeric import MAX_CHARACTERS, parse_number
-from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Message, Split, Task
 
 # -------- Equations and inequalities in one unknown: `3x+5=20` is `x=5`, `4-2x>10` is `x<-3`.

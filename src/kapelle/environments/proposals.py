@@ -27,11 +27,17 @@ from pydantic import Field, model_validator
 from kapelle.environment import Outcome, Retriable, Scripted
 from kapelle.environments.arithmetic import TRIES, Arithmetic, written
 from kapelle.environments.base import BaseEnvironment, BaseWorld
+from kapelle.environments.grading.math.calculation import (
+    Expression,
+    Operation,
+    Value,
+    parse_expression,
+    work_out,
+)
+from kapelle.environments.grading.text.extraction import ExtractionRule, extract, marked
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import flawed
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
-from kapelle.grading.math.calculation import Expression, Operation, Value, parse_expression, work_out
-from kapelle.grading.text.extraction import ExtractionRule, extract, marked
-from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
 
 FRONTIERS: Mapping[str, Callable[[float], float]] = {

@@ -36,10 +36,10 @@ from kapelle.environment import (
     offers,
 )
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
+from kapelle.environments.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
+from kapelle.environments.grading.verdict import Grade, right, wrong
 from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
-from kapelle.grading.math.numeric import grade_numeric, normal_form, parse_number, read_number
-from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked, read_answer
-from kapelle.grading.verdict import Grade, right, wrong
 from kapelle.runtime.deadlines import call, patience_here, within
 from kapelle.runtime.foreign_code import Unfit
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings

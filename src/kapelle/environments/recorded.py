@@ -28,8 +28,8 @@ from kapelle.environments.data.conversations import (
     rounds,
 )
 from kapelle.environments.data.source import AskingData, Splits, Words
+from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.errors import DataError, EpisodeError, did_you_mean, need_known
-from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task, as_text
 

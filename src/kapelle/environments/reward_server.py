@@ -33,10 +33,10 @@ from kapelle.environment import (
     offers,
     reset_world,
 )
+from kapelle.environments.grading.served_scores import ServedScores
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.grading.served_scores import ServedScores
-from kapelle.grading.verdict import Grade
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address

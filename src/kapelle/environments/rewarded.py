@@ -27,6 +27,8 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat, PrivateAttr, field_validator
 
 from kapelle.environment import (
+    FAILED,
+    PAID_BY,
     Answerable,
     AsksModels,
     CountsCosts,
@@ -41,17 +43,16 @@ from kapelle.environment import (
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.conversations import QUESTIONS, question_in
 from kapelle.environments.data.source import AskingData, DataSource, Splits, Words, usable
+from kapelle.environments.grading.asking import Asking, ModelJudge
+from kapelle.environments.grading.judge import Ask, judge_attempts, judge_rubric
+from kapelle.environments.grading.text.tool_call import NotCalls, beside_calls, parse_calls
 from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsWorld
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import AbsentData, ConfigError, DataError, EpisodeError, did_you_mean, need_known
-from kapelle.grading.asking import Asking, ModelJudge
-from kapelle.grading.judge import Ask, judge_attempts, judge_rubric
-from kapelle.grading.text.tool_call import NotCalls, beside_calls, parse_calls
-from kapelle.metrics.definitions import FAILED, PAID_BY
-from kapelle.metrics.statistics import finite
+from kapelle.functional.statistics import finite
 from kapelle.models.adapters import base_and_adapter, read_lora
 from kapelle.models.paths import check_model_path
 from kapelle.runtime.files import replace_file

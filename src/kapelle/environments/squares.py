@@ -19,6 +19,7 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.environment import SeenWorld, ShowsImages
+from kapelle.environments.grading.text.extraction import ExtractionRule
 from kapelle.environments.questions import (
     Answers,
     Flaws,
@@ -30,7 +31,6 @@ from kapelle.environments.questions import (
     words,
 )
 from kapelle.errors import AbsentPackage, ConfigError
-from kapelle.grading.text.extraction import ExtractionRule
 from kapelle.types import Image, Json, Message, Task
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {

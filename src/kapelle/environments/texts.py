@@ -16,11 +16,18 @@ from pydantic import AfterValidator, Field
 
 from kapelle.environments.data.conversations import Question, field_of, question_in, text_in
 from kapelle.environments.data.source import DataSettings, Words
+from kapelle.environments.grading.text.extraction import ExtractionRule, answer_in, marked
+from kapelle.environments.grading.text.overlap import (
+    BleuTokeniser,
+    Length,
+    Metric,
+    check_packages,
+    similarity,
+    too_long,
+)
+from kapelle.environments.grading.verdict import Grade, no_answer
 from kapelle.environments.questions import Answers, Questions
 from kapelle.errors import DataError
-from kapelle.grading.text.extraction import ExtractionRule, answer_in, marked
-from kapelle.grading.text.overlap import BleuTokeniser, Length, Metric, check_packages, similarity, too_long
-from kapelle.grading.verdict import Grade, no_answer
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Split, Task
 

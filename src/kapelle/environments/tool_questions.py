@@ -25,6 +25,7 @@ from kapelle.environment import (
     asks_questions,
     offers,
 )
+from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions, need_seats
 from kapelle.environments.tools.calculator import Calculator
 from kapelle.environments.tools.calendar import Calendar
@@ -44,7 +45,6 @@ from kapelle.environments.tools.mcp import Mcp
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean
-from kapelle.grading.text.tool_call import Form, NotCalls, parse_calls
 from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.settings.base import Settings
 from kapelle.types import Json, Split, Task

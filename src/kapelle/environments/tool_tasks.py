@@ -17,6 +17,9 @@ from pydantic import Field
 
 from kapelle.environment import Answerable, Holding, Outcome, Scripted
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.grading.text.extraction import ExtractionRule
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import (
     Answers,
     Difficulty,
@@ -39,9 +42,6 @@ from kapelle.environments.tools.files import Files, Folder
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import CorpusIndex, Passage, search_toolbox
 from kapelle.errors import EpisodeError
-from kapelle.grading.text.extraction import ExtractionRule
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
-from kapelle.grading.verdict import Grade
 from kapelle.types import Json, Message, Split, Task
 
 ToolKind = Literal["calculator", "python", "search", "notes", "calendar"]

@@ -14,10 +14,10 @@ from kapelle.environment import (
     OneSeat,
     offers,
 )
-from kapelle.metrics.timeline import Timeline
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.compaction import CompactionRule
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
+from kapelle.runs.timeline import Timeline
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.machine import most_open
 from kapelle.runtime.ranks import ALONE, Ranks

@@ -41,8 +41,8 @@ from kapelle.runs.checkpoint_folder import (
 from kapelle.runtime.files import PARTIAL, explain, flush, sha256, write_new
 from kapelle.runtime.ranks import ALONE, Peers, broadcast
 from kapelle.runtime.tensors import load_tensors
+from kapelle.runtime.wire.exact_json import decode, encode
 from kapelle.types import Json
-from kapelle.wire.exact_json import decode, encode
 
 if TYPE_CHECKING:
     import torch

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kapelle.errors import DataError
+from kapelle.runtime.wire.exact_json import decode, encode
 from kapelle.types import (
     SIGNATURES,
     Cast,
@@ -34,7 +35,6 @@ from kapelle.types import (
     Task,
     Turn,
 )
-from kapelle.wire.exact_json import decode, encode
 
 
 def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) -> bytes:

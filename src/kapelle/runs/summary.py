@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
-from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.reader import (
     is_run,
@@ -22,6 +21,7 @@ from kapelle.runs.reader import (
 )
 from kapelle.runs.recorded import FOLDERS, all_losses
 from kapelle.runs.step_rows import damaged
+from kapelle.runs.verdict import Verdict, judge
 from kapelle.runtime.files import step_of
 from kapelle.settings.overlays import parse_yaml
 

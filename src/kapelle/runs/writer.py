@@ -47,7 +47,7 @@ from types import TracebackType
 from typing import Self
 
 from kapelle.errors import NumericsError, RunDirectoryError
-from kapelle.metrics.distributions import Histogram
+from kapelle.functional.distributions import Histogram
 from kapelle.runs.checkpoint_folder import prune
 from kapelle.runs.episode_json import Trace, dump_groups, dump_traces
 from kapelle.runs.findings import FINDINGS

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from kapelle.wire import LARGEST  # before grpcio: it sets how much grpcio logs
+from kapelle.runtime.wire import LARGEST  # before grpcio: it sets how much grpcio logs
 
 # isort: split
 import grpc

@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 
 from kapelle.algorithm import Algorithm
+from kapelle.algorithms.signals.embeddings import Embeddings
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import EngineSettings, Request, RolloutEngine
@@ -24,8 +26,6 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.base import Settings
 from kapelle.settings.schema import ModelConfig, RunConfig
-from kapelle.signals.embeddings import Embeddings
-from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.team import Place, Team
 from kapelle.types import Message
 

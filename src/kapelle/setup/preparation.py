@@ -33,7 +33,6 @@ from kapelle.environment import (
     task_of,
 )
 from kapelle.errors import ConfigError, ContextError, EpisodeError, noting, raise_all
-from kapelle.metrics.definitions import misspelt
 from kapelle.models.adapters import check_routing
 from kapelle.models.checksums import verify_folder
 from kapelle.models.outline import (
@@ -49,6 +48,7 @@ from kapelle.models.renderer import ReadRenderer, load_renderer
 from kapelle.models.vision import need_pillow, read_image_processor
 from kapelle.models.weight_files import check_architecture, check_files, folder_of
 from kapelle.rows import ReadsTokens
+from kapelle.runs.definitions import misspelt
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import error_message, exchange

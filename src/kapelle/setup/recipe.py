@@ -232,7 +232,7 @@ def to_yaml(config: RunConfig) -> str:
 
 def builtin_recipes() -> dict[str, str]:
     """Return the recipes inside the package: name → YAML text."""
-    folder = files("kapelle") / "recipes"
+    folder = files("kapelle") / "settings" / "recipes"
     texts = {p.name[:-5]: p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".yaml")}
     return dict(sorted(texts.items()))
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, row_of
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.rows import Beside
 from kapelle.settings.schema import AgentConfig, LoraConfig, RateConfig, RunConfig, TeamConfig
 from kapelle.settings.weights import EndpointConfig, NamedAdapter, OwnModel, PastAdapter, PerTurn
 from kapelle.setup.bases import BASE, Bases
 from kapelle.setup.feature import plans_of
-from kapelle.signals.verifier import VerifierScores
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Rate, Team
 
 REWARD_BASE = "base@reward"

@@ -9,6 +9,9 @@ import inspect
 from collections.abc import Callable, Container, Iterator
 
 from kapelle.algorithm import Algorithm
+from kapelle.algorithms.signals.embeddings import Embeddings
+from kapelle.algorithms.signals.greedy import GreedyBaseline
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.engines.rollout.protocol import (
     AllowsInterrupts,
     ChecksItself,
@@ -53,9 +56,6 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.team_builder import pools_of
-from kapelle.signals.embeddings import Embeddings
-from kapelle.signals.greedy import GreedyBaseline
-from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team
 from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
 

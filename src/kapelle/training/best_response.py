@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.evaluation.arena import payoff_of
-from kapelle.metrics.statistics import mean_interval
+from kapelle.functional.statistics import mean_interval
+from kapelle.rollout.evaluation.arena import payoff_of
 from kapelle.runs.named_checkpoint import names_a_run, split_run, weights_of
 from kapelle.settings.schema import RunConfig
 from kapelle.settings.weights import PastAdapter

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.errors import ConfigError, DataError, RunDirectoryError
-from kapelle.evaluation.blame import choose_episodes, measure_blame, refuse_alive
-from kapelle.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.rollout.episodes import PlaysGroups
+from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, refuse_alive
+from kapelle.rollout.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.runs.blamed import Blame, BlameFile
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import read_config, read_groups

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kapelle.algorithm import Credit, CriticSpec
+from kapelle.algorithms.signals.samples import Readers, critic_sample, policy_sample
 from kapelle.rows import Column, Sample, Signals, TurnKey, turns_of
-from kapelle.signals.samples import Readers, critic_sample, policy_sample
 from kapelle.team import Team
 from kapelle.types import Group, Turn
 

@@ -8,21 +8,21 @@ from statistics import fmean
 from typing import Any
 
 from kapelle.algorithm import Algorithm
+from kapelle.algorithms.signals.verifier import VerifierScores, logits
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, asks_questions, offers
-from kapelle.evaluation.evaluate import Evaluation, evaluate_held_out
-from kapelle.metrics.calibration import UNCALIBRATED, Kind, fit_calibration
-from kapelle.metrics.definitions import own_returns
-from kapelle.metrics.statistics import area_interval, area_under_curve, mean_interval
+from kapelle.functional.calibration import UNCALIBRATED, Kind, fit_calibration
+from kapelle.functional.statistics import area_interval, area_under_curve, mean_interval
 from kapelle.rollout.episodes import shared_rollout
+from kapelle.rollout.evaluation.evaluate import Evaluation, evaluate_held_out
 from kapelle.rollout.play import Play
 from kapelle.rows import TurnKey, label_of, turns_of
+from kapelle.runs.definitions import own_returns
 from kapelle.runtime.interrupts import StopRequested
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
-from kapelle.signals.verifier import VerifierScores, logits
 from kapelle.training.selection import TrainingTasks
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task

@@ -22,26 +22,26 @@ from kapelle.algorithm import (
     UpdateSamples,
 )
 from kapelle.algorithms.shared.rewards import with_scores
+from kapelle.algorithms.signals.verifier import calibration_of, scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
 from kapelle.environment import CountsCosts, offers
 from kapelle.errors import NumericsError
-from kapelle.evaluation.evaluate import greedy_play, verifier_metrics
-from kapelle.metrics.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
-from kapelle.metrics.distributions import Histogram
-from kapelle.metrics.statistics import merge_rows
-from kapelle.metrics.timeline import Timeline
+from kapelle.functional.distributions import Histogram
+from kapelle.functional.statistics import merge_rows
 from kapelle.rollout.episodes import PlaysGroups, shared_rollout
+from kapelle.rollout.evaluation.evaluate import greedy_play, verifier_metrics
 from kapelle.rollout.outcomes import halt_on_failures
 from kapelle.rollout.partial import PartialGroup, unfinished_turns
 from kapelle.rollout.play import Play
 from kapelle.rows import Learners, Loads, Sample, Sampled, Signals, TurnKey, turns_of
+from kapelle.runs.definitions import demonstrated, own_returns, rollout_metrics, without_unscored
 from kapelle.runs.episode_json import Trace
+from kapelle.runs.timeline import Timeline
 from kapelle.runtime.process_tree import doing
 from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
-from kapelle.signals.verifier import calibration_of, scores
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
 from kapelle.training.collate import critic_samples, demonstrated_samples, fresh_samples, policy_samples
 from kapelle.training.feature import Feature, StepInProgress

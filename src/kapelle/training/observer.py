@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from kapelle.evaluation.evaluate import Evaluation
+    from kapelle.rollout.evaluation.evaluate import Evaluation
     from kapelle.training.step_report import Step
 
 

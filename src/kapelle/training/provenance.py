@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.environment import Reads
 from kapelle.errors import CheckpointError, ConfigError
 from kapelle.models.checksums import listed_files
@@ -42,7 +43,6 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe, resolve, to_yaml
 from kapelle.setup.team_builder import build_algorithm
 from kapelle.setup.team_file import is_team, read_team
-from kapelle.signals.verifier import VerifierScores
 from kapelle.training.observer import Silent
 from kapelle.types import Json
 

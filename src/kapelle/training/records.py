@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from kapelle.errors import ConfigError
-from kapelle.evaluation.evaluate import Evaluation
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.reader import last_episode_step
 from kapelle.runs.trackers import Tracker, open_trackers, transcripts
 from kapelle.runs.writer import RunDirectory

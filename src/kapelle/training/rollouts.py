@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kapelle.algorithm import Algorithm
 from kapelle.errors import ParityError
-from kapelle.metrics.definitions import is_dead, own_returns
 from kapelle.rollout.episodes import PlaysGroups, ask_groups, begun, play_groups
 from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
 from kapelle.rollout.play import Play
 from kapelle.rows import turns_of
+from kapelle.runs.definitions import is_dead, own_returns
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import (

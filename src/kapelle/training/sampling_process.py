@@ -25,12 +25,12 @@ from torch import Tensor, get_num_threads
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
-from kapelle.metrics.timeline import Timeline
 from kapelle.models.weights import copy_weights
 from kapelle.rollout.episodes import PlaysGroups
 from kapelle.rollout.partial import PartialGroup, dump_partial
 from kapelle.rollout.play import Play
 from kapelle.rollout.replica import moves
+from kapelle.runs.timeline import Timeline
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists

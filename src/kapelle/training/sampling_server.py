@@ -97,8 +97,8 @@ class _Player:
         `place` is the number of the play among those that the meeting has seen, `roles` has policy and name of who takes an agent's
         role in each task. Returns the share (`dump_share`) and the seconds that it took.
         """
-        from kapelle.metrics.timeline import Timeline
         from kapelle.rollout.partial import load_partial
+        from kapelle.runs.timeline import Timeline
         from kapelle.runtime.randomness import random_from_lists, restore_random
         from kapelle.training.rollouts import begin_share, dump_share
         from kapelle.training.selection import tasks_of

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from kapelle.algorithm import Algorithm, row_of
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.models.adapters import named
 from kapelle.models.outline import read_outline
@@ -36,7 +37,6 @@ from kapelle.settings.schema import EVERYONE, RunConfig
 from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team
-from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Policy, Team
 
 FILE = "stages.yaml"

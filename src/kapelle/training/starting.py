@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.engines.rollout import protocol as rollout_protocol
 from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, check_abilities, notes_of
 from kapelle.engines.train import protocol as train_protocol
@@ -31,8 +33,6 @@ from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import PreparedRun, check_endpoints
-from kapelle.signals.reference import ReferenceLogProbs
-from kapelle.signals.verifier import VerifierScores
 from kapelle.team import Team, split_scored
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
@@ -48,7 +48,7 @@ The function gets the prepared run, the hashes of its bases, its models, its tra
 opens. It returns a rollout engine, or None where the recipe's own plays; what starts the processes in which worlds live; what signals ask
 in the engine's place, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
 """
-SANDBOX_MODES = "kapelle.sandbox.pool:modes_required"
+SANDBOX_MODES = "kapelle.environments.sandbox.pool:modes_required"
 """Returns a line for each sandbox that the run's environment has asked for."""
 
 

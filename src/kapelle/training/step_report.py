@@ -17,10 +17,10 @@ from torch import Tensor
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.engines.train.protocol import Examines, TrainEngine
 from kapelle.errors import TrainingHalted
+from kapelle.functional.distributions import Histogram, histogram
 from kapelle.functional.value_losses import explained_variance
-from kapelle.metrics.definitions import UNSCORED, none_scored, own_returns, paid_by
-from kapelle.metrics.distributions import Histogram, histogram
 from kapelle.rows import Column, Sample, TurnKey
+from kapelle.runs.definitions import UNSCORED, none_scored, own_returns, paid_by
 from kapelle.runs.episode_json import Trace, TracedTurn
 from kapelle.types import Group, Turn
 

@@ -21,9 +21,9 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import InMemory, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
-from kapelle.evaluation.evaluate import Evaluation
-from kapelle.metrics.statistics import finite
+from kapelle.functional.statistics import finite
 from kapelle.models.language_model import LanguageModel
+from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.blamed import Blame
 from kapelle.runs.named_checkpoint import named_checkpoint, split_run
 from kapelle.runs.rank_log import rank_log

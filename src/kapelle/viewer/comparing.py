@@ -20,7 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kapelle.metrics.statistics import mean_interval
+from kapelle.functional.statistics import mean_interval
 from kapelle.runs.summary import flat
 from kapelle.viewer import curves
 from kapelle.viewer.library import Library, ViewedRun

@@ -12,10 +12,10 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from kapelle.metrics.definitions import FEATURES, Metric, describe, metrics_of
-from kapelle.metrics.distributions import KINDS, TRACED, stacked
-from kapelle.metrics.statistics import t_quantile
-from kapelle.metrics.timeline import ACTIVITIES
+from kapelle.functional.distributions import KINDS, TRACED, stacked
+from kapelle.functional.statistics import t_quantile
+from kapelle.runs.definitions import FEATURES, Metric, describe, metrics_of
+from kapelle.runs.timeline import ACTIVITIES
 from kapelle.viewer.episode import traced
 from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kapelle.metrics.verdict import FLAT_PAGE, LEARN_PAGE
+from kapelle.runs.verdict import FLAT_PAGE, LEARN_PAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kapelle.metrics.ratings import linked, ratings
-from kapelle.metrics.statistics import wilson_interval
+from kapelle.functional.ratings import linked, ratings
+from kapelle.functional.statistics import wilson_interval
 from kapelle.runtime.files import plain_bytes
 from kapelle.viewer.curves import CurveSource, page, width_of
 from kapelle.viewer.library import AXES, MetricTable, ViewedRun

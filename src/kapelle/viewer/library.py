@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import KapelleError, RunDirectoryError
-from kapelle.metrics.distributions import Histogram, read_histogram
-from kapelle.metrics.verdict import Verdict
+from kapelle.functional.distributions import Histogram, read_histogram
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
+from kapelle.runs.verdict import Verdict
 from kapelle.viewer.lines import Tail, mean, number, whole
 
 # -------- The numbers of a run by name, step after step, as they are appended

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kapelle.metrics.verdict import Verdict, judge
 from kapelle.runs.blamed import blame_files
 from kapelle.runs.findings import read_evaluated, read_notes
 from kapelle.runs.reader import read_left_out
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
+from kapelle.runs.verdict import Verdict, judge
 from kapelle.viewer import curves
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
 from kapelle.viewer.library import ViewedRun

@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from kapelle.metrics.verdict import ADVICE, YOUNG
 from kapelle.runs.findings import read_exact
+from kapelle.runs.verdict import ADVICE, YOUNG
 from kapelle.services.binding import Binding
 from kapelle.services.http import SAFE, Guard
 from kapelle.services.refusals import Refusal

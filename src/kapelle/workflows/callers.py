@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from kapelle.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
+from kapelle.environments.grading.text.tool_call import Form, NotCalls, ReadCall, parse_calls
 from kapelle.types import Json, Message, Turn
 
 FORMS: tuple[Form, ...] = ("hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony")

@@ -27,9 +27,9 @@ from kapelle.algorithms.rae import RAE
 from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from kapelle.algorithms.remax import ReMax
 from kapelle.algorithms.shared.rewards import PenaltyConfig
+from kapelle.algorithms.signals.greedy import GreedyBaseline
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.rows import Signals, TurnKey
-from kapelle.signals.greedy import GreedyBaseline
-from kapelle.signals.reference import ReferenceLogProbs
 from kapelle.types import Episode, Group, Image, Message, Turn
 
 S2 = 1 / math.sqrt(2)

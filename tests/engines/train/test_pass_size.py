@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from tests.support.tiny import draw_samples, lora_policies, train_engine
 
+from kapelle.cluster.planning.planned_run import shape_of
+from kapelle.cluster.planning.update_memory import Compute, Pass, SharedPrefix, activations, block_backward
 from kapelle.engines.train.pass_size import CPU_TOKENS, FEWEST, MOST, SHARE, chosen_tokens, token_bytes
 from kapelle.engines.train.protocol import UpdateLimits
 from kapelle.models.adapters import Layers
 from kapelle.models.outline import outline_of_settings
-from kapelle.planning.planned_run import shape_of
-from kapelle.planning.update_memory import Compute, Pass, SharedPrefix, activations, block_backward
 
 TWO_BLOCKS = Layers(
     "Any",

@@ -14,12 +14,12 @@ import pytest
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.cli import main
-from kapelle.conformance import conform
 from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError
+from kapelle.rollout.conformance import conform
 from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 

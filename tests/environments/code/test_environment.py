@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.grading.code.cheats import CHEATS
+from tests.environments.grading.code.cheats import CHEATS
 from tests.support.programs import output_of, ticking
 from tests.workflows.stage import expert, lines, play, transcript
 
 from kapelle.environment import Answerable, Environment, Scorable, Scripted, environment_class, offers
 from kapelle.environments.code import MBPP_SPLITS, Code
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.contract import Layer
+from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSandboxWarning
 from kapelle.errors import DataError, EpisodeError, SandboxError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
-from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Layer
-from kapelle.sandbox.unsafe_subprocess import UnsafeSandboxWarning
 from kapelle.types import Split, Task
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
@@ -305,7 +305,7 @@ def test_the_sandboxes_end_with_their_process(mbpp: str) -> None:
         "    world = environment.start(environment.task('train', 0), ['coder'], 0)\n"
         "    await world.step({'coder': 'def double(x): return 2 * x'})\n"
         "    assert world.outcome().success == 1.0\n"
-        "    from kapelle.sandbox.pool import shared_pool\n"
+        "    from kapelle.environments.sandbox.pool import shared_pool\n"
         "    pool = shared_pool(environment.sandbox, environment.limits, environment.parallel)\n"
         "    assert pool.wait_until_warm()\n"
         "asyncio.run(main())\n"

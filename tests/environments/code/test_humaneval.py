@@ -16,9 +16,9 @@ from tests.workflows.stage import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.code import Code
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.types import Split
 from kapelle.workflows.solo import Solo
 

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.grading.code.cheats import CHEATS
+from tests.environments.grading.code.cheats import CHEATS
 
 from kapelle.environments.code import CodeProblem, humaneval_problem, mbpp_problem
+from kapelle.environments.grading.code.grade import ProgramTests, grade_program
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.contract import Limits
 from kapelle.errors import DataError
-from kapelle.grading.code.grade import ProgramTests, grade_program
 from kapelle.runtime.row_files import DataRow
-from kapelle.sandbox.bubblewrap import Bubblewrap
-from kapelle.sandbox.contract import Limits
 
 # Sets and tuples, a class of the candidate's, a function that is called `sum`, types as arguments, trees in the
 # setup, complex numbers, regular expressions, and every 120th problem.

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.grading.code.cheats import CHEATS
+from tests.environments.grading.code.cheats import CHEATS
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.cli.serve import named
 from kapelle.environments.code import Code
+from kapelle.environments.grading.code.grade import CallTest, grade_calls
 from kapelle.environments.programming import (
     HELD_OUT,
     HIDDEN,
@@ -28,10 +29,9 @@ from kapelle.environments.programming import (
     tells_apart,
     with_tests,
 )
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.template_programs import call
 from kapelle.errors import DataError
-from kapelle.grading.code.grade import CallTest, grade_calls
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.types import Split
 from kapelle.workflows.solo import Solo
 

@@ -11,8 +11,8 @@ from tests.environments.code.test_environment import SUM, fenced, folder
 from tests.workflows.stage import expert, lines, play
 
 from kapelle.environments.code import Code
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import DataError
-from kapelle.sandbox.bubblewrap import Bubblewrap
 from kapelle.workflows.parallel import Parallel
 from kapelle.workflows.solo import Solo
 

@@ -11,11 +11,11 @@ from tests.environments.code.test_environment import DOUBLE, RIGHT, WRONG
 from tests.workflows.stage import lines, play
 
 from kapelle.environments.code import Code
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import DataError
-from kapelle.metrics.definitions import rollout_metrics
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.runs.definitions import rollout_metrics
 from kapelle.workflows.solo import Solo
 
 FOOLABLE = {**DOUBLE, "test_list": ["import random\nx = random.randint(1, 9)\nassert double(x) == 2 * x"]}

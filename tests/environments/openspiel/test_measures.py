@@ -16,7 +16,7 @@ from tests.cli.conftest import call
 
 from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel
 from kapelle.environments.openspiel.hanabi import choose, read_card, read_table
-from kapelle.metrics.definitions import rollout_metrics
+from kapelle.runs.definitions import rollout_metrics
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
 
 ROOT = Path(__file__).parents[3]

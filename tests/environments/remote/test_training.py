@@ -11,9 +11,9 @@ from tests.support.resumed import trained
 from tests.support.tiny import SIZE, sections
 
 from kapelle.environment import environment_class
+from kapelle.environments.sandbox.pool import backend, require
 from kapelle.errors import SandboxError
 from kapelle.runs.reader import read_evaluations, read_metrics
-from kapelle.sandbox.pool import backend, require
 from kapelle.services.binding import Binding
 from kapelle.services.environments.service import serve_environments
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.grading.judge.test_attempts import Comparer, length
-from tests.grading.judge.test_rubric import Marker
+from tests.environments.grading.judge.test_attempts import Comparer, length
+from tests.environments.grading.judge.test_rubric import Marker
 from tests.workflows.stage import play
 
 from kapelle.engines.rollout.protocol import Request
@@ -17,7 +17,7 @@ from kapelle.environment import PaysGroups, offers
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import RowsInMemory, rows_in_memory
 from kapelle.errors import ConfigError, TrainingHalted
-from kapelle.metrics.definitions import rollout_metrics
+from kapelle.runs.definitions import rollout_metrics
 from kapelle.types import Episode, Group, Message
 from kapelle.workflows import Chain, Parallel
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from kapelle.conformance import conform
 from kapelle.environment import Outcome
+from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.task_folders.attempt import checked, grade
 from kapelle.environments.task_folders.environment import TaskFolders
-from kapelle.grading.text.tool_call import ReadCall, write_calls
-from kapelle.sandbox.bubblewrap import Bubblewrap
+from kapelle.rollout.conformance import conform
 
 EXAMPLES = Path("examples/task_folders")
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -139,7 +139,7 @@ def test_run_lines_make_files_where_they_can_and_the_others_are_named(
     assert "mine is played although this line of its Dockerfile failed: RUN apt-get install -y jq" in doubt
 
 
-# -------- Hostile attempts. By whom a sandbox itself is contained is tested in tests/sandbox
+# -------- Hostile attempts. By whom a sandbox itself is contained is tested in tests/environments/sandbox
 
 ANSWER = 'if [ "$(cat out.txt)" = "$(cat /tests/expected.txt)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
+from tests.environments.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
     PROGRAMS,
     SAMPLE,
     Host,
@@ -17,12 +17,12 @@ from tests.sandbox.test_hostile import (  # noqa: F401 (`host` is a fixture)
     survivors,
 )
 
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
+from kapelle.environments.sandbox.session import Session
 from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.python import Interpreter, Python
 from kapelle.environments.tools.python_driver import MAX_PRINTED
 from kapelle.errors import SandboxError
-from kapelle.sandbox.bubblewrap import Bubblewrap, NamespaceGroup
-from kapelle.sandbox.session import Session
 
 
 @pytest.fixture

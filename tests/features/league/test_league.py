@@ -21,12 +21,12 @@ from tests.support.tiny import frozen_copy, same_bits
 from kapelle import Trainer
 from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
-from kapelle.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
 from kapelle.features.league.pool import MAIN
-from kapelle.metrics.ratings import effective_diversity
+from kapelle.functional.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
+from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
 from kapelle.training.sampling_process import SamplingProcess
 
 ONE = {"adapter": "player"}
@@ -187,7 +187,9 @@ def test_without_scipy_psro_is_refused_at_once_and_other_populations_have_no_div
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyspiel")
-    monkeypatch.setattr("kapelle.metrics.ratings.find_spec", lambda name: None if name == "scipy" else name)
+    monkeypatch.setattr(
+        "kapelle.functional.ratings.find_spec", lambda name: None if name == "scipy" else name
+    )
     with pytest.raises(
         ConfigError, match=r"by.*nash.* needs the package scipy: pip install 'kapelle\[games\]'"
     ):

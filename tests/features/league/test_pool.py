@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.features.league.pool import MAIN, LeagueMember, MatchScore, MemberPool, dependence
 from kapelle.features.league.settings import LeagueConfig
-from kapelle.metrics.ratings import ELO, ratings
+from kapelle.functional.ratings import ELO, ratings
 
 
 def pool(**settings: object) -> MemberPool:

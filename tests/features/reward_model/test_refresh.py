@@ -18,14 +18,14 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, tiny_model, 
 
 from kapelle import Trainer
 from kapelle.algorithms.maporl import MAPoRL
+from kapelle.algorithms.signals.verifier import calibration_of, verifier_samples
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.features.reward_model.feature import RefreshedVerifier
 from kapelle.features.reward_model.settings import RefreshConfig
-from kapelle.metrics.statistics import area_under_curve
+from kapelle.functional.statistics import area_under_curve
 from kapelle.models.adapters import read_lora
 from kapelle.runs.checkpoint_contents import load_verifier
 from kapelle.runs.reader import read_metrics
-from kapelle.signals.verifier import calibration_of, verifier_samples
 from kapelle.team import VERIFIER, Critic, Lora
 from kapelle.types import Group, Task
 

@@ -16,11 +16,11 @@ from tests.services.grpc.test_server import TOKEN
 from tests.support.hostile_bodies import bodies
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from kapelle.runtime.wire import LARGEST
 from kapelle.services.binding import Binding
 from kapelle.services.environments import service
 from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer
-from kapelle.wire import LARGEST
 
 PLAYED: dict[str, Any] = {"agents": ["a"], "session": 1, "seed": 0}
 

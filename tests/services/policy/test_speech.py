@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.services.policy.speech import SpeechForm, form_of
 from kapelle.types import Json
 

@@ -13,7 +13,7 @@ from tests.support.serving import Reciting
 from tests.support.tool_templates import FAMILIES, LLAMA_SMALL, Family
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from tests.support.tiny import sections
 
+from kapelle.runtime.wire import reward_v1_pb2_grpc as methods
 from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import Scorer, verifier_scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
 from kapelle.training.observer import Silent
 from kapelle.training.served import open_verifier
 from kapelle.training.trainer import Trainer
-from kapelle.wire import reward_v1_pb2_grpc as methods
 
 
 @pytest.fixture(scope="package")

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from tests.services.grpc.test_server import CREDENTIALS, TOKEN
 
+from kapelle.runtime.wire import reward_v1_pb2 as wire
+from kapelle.runtime.wire import reward_v1_pb2_grpc as methods
 from kapelle.services.binding import Binding
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Score, Scorer
 from kapelle.services.reward.service import RewardLimits, RunningRewardServer, serve_reward
-from kapelle.wire import reward_v1_pb2 as wire
-from kapelle.wire import reward_v1_pb2_grpc as methods
 
 METHODS = [f"/kapelle.reward.v1.Reward/{method}" for method in ("Score", "Describe", "None")]
 GOOD = wire.ScoreRequest(

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from tests.support.tiny import sections
 
+from kapelle.algorithms.signals.samples import conversation_sample
 from kapelle.errors import ConfigError
 from kapelle.runs.reader import read_evaluations
 from kapelle.services.reward.service import RunningRewardServer
 from kapelle.setup.recipe import resolve, to_yaml
-from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Silent
 from kapelle.training.served import open_verifier

@@ -27,12 +27,12 @@ from kapelle.algorithms.shared.rewards import (
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.shared.umad import UMADConfig
+from kapelle.algorithms.signals.proximal import ProximalLogProbs
+from kapelle.algorithms.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.rows import Signal, Signals, TurnKey, turns_of
 from kapelle.runtime.foreign_code import check_parameters
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
-from kapelle.signals.proximal import ProximalLogProbs
-from kapelle.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.team import Team
 from kapelle.types import Group
 

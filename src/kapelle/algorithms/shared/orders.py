@@ -13,7 +13,7 @@ from pydantic import Field
 from kapelle.algorithm import Mover, Order, UpdateSamples
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.functional.policy_losses import happo_factor
-from kapelle.metrics.statistics import merge_rows
+from kapelle.functional.statistics import merge_rows
 from kapelle.rows import Column, TurnKey
 from kapelle.runtime.on_demand import torch
 from kapelle.runtime.randomness import derive_seed

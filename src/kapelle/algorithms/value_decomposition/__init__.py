@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kapelle.algorithm import Algorithm, CreditMemory
+from kapelle.algorithms.signals.embeddings import SENTENCES, Embeddings
 from kapelle.algorithms.value_decomposition.settings import CreditMixer
 from kapelle.errors import AbsentPackage
 from kapelle.models import devices
 from kapelle.runtime.randomness import derive_seed
-from kapelle.signals.embeddings import SENTENCES, Embeddings
 from kapelle.team import Team
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from kapelle.engines.train.tensor_parallel import beside_split, split_layers, we
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, local_part
 from kapelle.errors import ModelError
-from kapelle.metrics.distributions import Histogram
+from kapelle.functional.distributions import Histogram
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.language_model import DTYPES, LanguageModel, blocks_of, copy_language_model, whole_pass
 from kapelle.models.weights import copy_weights

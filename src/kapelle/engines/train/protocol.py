@@ -27,7 +27,7 @@ from kapelle.settings.schema import OptimizerConfig
 from kapelle.team import Critic, Policy
 
 if TYPE_CHECKING:
-    from kapelle.metrics.distributions import Histogram
+    from kapelle.functional.distributions import Histogram
     from kapelle.models.language_model import LanguageModel
 
 HEAD = "value_head."

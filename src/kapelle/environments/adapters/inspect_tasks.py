@@ -21,10 +21,10 @@ from typing import Any, Literal, NoReturn
 from pydantic import Field
 
 from kapelle.environment import Alive, Reads
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import Answers, Questions, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
-from kapelle.grading.verdict import Grade
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Doubting
+from kapelle.environments.grading.text.extraction import ExtractionRule, extract
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split_of
 from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
-from kapelle.grading.text.extraction import ExtractionRule, extract
-from kapelle.grading.verdict import Grade
 from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 

@@ -40,12 +40,12 @@ from kapelle.environment import (
     Skipping,
 )
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
+from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionWorld, answer_of, split_of
 from kapelle.environments.taught import WithTeacher
 from kapelle.environments.tools.contract import Listing, signatures_prompt, tools_prompt
 from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
-from kapelle.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
-from kapelle.grading.verdict import Grade
 from kapelle.runtime.deadlines import patience_here, pause_deadline, within
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object, importable_here

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
+from kapelle.environments.grading.text.tool_call import ReadCall, UnreadCall, write_calls
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.errors import DataError, did_you_mean
-from kapelle.grading.text.tool_call import ReadCall, UnreadCall, write_calls
 from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Task, as_text, worded
 

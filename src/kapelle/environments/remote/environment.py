@@ -31,9 +31,9 @@ from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.credentials import is_loopback
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.wire.worlds import Description, message_form, task_form, task_from
 from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, Split, Task
-from kapelle.wire.worlds import Description, message_form, task_form, task_from
 
 if TYPE_CHECKING:
     from kapelle.environments.remote.servers import Servers

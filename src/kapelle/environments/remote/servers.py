@@ -28,8 +28,8 @@ from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.http import error_message
-from kapelle.wire import LARGEST
-from kapelle.wire.worlds import PATH, Description, description_from, from_text, to_text
+from kapelle.runtime.wire import LARGEST
+from kapelle.runtime.wire.worlds import PATH, Description, description_from, from_text, to_text
 
 # -------- One connection to an environment server: requests go out, answers come in, and its end is noticed
 #

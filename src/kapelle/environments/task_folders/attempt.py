@@ -27,12 +27,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable, reachable_interpreter
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.session import Session, start
 from kapelle.environments.task_folders import driver as task_driver
 from kapelle.environments.task_folders.forms import TESTS, VERIFIER, TaskFolder, summary_passed
 from kapelle.errors import ConfigError, SandboxError
-from kapelle.sandbox.bubblewrap import Bubblewrap, Layout, check_reachable, reachable_interpreter
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.session import Session, start
 from kapelle.types import Json
 
 DRIVER = "/kapelle/driver.py"

@@ -29,11 +29,11 @@ from kapelle.environment import (
     Scripted,
 )
 from kapelle.environments.external import SERVER, SHOWN, External, ExternalWorld, WaitingEpisode, board_of
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkplaceOver
 from kapelle.environments.task_folders.environment import FolderSettings, finish, told
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError, SandboxError
-from kapelle.grading.text.tool_call import Form
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Split, Task

@@ -14,7 +14,9 @@ from pydantic import Field
 
 from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted, Skipping
 from kapelle.environments.base import BaseWorld
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.environments.questions import need_seats
+from kapelle.environments.sandbox.pool import backend, require
 from kapelle.environments.task_folders.attempt import (
     AttemptResult,
     Room,
@@ -28,9 +30,7 @@ from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder
 from kapelle.environments.tool_questions import CallRules, ToolsWorld
 from kapelle.environments.tools.contract import Listing, Tool, Toolbox, ToolFault, one_text
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
-from kapelle.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.runtime.deadlines import pause_deadline
-from kapelle.sandbox.pool import backend, require
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Json, Message, Split, Task
 

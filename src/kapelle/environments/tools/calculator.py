@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from kapelle.environments.grading.math.calculation import (
+    MAX_CHARACTERS,
+    NoValueError,
+    parse_expression,
+    shown,
+    value_of,
+)
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
-from kapelle.grading.math.calculation import MAX_CHARACTERS, NoValueError, parse_expression, shown, value_of
 from kapelle.types import Json
 
 _SCHEMA = one_text(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import did_you_mean
-from kapelle.grading.text.tool_call import Form
 from kapelle.settings.base import Settings
 from kapelle.types import Json
 

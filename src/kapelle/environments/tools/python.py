@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import backend, require
+from kapelle.environments.sandbox.session import Backend, Session, start
 from kapelle.environments.tools import python_driver as tool_python_driver
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSettings, one_text
-from kapelle.sandbox.contract import Limits
-from kapelle.sandbox.pool import backend, require
-from kapelle.sandbox.session import Backend, Session, start
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json
 

@@ -22,15 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kapelle.algorithms.signals.samples import policy_sample
 from kapelle.environment import Enumerable, enumerable
 from kapelle.errors import ConfigError, EpisodeError
-from kapelle.evaluation.exploitability import (
-    TabularPolicies,
-    average,
-    check_tabular,
-    evaluate_table,
-    language_table,
-)
 from kapelle.features.league.policies import added_learners, fixed_members, slot_name
 from kapelle.features.league.pool import (
     EXPLOITER,
@@ -43,7 +37,7 @@ from kapelle.features.league.pool import (
 )
 from kapelle.features.league.seating import Chances, Follower, MemberSeat, Seating, chances, met_in, seated
 from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
-from kapelle.metrics.ratings import (
+from kapelle.functional.ratings import (
     can_measure_diversity,
     effective_diversity,
     effective_number,
@@ -55,6 +49,13 @@ from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter
 from kapelle.rollout.episodes import PlaysGroups, shared_rollout
+from kapelle.rollout.evaluation.exploitability import (
+    TabularPolicies,
+    average,
+    check_tabular,
+    evaluate_table,
+    language_table,
+)
 from kapelle.rollout.play import Play
 from kapelle.rows import Column, Sample, turns_of
 from kapelle.runs.named_checkpoint import policy_folder
@@ -62,7 +63,6 @@ from kapelle.runtime.files import replace_file
 from kapelle.runtime.randomness import capture_random, derive_seed, restore_random
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import copy_together
-from kapelle.signals.samples import policy_sample
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Cast, Group
 

@@ -19,7 +19,7 @@ from kapelle.features.league.pool import (
     partners_of,
 )
 from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
-from kapelle.metrics.ratings import SOLVER_NEEDS, check_packages
+from kapelle.functional.ratings import SOLVER_NEEDS, check_packages
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.runs.named_checkpoint import names_a_run, split_run
 from kapelle.runs.reader import read_config

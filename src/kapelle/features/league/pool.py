@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 from kapelle.features.league.settings import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
-from kapelle.metrics.statistics import t_quantile, wilson_interval
+from kapelle.functional.statistics import t_quantile, wilson_interval
 
 MAIN = "self"
 """The learners that the team map names."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from kapelle.algorithms.signals.samples import policy_sample
 from kapelle.features.replay.settings import ReplayConfig
 from kapelle.rows import turns_of
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runtime.randomness import derive_seed
-from kapelle.signals.samples import policy_sample
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.signals.samples import conversation_sample
 from kapelle.algorithms.verifier import balanced, weighted_cross_entropy
 from kapelle.engines.train.protocol import Objective
 from kapelle.features.reward_model.settings import RefreshConfig
-from kapelle.metrics.statistics import merge_rows
+from kapelle.functional.statistics import merge_rows
 from kapelle.rows import Column, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
-from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group, Message

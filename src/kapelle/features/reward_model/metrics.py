@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kapelle.metrics.definitions import Metric
+from kapelle.runs.definitions import Metric
 
 METRICS = (
     Metric(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kapelle.algorithm import Algorithm
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.errors import ConfigError
 from kapelle.features.reward_model.settings import RewardModelConfig
 from kapelle.setup.feature import FeaturePlan
-from kapelle.signals.verifier import VerifierScores
 
 
 class RewardModelPlan(FeaturePlan[RewardModelConfig]):

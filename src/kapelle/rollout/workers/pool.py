@@ -26,9 +26,9 @@ from kapelle.rollout.workers.session import Frames, pack
 from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, start_server
+from kapelle.runtime.wire.worlds import VERSION, task_form
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
-from kapelle.wire.worlds import VERSION, task_form
 
 # -------- A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does
 #

@@ -25,8 +25,8 @@ from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import HookedAwaitable, run_async
 from kapelle.runtime.machine import raise_descriptor_limit
 from kapelle.runtime.process_tree import SharedStatus, end_with_parent
+from kapelle.runtime.wire.worlds import VERSION, task_from
 from kapelle.setup.environment_forms import environment_from
-from kapelle.wire.worlds import VERSION, task_from
 
 BEAT = 0.5
 """Seconds between two signs of life."""

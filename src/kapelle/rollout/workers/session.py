@@ -12,8 +12,8 @@ from kapelle.rollout.bounded_worlds import BoundedWorld
 from kapelle.rollout.outcomes import payments, plain_outcome, said, share, text
 from kapelle.runtime.deadlines import Patience, patience_here
 from kapelle.runtime.interrupts import listed
+from kapelle.runtime.wire.worlds import from_text, to_text
 from kapelle.types import Task
-from kapelle.wire.worlds import from_text, to_text
 
 # -------- The transport of the protocol (`wire/worlds.py`) between a process and its worker
 #

@@ -30,10 +30,10 @@ from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.rollout.workers.session import OpenSessions, WorkerSession, error_form
 from kapelle.runtime.deadlines import Patience, call
 from kapelle.runtime.event_loop import LoopThread
+from kapelle.runtime.wire.worlds import Description
 from kapelle.services.refusals import Refusal, wrong
 from kapelle.settings.base import Settings
 from kapelle.types import Split
-from kapelle.wire.worlds import Description
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from kapelle.errors import KapelleError
 from kapelle.rollout.bounded_worlds import BoundedWorld, open_world
 from kapelle.rollout.workers.session import OpenSessions, WorkerSession
 from kapelle.runtime.deadlines import Patience
+from kapelle.runtime.wire.worlds import VERSION, message_from, task_form, task_from
 from kapelle.services.binding import TOKEN
 from kapelle.services.environments.host import EnvironmentHost, ShelvedEnvironment, leaving
 from kapelle.services.refusals import Body, Refusal, busy, wrong
 from kapelle.setup.environment_forms import environment_from
 from kapelle.types import Split, Task
-from kapelle.wire.worlds import VERSION, message_from, task_form, task_from
 
 C = TypeVar("C")
 T = TypeVar("T")

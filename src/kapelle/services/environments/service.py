@@ -21,14 +21,14 @@ from kapelle.environment import Environment
 from kapelle.errors import EpisodeError
 from kapelle.rollout.workers.session import OpenSessions, error_form
 from kapelle.runtime.event_loop import LoopThread
+from kapelle.runtime.wire import LARGEST
+from kapelle.runtime.wire.worlds import PATH, from_text, to_text
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.environments.host import EnvironmentHost, Raised, SessionLimits, Shelf, leaving
 from kapelle.services.environments.requests import REQUESTS
 from kapelle.services.http import CONNECTIONS, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Refusal, read_body, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
-from kapelle.wire import LARGEST
-from kapelle.wire.worlds import PATH, from_text, to_text
 
 # -------- One connection: many requests under way at once, answered as they are done
 

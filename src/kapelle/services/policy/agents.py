@@ -19,8 +19,8 @@ from kapelle.engines.rollout.protocol import (
     agent_renderer,
     stream_or_generate,
 )
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import ContextError, EngineError
-from kapelle.grading.text.tool_call import Form
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import from_json
 
 from kapelle.engines.rollout.protocol import Likeliest
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, UnreadCall, write_calls
 from kapelle.environments.tools.contract import tools_prompt
-from kapelle.grading.text.tool_call import Form, ReadCall, UnreadCall, write_calls
 from kapelle.runtime.constraints import HERMES, CallForm
 from kapelle.services.policy.speech import Speech
 from kapelle.services.refusals import Biases, Body, Penalty, neutral, read_body, wrong

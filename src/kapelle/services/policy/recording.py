@@ -26,8 +26,8 @@ from pydantic import Field
 from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import agent_renderer
+from kapelle.environments.grading.text.tool_call import ReadCall
 from kapelle.errors import DataError, EpisodeError, OutputError
-from kapelle.grading.text.tool_call import ReadCall
 from kapelle.rollout.outcomes import in_range, plain
 from kapelle.rollout.scene import said
 from kapelle.runs.episode_json import dump_episode, load_episode

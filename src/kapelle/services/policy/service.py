@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from kapelle.engines.rollout.protocol import HasQueue, ServesCallers
 from kapelle.environment import PlayedFromOutside, offers
+from kapelle.environments.grading.text.tool_call import Form
 from kapelle.errors import did_you_mean
-from kapelle.grading.text.tool_call import Form
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kapelle.grading.text.tool_call import (
+from kapelle.environments.grading.text.tool_call import (
     Form,
     NotCalls,
     ReadCall,

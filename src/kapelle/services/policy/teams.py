@@ -11,9 +11,9 @@ from typing import cast
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine, stream_or_generate
 from kapelle.environment import Answerable, Environment, PlayedFromOutside, World, asks_questions, offers
+from kapelle.environments.grading.verdict import right
 from kapelle.environments.questions import QuestionWorld
 from kapelle.environments.tool_questions import OffersTools
-from kapelle.grading.verdict import right
 from kapelle.rollout.episodes import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from kapelle.algorithms.signals.samples import conversation_sample
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ContextError
-from kapelle.metrics.calibration import UNCALIBRATED, Calibration, read_calibration
+from kapelle.functional.calibration import UNCALIBRATED, Calibration, read_calibration
 from kapelle.models.language_model import load_reward_model
 from kapelle.rows import Sample
 from kapelle.runtime.files import folder_content
-from kapelle.signals.samples import conversation_sample
 from kapelle.team import VERIFIER
 from kapelle.types import Json, Message
 

@@ -19,14 +19,14 @@ from typing import Any, Self, get_args
 from pydantic import Field, model_validator
 from starlette.routing import Route
 
+from kapelle.runtime.wire import reward_v1_pb2 as wire
+from kapelle.runtime.wire import reward_v1_pb2_grpc as methods
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.grpc import Caps, GrpcServer, GrpcService, Refused
 from kapelle.services.http import MOST_BYTES, Application, Call, HttpServer, JsonAnswer, route
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.services.reward.scores import MOST_ITEMS, Answered, Role, Score, Scorer, ungraded
 from kapelle.types import Json, Message
-from kapelle.wire import reward_v1_pb2 as wire
-from kapelle.wire import reward_v1_pb2_grpc as methods
 
 # -------- Batches
 #
@@ -170,7 +170,7 @@ class ScoreRequest(Body):
 
 
 class RewardService(methods.RewardServicer, GrpcService):
-    """Scores answers: over HTTP by its `routes`, over gRPC by `proto/kapelle/wire/reward_v1.proto`."""
+    """Scores answers: over HTTP by its `routes`, over gRPC by `proto/kapelle/runtime/wire/reward_v1.proto`."""
 
     name = "kapelle.reward.v1.Reward"
 

@@ -15,8 +15,8 @@ from kapelle.algorithm import Targets
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.sharing import AmongRanks, UpdateSums, means
+from kapelle.functional.distributions import Histogram, histogram
 from kapelle.functional.divergences import TokenStatistics
-from kapelle.metrics.distributions import Histogram, histogram
 from kapelle.rows import Column, Sample
 from kapelle.runtime.rank_group import ranks_here
 

@@ -40,8 +40,8 @@ from kapelle.engines.train.torch.large_head import Entropy, token_statistics
 from kapelle.engines.train.torch.learner import Learner, distributed_like, gathered, take_steps
 from kapelle.engines.train.torch.sharing import AmongRanks, Gaps, UpdateSums, add_metric, means
 from kapelle.errors import CheckpointError, ContextError, EngineError, ModelError, NumericsError
+from kapelle.functional.distributions import Histogram, added
 from kapelle.functional.divergences import TokenStatistics
-from kapelle.metrics.distributions import Histogram, added
 from kapelle.models.language_model import LanguageModel, copy_language_model
 from kapelle.models.outline import outline_of
 from kapelle.models.weights import copy_weights

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from kapelle.algorithm import Loss, Targets
 from kapelle.engines.train.batch import shard_samples
 from kapelle.engines.train.torch.learner import Learner
+from kapelle.functional.distributions import Histogram, added, histogram
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.functional.policy_losses import token_log_ratio
-from kapelle.metrics.distributions import Histogram, added, histogram
 from kapelle.rows import Column, Sample
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, read_together, unpacked

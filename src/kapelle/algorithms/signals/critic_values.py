@@ -1,0 +1,62 @@
+"""Critics' values of every turn that they judge, and of what would have followed an episode cut short.
+
+The value after a turn's last token is what is to come once the turn is over: the pay for what others do then, and the
+agent's next turns. Critics learn it from the turns that were followed by others (`Credit.after`), in every step in which
+it is needed, that is, in which an episode was cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kapelle.algorithm import CriticSpec
+from kapelle.algorithms.signals.samples import Readers, critic_sample
+from kapelle.rows import Learners, Sample, Sampled, TurnKey, turns_of
+from kapelle.runtime.on_demand import Tensor
+from kapelle.team import Team
+from kapelle.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class CriticValues:
+    """Gives `Signals.values`, and `after` and `bootstrap` where a limit cut an episode short; see `critic_samples`."""
+
+    critic: CriticSpec
+
+    def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
+        """Return the values before each turn's tokens, or before the turn, and those after turns."""
+        samples, cut = value_samples(step.groups, step.team, self.critic, engine.renderer)
+        values = dict(zip(samples, engine.score(list(samples.values())), strict=True))
+        if not cut:
+            return {"values": values}
+        after = {key: value_T[-1] for key, value_T in values.items()}
+        return {
+            "values": {key: value_T[:-1] for key, value_T in values.items()},
+            "after": after,
+            "bootstrap": {key: after[key] for key in cut},
+        }
+
+
+def value_samples(
+    groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
+) -> tuple[dict[TurnKey, Sample], list[TurnKey]]:
+    """Return the critics' sample of every turn they judge, and the agents' last turns in episodes cut short.
+
+    If there are any of the latter, each sample's last target is the value after the turn. `readers` are needed for the view
+    `answer`, which has no such value.
+    """
+    judged = turns_of(groups, trained_only=not need.everyone)
+    cut: list[TurnKey] = []
+    if need.bootstraps and need.view != "answer":
+        for key, turn in judged:
+            episode = groups[key.group].episodes[key.episode]
+            if episode.truncated and turn is episode.by(turn.agent)[-1]:
+                cut.append(key)
+    samples = {
+        key: critic_sample(
+            groups[key.group].episodes[key.episode], turn, team, need, {}, readers, after=bool(cut)
+        )
+        for key, turn in judged
+    }
+    return samples, cut

@@ -1,0 +1,75 @@
+"""Log-probs of the policies' own turns by frozen teachers.
+
+A teacher is a model's path, or the PEFT folder of an adapter that an earlier run saved, on the same base as the policy
+that learns from it. It reads the exact tokens that were sampled, so its tokeniser must be the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kapelle.algorithms.signals.reference import samples_for
+from kapelle.errors import ConfigError, ContextError, did_you_mean
+from kapelle.models.adapters import read_lora
+from kapelle.rows import Beside, Learners, ReadsTokens, Sampled, TurnKey
+from kapelle.runtime.on_demand import Tensor
+from kapelle.team import Policy, Team
+
+TEACHER = "teacher"
+"""Name under which credit finds them: `signals[TEACHER]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherLogProbs(Beside, ReadsTokens):
+    """Gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at the temperature it was sampled with."""
+
+    teachers: str | Mapping[str, str]
+    """Path or folder of the one teacher of all policies, or of each policy's own, by policy."""
+
+    def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
+        """Return them; ContextError when a turn is too long for its teacher."""
+        samples = samples_for(step, self.readers(step.team))
+        for sample in samples.values():
+            reads = engine.renderer(sample.learner).context
+            if len(sample.tokens) > reads:
+                raise ContextError(
+                    f"A turn has {len(sample.tokens)} tokens with its prompt; '{sample.learner}' reads {reads}. Use a "
+                    "teacher with a longer context, or lower the agents' `sampling.max_tokens`."
+                )
+        return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}
+
+    def readers(self, team: Team) -> Mapping[str, str]:
+        """Return, by policy, the teacher that reads its tokens."""
+        return {policy: f"{TEACHER}:{policy}" for policy in team.trained}
+
+    def beside(self, team: Team) -> Team:
+        """Return the team with its teachers; ConfigError when a policy has none, ModelError for a broken folder."""
+        named = (
+            dict.fromkeys(team.trained, self.teachers) if isinstance(self.teachers, str) else self.teachers
+        )
+        for policy in named:
+            if policy not in team.trained:
+                raise ConfigError(
+                    f"`algorithm.teacher` names the policy '{policy}', which this team does not train."
+                    f"{did_you_mean(policy, team.trained)}"
+                )
+        for policy in team.trained:
+            if policy not in named:
+                raise ConfigError(
+                    f"Policy '{policy}' has no teacher. Name one under `algorithm.teacher.{policy}`, or one path for all."
+                )
+            team = _with_teacher(team, policy, named[policy])
+        return team
+
+
+def _with_teacher(team: Team, policy: str, path: str) -> Team:
+    """Return the team with the teacher of one policy beside it."""
+    name, learns = f"{TEACHER}:{policy}", team.policies[policy]
+    if not (Path(path) / "adapter_config.json").is_file():
+        return team.with_beside(Policy(name, f"{TEACHER}:{path}", trained=False), path)
+    # An adapter needs the base that its policy began with; a policy without an adapter changes its base.
+    base = learns.base if learns.lora is not None else f"{learns.base}@{TEACHER}"
+    adapter = Policy(name, base, read_lora(Path(path)), past=path, trained=False)
+    return team.with_beside(adapter, team.bases[learns.base])

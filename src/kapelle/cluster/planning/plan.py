@@ -1,0 +1,311 @@
+"""A plan: what a run will need, what fits, and what to change where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
+from kapelle.cluster.planning import questions
+from kapelle.cluster.planning.memory import Process, processes
+from kapelle.cluster.planning.planned_run import PlannedRun, planned_run
+from kapelle.cluster.planning.weights_map import WeightsMap, weights_map
+from kapelle.engines.train.pass_size import chosen_tokens, token_bytes
+from kapelle.models.renderer import light_renderer
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import load_recipe
+from kapelle.team import Place
+
+if TYPE_CHECKING:
+    from kapelle.cluster.planning.probe import Times
+
+MOST = 1 << 24
+"""The largest value that is tried; what fits with it has no limit."""
+SAMPLES = ("sampling", "evaluation")
+OF_PASSES = ("activations", "logits")
+"""What of an update's memory its passes take."""
+SMALL = 256
+"""Least tokens of a microbatch that is worth its passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimits:
+    """The largest values with which the phases that depend on them fit, each with everything else as it is.
+
+    0 where even the least does not fit.
+    """
+
+    microbatch_tokens: int
+    """Of `training.microbatch_tokens`; not more than a step has."""
+    rows: int
+    """Answers sampled at once, of each base: `engine.max_rows`."""
+    tasks_per_step: int
+    """Of `training.tasks_per_step`."""
+    longest_text: int
+    """Tokens of prompt and answer together, of the longest turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change of a setting, and the memory of the fullest device after it and those before it."""
+
+    setting: str
+    costs: str
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will need."""
+
+    weights: WeightsMap
+    processes: tuple[Process, ...]
+    memory: int | None
+    """Bytes of a device; None where no limit was given."""
+    limits: PlanLimits | None
+    """The largest values that fit, each alone, after the changes that are advised; None without a limit."""
+    advice: tuple[Advice, ...]
+    """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
+    run: PlannedRun
+    times: Times | None = None
+    """From a probe; None without one."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds its processes; True without a limit."""
+        return self.memory is None or max(self.devices.values()) <= self.memory
+
+    @property
+    def devices(self) -> Mapping[str, int]:
+        """Device → bytes that its processes hold at their worst moments, together."""
+        found: dict[str, int] = {}
+        for process in self.processes:
+            found[process.device] = found.get(process.device, 0) + process.count * process.peak
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain JSON; memory in bytes, lengths in tokens."""
+        work = self.run.work
+        return {
+            "fits": self.fits,
+            "memory": self.memory,
+            "devices": dict(self.devices),
+            "processes": [
+                {
+                    "name": process.name,
+                    "device": process.device,
+                    "count": process.count,
+                    "peak": process.peak,
+                    "worst": process.worst.name,
+                    "phases": {phase.name: {**phase.kinds, "total": phase.total} for phase in process.phases},
+                }
+                for process in self.processes
+            ],
+            "limits": None if self.limits is None else asdict(self.limits),
+            "advice": [asdict(each) for each in self.advice],
+            "step": {
+                "tasks": work.tasks,
+                "episodes of a task": work.group,
+                "answers of an episode": [asdict(turn) for turn in work.turns],
+                "longest text": work.longest,
+                "worlds opened": work.played,
+            },
+            "judges": questions.rows(self.run.asked, work.tasks, work.group),
+            "computing": {
+                base: {
+                    "device": self.run.device(base),
+                    "dtype": place.dtype,
+                    "tf32": self.run.tf32 and not self.run.cpu(base),
+                    "tokens of a pass": self.run.pass_tokens(base),
+                    "chosen": self.run.left_open,
+                }
+                for base, place in self.run.places.items()
+            },
+            "times": None if self.times is None else {**asdict(self.times), "step": self.times.step},
+            "weights": self.weights.row(),
+        }
+
+
+def plan(
+    recipe: str | RunConfig,
+    *settings: str,
+    gpu_memory: float | None = None,
+    ranks: int = 1,
+    real: bool = False,
+    probed: bool = False,
+) -> Plan:
+    """Return what a run of a recipe (with `key.path=value` settings) will need; loads no model.
+
+    If it is to be `probed`, a few blocks with random weights are timed on the device at hand; else no torch is loaded.
+
+    `gpu_memory` is that of each GPU in GB (10⁹ bytes); with it, bases that name no device are planned for a GPU, else for this
+    machine's processor. Of several `ranks` that train together the plan is one's, with a GPU of its own. Raises the errors that the run would, but for what is installed and which devices are here.
+    """
+    config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
+    prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
+    memory = None if gpu_memory is None else int(gpu_memory * 10**9)
+    run = planned_run(prepared, "cpu" if memory is None else "cuda", ranks)
+    if memory is not None:
+        run = with_chosen_tokens(run, memory)
+    mapped = weights_map(
+        prepared.team,
+        prepared.outlines,
+        references=prepared.algorithm.need(ReferenceLogProbs) is not None,
+        half=config.model.dtype != "float32",
+        nf4=run.nf4,
+        optimizer=config.optimizer.name,
+    )
+    found = tuple(processes(run))
+    times = None
+    if probed:
+        from kapelle.cluster.planning.probe import probe
+
+        times = probe(prepared, run)
+    if memory is None:
+        return Plan(mapped, found, None, None, (), run, times)
+    changes, then = advice(run, memory)
+    return Plan(mapped, found, memory, limits(then, memory), changes, run, times)
+
+
+def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
+    """Return the bytes of the fullest device, in these phases alone if any are named."""
+    devices: dict[str, int] = {}
+    for process in processes(run):
+        own = [phase.total for phase in process.phases if phase.name in phases]
+        devices[process.device] = devices.get(process.device, 0) + process.count * max(
+            own, default=process.peak
+        )
+    return max(devices.values())
+
+
+def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
+    """Return a run with the passes that the engine will choose on GPUs of so many bytes, where they are left open."""
+    if not run.left_open:
+        return run
+    taken = {
+        process.device: sum(
+            size
+            for phase in process.phases
+            for kind, size in phase.kinds.items()
+            if phase.name == "update" and kind not in OF_PASSES
+        )
+        for process in processes(with_passes(run, 1))
+        if process.name == "training"
+    }
+    chosen = {
+        base: chosen_tokens(
+            memory - taken[run.device(base)],
+            token_bytes(outline.layers, outline.hidden, run.size(base), recompute=run.checkpointing),
+        )
+        for base, outline in run.outlines.items()
+        if not run.cpu(base)
+    }
+    return replace(run, chosen_tokens=chosen)
+
+
+def limits(run: PlannedRun, memory: int) -> PlanLimits:
+    """Return the largest values with which every device holds its processes in so many bytes."""
+    work = run.work
+    step = work.tasks * work.group * sum(turn.prompt + turn.answer for turn in work.turns)
+    context = min((shape.context for shape in run.shapes.values()), default=MOST)
+    rows = min(MOST, run.max_rows)
+
+    def fits(found: PlannedRun, *phases: str) -> bool:
+        return peak(found, phases) <= memory
+
+    return PlanLimits(
+        _largest(step, lambda count: fits(with_passes(run, count), "update")),
+        _largest(rows, lambda count: fits(replace(run, max_rows=count), *SAMPLES)),
+        _largest(MOST, lambda count: fits(with_tasks(run, count), "sampling", "update")),
+        _largest(context, lambda count: fits(replace(run, work=work.with_longest(count)))),
+    )
+
+
+def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
+    """Return a run with passes of at most so many tokens, on every base."""
+    return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
+
+
+def with_tasks(run: PlannedRun, count: int) -> PlannedRun:
+    """Return a run with so many tasks in a step."""
+    return replace(run, work=replace(run.work, tasks=count))
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to `most` that fits, where every smaller one does; 0 for none."""
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, high * 2
+    high = min(high, most)
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun]:
+    """Return the changes, one on top of the other, after which a run fits, and the run as it then is; none if it fits.
+
+    If not even all of them are enough, they end with what they reach.
+    """
+    found: list[Advice] = []
+    while peak(run) > memory:
+        now = peak(run)
+        better = next((each for each in _changes(run, memory) if peak(each[2]) < now), None)
+        if better is None:
+            break
+        setting, costs, run = better
+        found = [each for each in found if each.setting.partition("=")[0] != setting.partition("=")[0]]
+        filled = setting.format(microbatch=run.microbatch_tokens, rows=run.max_rows)
+        found.append(Advice(filled, costs, peak(run)))
+    return tuple(found), run
+
+
+def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:
+    """Yield what can be changed, what that costs, and the run after it; the cheapest first."""
+    if not run.checkpointing:
+        costs = "an update takes about half as long again; the same gradients"
+        checkpointed = with_chosen_tokens(replace(run, checkpointing=True), memory)
+        yield "training.gradient_checkpointing=true", costs, checkpointed
+    # The largest passes that fit, or the least that help.
+    most_tokens = max(run.pass_tokens(base) for base in run.shapes)
+    least = min(SMALL, most_tokens)
+    enough = max(memory, peak(with_passes(run, least)))
+    tokens = _largest(most_tokens, lambda count: peak(with_passes(run, count)) <= enough)
+    smaller = with_passes(run, max(tokens, least))
+    yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
+    if run.engine == "local" and run.plays:
+        # The most rows that fit, or the fewest that are needed for other phases to be the worst.
+        most = max(memory, peak(replace(run, max_rows=1)))
+        rows = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= most)
+        yield (
+            "engine.max_rows={rows}",
+            "slower sampling; the same answers",
+            replace(run, max_rows=max(rows, 1)),
+        )
+        yield "engine.kept_tokens=0", "later turns read their prompts again", replace(run, kept_tokens=0)
+    if any(place.dtype == "float32" for place in run.places.values()):
+        places = {
+            base: Place("bfloat16", place.device) if place.dtype == "float32" else place
+            for base, place in run.places.items()
+        }
+        costs = "rounding; weights that train stay in float32"
+        yield "model.dtype=bfloat16", costs, replace(run, places=places)
+    codes = frozenset(
+        base
+        for base, path in run.team.bases.items()
+        if path != "embedded" and base not in run.team.trained_bases
+    )
+    if codes - run.nf4:
+        shapes = {
+            base: replace(shape, flat=shape.flat and base not in codes) for base, shape in run.shapes.items()
+        }
+        costs = "other weights, slower; needs CUDA and kapelle[quantised]"
+        yield "model.quantization=nf4", costs, replace(run, nf4=codes, shapes=shapes)
+    if run.team.trained_bases and run.optimizer == "adamw":
+        costs = "rounded moments; needs CUDA and kapelle[quantised]"
+        yield "optimizer.name=adamw_8bit", costs, replace(run, optimizer="adamw_8bit")

@@ -1,0 +1,470 @@
+"""Everything that a plan counts with: a run's team, lengths and settings as plain numbers, and the widths of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from kapelle.algorithm import CriticSpec
+from kapelle.algorithms.signals.embeddings import Embeddings
+from kapelle.algorithms.signals.reference import ReferenceLogProbs
+from kapelle.cluster.planning.questions import asked_by, episodes_of
+from kapelle.cluster.planning.workload import PlannedTurn, Workload, workload
+from kapelle.engines.rollout.local.settings import Local
+from kapelle.engines.rollout.vllm import KV_GIB
+from kapelle.engines.train.pass_size import CPU_TOKENS
+from kapelle.engines.train.settings import Fsdp
+from kapelle.environment import AsksModels, QuestionCounts, offers
+from kapelle.models.adapters import adapted_layers, base_and_adapter, linear_layers, read_lora
+from kapelle.models.embedded import settings_of
+from kapelle.models.outline import Outline, adapter_parameters, read_outlines, read_settings
+from kapelle.models.renderer import light_renderer
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.preparation import PreparedRun
+from kapelle.setup.team_builder import pools_of
+from kapelle.team import Agent, Place, Policy, Team, split_scored
+
+FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
+
+JUDGE = "judge"
+"""How a plan names a frozen model that the environment asks."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter's size."""
+
+    parameters: int
+    low: int
+    """Its rank times its layers in one block."""
+    masked: int
+    """Features in of these layers, if it has dropout."""
+    output: bool
+    """Whether one of them is what follows attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPool:
+    """Processes of a cluster that sample for some policies."""
+
+    setting: str
+    """Where it is described."""
+    agents: tuple[str, ...]
+    """Those whose turns it samples."""
+    policies: tuple[str, ...]
+    workers: int
+    on_gpus: bool
+    """Whether each of them has a GPU."""
+
+
+NOTHING = Adapter(0, 0, 0, output=False)
+OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
+"""How layers that follow attention are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run as far as its memory depends on it."""
+
+    team: Team
+    outlines: Mapping[str, Outline]
+    """By base, as the two below."""
+    shapes: Mapping[str, Shape]
+    adapters: Mapping[str, Adapter]
+    """By policy or critic."""
+    places: Mapping[str, Place]
+    """With the device that each base is on."""
+    nf4: frozenset[str]
+    """Bases whose linear layers are held in four bits."""
+    work: Workload
+    critic: CriticSpec | None
+    references: bool
+    embedders: bool
+    optimizer: str
+    microbatch_tokens: int
+    """Most tokens of a pass: as set, or where they are left open those of a CPU."""
+    checkpointing: bool
+    minibatches: int
+    often: bool
+    """Whether an update takes several optimiser steps, before which learners are copied."""
+    skips: bool
+    """Whether a bad step is undone, for which its learner is copied."""
+    entropy: bool
+    plays: bool
+    """Whether the team samples in training."""
+    problems: int
+    """Tasks of an evaluation; 0 for none."""
+    steps: int
+    overlap: bool
+    engine: str
+    max_rows: int
+    kept_tokens: int
+    kv_gib: float
+    """What `engine.kv_gib` gives the KV cache of each base; 0 where it gives no bound. vLLM, which takes what is free, needs some."""
+    served: str
+    """`engine.server` of vLLM."""
+    tf32: bool
+    """Whether GPUs compute products of float32 in TF32."""
+    left_open: bool
+    """Whether the engine chooses the tokens of a pass."""
+    chosen_tokens: Mapping[str, int] = field(default_factory=dict)
+    """By base: those that it chooses on a GPU of known memory."""
+    ranks: int = 1
+    """Processes that train together, each with a share of a step's tasks."""
+    shared_out: Fsdp | None = None
+    """How they share weights out; None where each holds all."""
+    scoring: PlannedRun | None = None
+    """What scoring workers hold (`ray.scoring_workers`): `team` and `outlines` are then of what is only scored."""
+    workers: int = 0
+    """Processes like this one that hold all of it, where this is what scoring workers hold."""
+    pools: tuple[PlannedPool, ...] = ()
+    """Pools of sampling workers (`ray.pools`); with them, rollout workers play and processes that train sample nothing."""
+    judges: tuple[PlannedRun, ...] = ()
+    """Frozen models that the environment asks where episodes are played, each as a team of its own that gives one answer."""
+    asked: Mapping[str, QuestionCounts] = field(default_factory=dict)
+    """How often each model that pays episodes is asked, by its path or name; of a judge its own."""
+    players: PlannedPool | None = None
+    """The rollout workers, which hold the policies that are in no pool; None without pools."""
+
+    @property
+    def own_tasks(self) -> int:
+        """Return the most tasks of a step that one process plays and learns from."""
+        return -(-self.work.tasks // self.ranks)
+
+    def part(self, count: int) -> int:
+        """Return how many of a base's numbers one process keeps."""
+        return count if self.shared_out is None else -(-count // self.ranks)
+
+    def offloads(self, base: str) -> bool:
+        """Return whether a base's parts, their gradients and their moments leave its device."""
+        return self.shared_out is not None and self.shared_out.cpu_offload and not self.cpu(base)
+
+    def pass_tokens(self, base: str) -> int:
+        """Return the most tokens of a pass over a base."""
+        return self.chosen_tokens.get(base, self.microbatch_tokens)
+
+    def size(self, base: str) -> int:
+        """Return the bytes of a base's compute type."""
+        return BYTES[self.places[base].dtype]
+
+    def cpu(self, base: str) -> bool:
+        """Return whether a base is on a CPU."""
+        return self.device(base) == "cpu"
+
+    def device(self, base: str) -> str:
+        """Return the device of a base."""
+        return self.places[base].device or "cpu"
+
+    def learners(self, base: str) -> list[str]:
+        """Return the policies and critics on a base that train."""
+        policies = [
+            name for name, policy in self.team.policies.items() if policy.trained and policy.base == base
+        ]
+        return policies + [
+            n for n, critic in self.team.critics.items() if critic.trained and critic.base == base
+        ]
+
+    def trained_numbers(self, base: str) -> list[int]:
+        """Return how many numbers each learner on a base trains on its device in one process."""
+        whole = 0 if self.offloads(base) else self.part(self.outlines[base].parameters)
+        counts = [
+            whole if policy.lora is None else self.adapters[policy.name].parameters
+            for policy in self.team.policies.values()
+            if policy.trained and policy.endpoint is None and policy.base == base
+        ]
+        critics = [critic for critic in self.team.critics.values() if critic.trained and critic.base == base]
+        heads = self.outlines[base].hidden + 1
+        for critic in critics:
+            own = self.adapters[critic.name].parameters if critic.lora is not None else 0
+            counts.append(heads + (whole if critic.whole else own))
+        return counts
+
+
+def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRun:
+    """Return what one of so many processes of a run that passed all checks plans with; bases without a device of their own are on `device`."""
+    config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
+    # How text becomes tokens, by path of a base.
+    renderers = {
+        path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, config.model)
+        for path in set(team.bases.values())
+    }
+    embeddings = algorithm.need(Embeddings)
+    nf4 = in_four_bits(config, team)
+    shapes = {
+        base: shape_of(
+            settings_of(config.model.embedded) if path == "embedded" else read_settings(path),
+            prepared.outlines[base],
+            codes=base in nf4,
+        )
+        for base, path in team.bases.items()
+    }
+    engine, evaluation = config.engine.model_dump(), config.evaluation
+    evaluates = [evaluation.problems] * evaluation.before_and_after
+    evaluates += [evaluation.problems_while_training] * bool(evaluation.every)
+    places = {}
+    for base, path in team.bases.items():
+        place = team.places.get(base, Place(config.model.dtype, config.model.device))
+        # kapelle's own small model is on the CPU unless a device is named.
+        elsewhere = "cpu" if path == "embedded" else device
+        places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
+    tokens = config.training.microbatch_tokens
+    whole = PlannedRun(
+        team,
+        prepared.outlines,
+        shapes,
+        _adapters(team, prepared.outlines, shapes),
+        places,
+        nf4,
+        workload(config, team, renderers, episodes_of(algorithm)),
+        algorithm.critic,
+        algorithm.need(ReferenceLogProbs) is not None,
+        embeddings is not None and embeddings.reader == "base",
+        config.optimizer.name,
+        CPU_TOKENS if tokens == "auto" else tokens,
+        config.training.gradient_checkpointing,
+        algorithm.update.minibatches,
+        algorithm.update.order.sequential or algorithm.update.epochs * algorithm.update.minibatches > 1,
+        config.training.non_finite == "skip",
+        algorithm.update.entropy,
+        algorithm.plays,
+        max(evaluates, default=0),
+        config.training.steps,
+        config.training.overlap and algorithm.plays,
+        str(engine["name"]),
+        int(engine.get("max_rows", 1024)),
+        int(engine.get("kept_tokens", 0)),
+        float(engine.get("kv_gib") or (KV_GIB if engine["name"] == "vllm" else 0.0)),
+        str(engine.get("server", "")),
+        config.model.tf32,
+        tokens == "auto",
+        ranks=ranks,
+        shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
+    )
+    whole = replace(
+        whole,
+        judges=tuple(_judges(config, whole, device)),
+        asked=asked_by(config.environment),
+    )
+    if config.ray.pools:
+        whole = replace(whole, **_pools(config, team))
+    here, scored = split_scored(team)
+    workers = config.ray.scoring_workers
+    if not workers or not scored.bases:
+        return whole
+    return replace(_with(whole, here), scoring=replace(_with(whole, scored), workers=workers))
+
+
+def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[PlannedRun]:
+    """Yield the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does, with an engine of its own."""
+    models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
+    answers: dict[str, int] = {}
+    for model in models:
+        answers[model.path] = max(model.max_tokens, answers.get(model.path, 0))
+    asked = asked_by(config.environment)
+    for place, most in answers.items():
+        path, adapter = base_and_adapter(place)
+        policy = Policy(
+            JUDGE, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
+        )
+        team = Team.alone(Agent(JUDGE), policy, {"base": path})
+        outlines, nf4 = read_outlines(team, config.model), in_four_bits(config, team)
+        settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
+        shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}
+        where = config.model.device or ("cpu" if path == "embedded" else device)
+        turn = PlannedTurn(JUDGE, JUDGE, 1, 1, most, tempered=False)
+        engine = Local()
+        yield replace(
+            run,
+            team=team,
+            outlines=outlines,
+            shapes=shapes,
+            adapters=_adapters(team, outlines, shapes),
+            places={"base": Place(config.model.dtype, where)},
+            nf4=nf4,
+            work=replace(run.work, turns=(turn,)),
+            asked={place: asked.get(place, QuestionCounts(episode=1))},
+            critic=None,
+            references=False,
+            embedders=False,
+            engine="local",
+            max_rows=engine.max_rows,
+            kept_tokens=engine.kept_tokens,
+            kv_gib=0.0,
+            shared_out=None,
+        )
+
+
+def _pools(config: RunConfig, team: Team) -> dict[str, Any]:
+    """Return `pools` and `players` of a run whose models are sampled apart."""
+    held = pools_of(config, team)
+    pools = tuple(
+        PlannedPool(
+            f"ray.pools.{name}",
+            config.ray.pools[name].agents,
+            policies,
+            config.ray.pools[name].workers,
+            config.ray.pools[name].gpus > 0,
+        )
+        for name, policies in held.items()
+    )
+    rest = tuple(name for name in team.policies if not any(name in pool.policies for pool in pools))
+    agents = tuple(name for name in team.names if team.policy(name).name in rest)
+    ray = config.ray
+    players = PlannedPool("ray.rollout_workers", agents, rest, ray.rollout_workers, ray.rollout.gpus > 0)
+    return {"pools": pools, "players": players}
+
+
+def sampled_by(run: PlannedRun, pool: PlannedPool) -> PlannedRun:
+    """Return a plan's run as one process of a pool sees it: with the pool's policies, and a share of a step's tasks, of which nothing is kept."""
+    assert run.players is not None, "a run with pools has rollout workers"
+    held = {run.team.policies[name].base for name in pool.policies}
+    bases = {base: path for base, path in run.team.bases.items() if base in held}
+    own = _with(run, replace(run.team, critics={}, critic_of={}, beside={}, bases=bases))
+    if not pool.on_gpus:
+        own = replace(own, places={base: Place(place.dtype, "cpu") for base, place in own.places.items()})
+    share = -(-run.work.tasks // run.players.workers)
+    problems = -(-run.problems // run.players.workers)
+    return replace(
+        own,
+        work=replace(run.work, tasks=share),
+        problems=problems,
+        references=False,
+        embedders=False,
+        kept_tokens=0,
+        ranks=1,
+        shared_out=None,
+    )
+
+
+def _with(run: PlannedRun, team: Team) -> PlannedRun:
+    """Return a plan's run with a team of fewer bases."""
+    kept = team.bases.keys()
+    return replace(
+        run,
+        team=team,
+        outlines={base: each for base, each in run.outlines.items() if base in kept},
+        shapes={base: each for base, each in run.shapes.items() if base in kept},
+        places={base: each for base, each in run.places.items() if base in kept},
+    )
+
+
+def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, Shape]) -> dict[str, Adapter]:
+    loras = {name: (policy.base, policy.lora) for name, policy in team.every.items()}
+    loras |= {name: (critic.base, critic.lora) for name, critic in team.critics.items()}
+    found = {}
+    for name, (base, lora) in loras.items():
+        if lora is None:
+            continue
+        layers, depth = outlines[base].layers, shapes[base].depth
+        features = linear_layers(layers)
+        paths = [path for path in adapted_layers(layers, lora.targets) if path in features]
+        wide = sum(features[path][0] for path in paths)
+        found[name] = Adapter(
+            adapter_parameters(outlines[base], lora),
+            lora.rank * len(paths) // depth,
+            wide // depth if lora.dropout else 0,
+            any(path.endswith(OUTPUTS) for path in paths),
+        )
+    return found
+
+
+def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
+    """Return the bases whose linear layers are held in four bits."""
+    if config.model.quantization is None:
+        return frozenset()
+    return frozenset(
+        base for base, path in team.bases.items() if path != "embedded" and base not in team.trained_bases
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The widths of a decoder."""
+
+    hidden: int
+    """D."""
+    inner: int
+    """F: features between up and down projection; of the experts that one token visits, together."""
+    depth: int
+    """Blocks."""
+    heads: int
+    """H: query heads."""
+    key_heads: int
+    """J."""
+    head_size: int
+    """E."""
+    vocabulary: int
+    """V."""
+    context: int
+    """Most positions."""
+    normed: bool
+    """Whether queries and keys are normalised per head."""
+    flat: bool
+    """Whether kapelle's own pass reads it; else that of `transformers`."""
+    tied: bool
+    """Whether the output head is the embedding."""
+    block: int
+    """Parameters of all blocks."""
+    head: int
+    """Parameters of the output head."""
+
+
+def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = False) -> Shape:
+    """Return the shape of a model with these settings; `codes` says that its weights are held in four bits.
+
+    Where an architecture has other names for its widths, they are read from the outline.
+    """
+    hidden = outline.hidden
+    heads = int(_first_set(settings, "num_attention_heads", "n_head", "num_heads") or 1)
+    vocabulary = int(settings.get("vocab_size") or max(shape[0] for shape in outline.weights.values()))
+    blocks = sum(
+        prod(shape)
+        for name, shape in outline.weights.items()
+        if any(part.isdigit() for part in name.split("."))
+    )
+    head_size = int(settings.get("head_dim") or hidden // heads)
+    inner = int(_first_set(settings, "intermediate_size", "n_inner", "ffn_dim") or 4 * hidden)
+    if visited := int(_first_set(settings, "num_experts_per_tok", "num_experts_per_token") or 0):
+        shared = int(settings.get("shared_expert_intermediate_size") or 0)
+        inner = visited * int(settings.get("moe_intermediate_size") or inner) + shared
+    return Shape(
+        hidden,
+        inner,
+        int(_first_set(settings, "num_hidden_layers", "n_layer", "num_layers") or 1),
+        heads,
+        int(
+            _first_set(settings, "num_key_value_heads", "n_head", "num_heads", "num_attention_heads") or heads
+        ),
+        head_size,
+        vocabulary,
+        int(_first_set(settings, "max_position_embeddings", "n_positions", "max_seq_len") or 2048),
+        any(name.endswith("q_norm.weight") for name in outline.weights),
+        not codes and reads_flat(settings),
+        not any(name == "lm_head.weight" for name in outline.weights),
+        blocks,
+        vocabulary * hidden,
+    )
+
+
+def reads_flat(settings: Mapping[str, Any]) -> bool:
+    """Return whether kapelle's own pass reads a model with these settings; see `models/fast/flat.py`."""
+    kind = settings.get("model_type")
+    layers = set(settings.get("layer_types") or ["full_attention"])
+    return (
+        kind in FLAT
+        and not settings.get("final_logit_softcapping")
+        and settings.get("hidden_act", "silu") == "silu"
+        and not settings.get("use_sliding_window", False)
+        and layers == {"full_attention"}
+        and (kind != "mistral" or settings.get("sliding_window", 4096) is None)
+    )
+
+
+def _first_set(settings: Mapping[str, Any], *names: str) -> Any:
+    return next((settings[name] for name in names if settings.get(name) is not None), None)

@@ -1,0 +1,198 @@
+"""Memory of sampling in this process, term by term as `engines/rollout/local` and `models/fast` hold it.
+
+KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct one takes
+                 as many places as the longest of those that join together. Then where a prompt has two rows or more, it is
+                 stored once, in blocks of 64 places; a row's own tokens take full blocks of 64, and a tail that grows by 16.
+                 Tails that fill a block, and blocks for which there is no room, are copied, and are there twice meanwhile.
+                 Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
+logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
+                 more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
+reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt; nothing is kept
+merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`); of others a
+                 GPU keeps rounded what is held in float32 (`models/weights.py`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kapelle.cluster.planning.planned_run import PlannedRun, Shape
+from kapelle.cluster.planning.workload import PlannedTurn
+
+TAIL, BLOCK, SHARED = 16, 64, 2
+"""`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
+PRODUCTS = 512
+"""`models/fast/attention.py`: most keys whose weights attention holds on a CPU."""
+CHUNK, GPU_CHUNK = 1024, 1 << 14
+"""`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
+LARGEST, LARGE = 1 << 26, 1 << 17
+"""`models/fast/fused.py`: most weights of all copies, and weights of a matrix that is kept packed alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows of one base that are in flight together."""
+
+    rows: int
+    prompts: int
+    """Distinct ones."""
+    prompt: int
+    """Tokens of the longest."""
+    answer: int
+    """Most tokens that are sampled."""
+    tempered: bool
+    """Whether any temperature is not 1."""
+    adapters: int = 1
+    """Different ones, the bare base among them."""
+
+
+def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iterator[Mapping[str, int]]:
+    """Yield what sampling holds on a base at each moment of its episodes, beside weights, by kind."""
+    shape, size, cpu = run.shapes[base], run.size(base), run.cpu(base)
+    policies = {
+        name for name, policy in run.team.policies.items() if policy.base == base and not policy.endpoint
+    }
+    copies = making = 0
+    if merges(shape, len(policies)):
+        used = {run.team.policies[name].lora and name for name in policies}
+        copies, making = merged(shape, len(used), size, cpu=cpu), making_merged(shape, size, cpu=cpu)
+    elif shape.flat and not cpu and size < 4 and base in run.team.trained_bases:
+        copies = size * (shape.block + shape.head)
+    each, kept = place_bytes(shape, size), 0
+    bound = int(run.kv_gib * 1.25 * (1 << 30))  # memory grows by quarters
+    for rows in rows_of(run, policies, tasks, group):
+        prompts = rows.prompts * rows.prompt
+        end, most = places(rows, flat=shape.flat)
+        logits, all_logits = step_logits(shape, rows), rows.rows * shape.vocabulary * 4
+        read = reading(shape, rows, size, fused=bool(copies), cpu=cpu)
+        before, kept = kept, min(run.kept_tokens, kept + end) if shape.flat else 0
+        for held, active, scores in (
+            (prompts + before, read, 0),
+            (prompts + before, making, 0),
+            (prompts + before, 0, logits),
+            (end + before, 0, logits),
+            (most + before, 0, all_logits),
+            (end + kept, 0, all_logits),
+        ):
+            yield {
+                "KV cache": min(each * held, bound) if bound else each * held,
+                "merged weights": copies,
+                "activations": active,
+                "logits": scores,
+            }
+
+
+def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[PlannedRows]:
+    """Yield the rows of each moment of all episodes that these policies sample."""
+    by_moment: dict[int, list[PlannedTurn]] = {}
+    for turn in run.work.turns:
+        if turn.policy in policies:
+            by_moment.setdefault(turn.moment, []).append(turn)
+    for moment, together in sorted(by_moment.items()):
+        rows = len(together) * tasks * group
+        prompts = rows if moment else len(together) * tasks
+        yield PlannedRows(
+            min(run.max_rows, rows),
+            min(run.max_rows, prompts),
+            max(turn.prompt for turn in together),
+            max(turn.answer for turn in together),
+            any(turn.tempered for turn in together),
+            len({turn.policy for turn in together}),
+        )
+
+
+def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
+    """Return the token places of the KV cache at the end, and the most while tails become blocks.
+
+    Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
+    """
+    if not flat:
+        end = work.rows * (work.prompt + work.answer - 1)
+        return end, end
+    shares = work.rows >= SHARED * work.prompts
+    shared = work.prompts * -(-work.prompt // BLOCK) * BLOCK if shares else 0
+    blocks, tail = (0, 0) if shares else divmod(work.prompt, BLOCK)
+    used = held = blocks
+    room, left = tail, work.answer - 1
+    most = shared + work.prompts * work.prompt + work.rows * (BLOCK * held + room)
+    while left > 0:
+        if tail >= BLOCK:
+            used, tail = used + 1, tail - BLOCK
+            wider = held if used <= held else max(used, held + held // 4)
+            moving = BLOCK * (held + wider * (wider > held)) + 2 * room
+            most, held = max(most, shared + work.rows * moving), wider
+        wanted = TAIL * -(-(tail + TAIL // 2) // TAIL)
+        most = max(most, shared + work.rows * (BLOCK * held + room + wanted))
+        step = min(left, wanted - tail)
+        room, tail, left = wanted, tail + step, left - step
+    end = shared + work.rows * (BLOCK * held + room)
+    return end, max(most, end)
+
+
+def place_bytes(shape: Shape, size: int) -> int:
+    """Return the bytes of one token in the KV cache."""
+    return 2 * shape.depth * shape.key_heads * shape.head_size * size
+
+
+def step_logits(shape: Shape, work: PlannedRows) -> int:
+    """Return the most bytes of logits in a step of sampling."""
+    sampled = work.rows * (4 + 4 + 8 + 8 + 4 * work.tempered)
+    read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
+    return shape.vocabulary * max(sampled, read)
+
+
+def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: bool) -> int:
+    """Return the most bytes of activations in one pass over prompts.
+
+    Either in a block's second half, whose products of gate and up projection are there twice (of this block and of the
+    one before where adapters are merged; else with what is made of them), beside the first half's; or in attention,
+    which on a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
+    """
+    tokens = work.prompt * max(1, min(work.prompts, (CHUNK if cpu else GPU_CHUNK) // work.prompt))
+    if not shape.flat:
+        tokens = work.prompt * work.rows
+    queries, keys = shape.heads * shape.head_size, shape.key_heads * shape.head_size
+    stream, h, gates = 4 * shape.hidden, size * shape.hidden, 2 * size * shape.inner
+    heads = size * (queries + 2 * keys)
+    weights = size * shape.heads * (work.prompt + 32) // 2 if cpu and work.prompt <= PRODUCTS else 0
+    attended = size * 2 * (queries + keys) + weights
+    if fused:
+        second = stream + 2 * h + heads + size * queries + 2 * gates + 4 * shape.head_size
+        second += gates * (work.adapters > 1)  # the products of each adapter's rows, before they are joined
+        first = stream + h + heads + gates + attended + 4 * shape.head_size
+    else:
+        second = 3 * stream + 2 * h + 2 * gates + size * queries + 8 * shape.head_size
+        first = stream + 2 * heads + size * queries + attended + 8 * shape.head_size
+    return tokens * max(first, second)
+
+
+def merges(shape: Shape, adapters: int) -> bool:
+    """Return whether sampling makes copies with adapters merged in, for so many policies on a base."""
+    return shape.flat and shape.block * max(adapters, 1) + shape.head <= LARGEST
+
+
+def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
+    """Return the bytes of the copies of the matrices, for so many adapters in use, and of the head.
+
+    On a CPU a matrix of fewer than 131,072 weights in float32 is held plain and packed.
+    """
+    turned = (shape.heads + 2 * shape.key_heads) * shape.head_size
+    sides = (
+        (turned, shape.hidden),
+        (shape.heads * shape.head_size, shape.hidden),
+        (2 * shape.inner, shape.hidden),
+        (shape.inner, shape.hidden),
+    )
+    each = sum(_matrix(wide * out, size, cpu=cpu) for wide, out in sides)
+    return adapters * shape.depth * each + _matrix(shape.head, size, cpu=cpu)
+
+
+def making_merged(shape: Shape, size: int, *, cpu: bool) -> int:
+    """Return the bytes beside them while the head's copy is made: it is scaled in float32, and rounded last."""
+    return shape.head * 4 * (2 if size == 4 else 3) - _matrix(shape.head, size, cpu=cpu)
+
+
+def _matrix(weights: int, size: int, *, cpu: bool) -> int:
+    twice = cpu and weights < LARGE and size == 4
+    return weights * size * (1 + twice)

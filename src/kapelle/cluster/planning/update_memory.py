@@ -1,0 +1,353 @@
+"""Memory of an update: which tokens it computes in one pass, and what that keeps, term by term as the code keeps it.
+
+Per token of a pass and block, kapelle's own pass (`models/fast/flat.py`) keeps for its backward pass
+
+    first half    x (D, float32); where heads are normed queries and keys before that ((H + J)·E, float32) and a number
+                  per head
+    attention     its queries, keys and values as they lie in its products, and its weights (below)
+    output        what attention gathered (H·E), if the output projection has an adapter or trains
+    second half   x (D, float32), gate and up (2·F)
+    adapters      A·x of every adapted layer (the rank), and under dropout a byte per feature in
+
+and once per pass the embeddings, the angles of positions (2·E, float32) and the last norm's input and output. Features without a
+type are in the compute type. Attention of at most 512 keys on a CPU keeps a weight for every query head, query and visible
+key (32 queries at a time); else torch's fused attention keeps queries, keys, values, outputs and one number per query.
+
+With gradient checkpointing a block keeps x (D, float32); one block at a time is computed again.
+
+The peak is one of two moments: in the output head, where the last hidden states still lie beside everything that is kept;
+or in the backward pass of the last block's second half, which makes the norm h (D), silu(gate) and its product with up (2·F)
+again, and holds the gradients of F, of h, and three of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kapelle.cluster.planning.planned_run import NOTHING, PlannedRun, Shape
+from kapelle.cluster.planning.workload import PlannedTurn
+
+MOST_KEYS = 512
+"""`models/fast/attention.py`: most keys for products on a CPU."""
+STEP = 32
+"""`models/fast/attention.py`: queries of one product."""
+LOGIT_BUDGET = 1 << 21
+"""`engines/train/torch/large_head.py`: most logits that are kept for the backward pass."""
+ROWS, PIECE, DEVICE_ROWS, DEVICE_PIECE = 512, 1 << 20, 2048, 1 << 25
+"""`engines/train/torch/large_head.py`: tokens of a piece and its logits, on a CPU and on a GPU."""
+
+ENOUGH = 3
+"""Passes of one learner after which all kinds of passes have been seen."""
+
+
+def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
+    """Yield what an update's passes hold on a base, beside weights and optimiser, by kind."""
+    shape = run.shapes[base]
+    full = base in run.team.trained_bases
+    found = passes(run, base)
+    whole = 4 * sum(run.trained_numbers(base))
+    head = 4 * shape.head if full else 0
+    for number, work in enumerate(found):
+        how = Compute(
+            run.size(base),
+            4 if full else run.size(base),
+            run.cpu(base),
+            full,
+            any(run.adapters[name].output for name in run.learners(base) if name in run.adapters),
+            run.checkpointing,
+            run.entropy,
+        )
+        before = whole if number or not full or run.minibatches > 1 else 0
+        yield {
+            "activations": activations(shape, work, how),
+            "logits": logits(shape, work, how),
+            "gradients": before + head,
+        }
+        block = 4 * shape.block // shape.depth if full else 0
+        yield {
+            "activations": block_backward(shape, work, how),
+            "logits": 0,
+            "gradients": before + head + block,
+        }
+    if full and found:
+        # Of a part the output head's is added to the rest when it is reduced.
+        second = head * (1 + shape.tied) if run.shared_out is None else head
+        yield {"activations": 0, "logits": 0, "gradients": whole + second}
+
+
+def passes(run: PlannedRun, base: str) -> list[Pass]:
+    """Return the passes of one optimiser step over a base's share of a step's answers."""
+    most, tasks = run.pass_tokens(base), -(-run.own_tasks // run.minibatches)
+    trees = []
+    for tree in _trees(run, base):
+        enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
+        trees += [tree] * min(tasks, enough)
+    if not run.shapes[base].flat:  # nothing is shared
+        trees = [
+            replace(tree, stem=0, branches=(tree.stem + branch,), targets=(count,))
+            for tree in trees
+            for branch, count in zip(tree.branches, tree.targets, strict=True)
+        ]
+    found = list(passes_of(trees, most))
+    # The first pass, and the largest of the others: those after the first find gradients of it.
+    return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
+
+
+def step_tokens(run: PlannedRun, base: str) -> int:
+    """Return the tokens that all passes of an update compute on a base, each distinct one once."""
+    return run.work.tasks * sum(tree.size for tree in _trees(run, base))
+
+
+def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
+    """Yield what one task's episodes have to be computed for, learner by learner."""
+    team, group = run.team, run.work.group
+    for name in sorted({turn.policy for turn in run.work.turns}):
+        policy = team.policies[name]
+        if policy.base != base or not policy.trained or policy.endpoint is not None:
+            continue
+        own = run.adapters.get(name, NOTHING)
+        for chain in _chains([turn for turn in run.work.turns if turn.policy == name]):
+            yield replace(_tree(chain, group), low=own.low, masked=own.masked)
+    for name, critic in team.critics.items():
+        if critic.base != base or not critic.trained:
+            continue
+        own = run.adapters.get(name, NOTHING)
+        for turn in run.work.turns:
+            if team.critic_of.get(turn.agent) == name:
+                tree = _tree([turn], group)
+                yield replace(tree, low=own.low, masked=own.masked, critic=True)
+
+
+def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
+    """Return answers in runs in which each prompt continues the text before it: one sequence computes them all."""
+    chains: list[list[PlannedTurn]] = []
+    last: dict[str, list[PlannedTurn]] = {}
+    for each in turns:
+        if each.continues and each.agent in last:
+            last[each.agent].append(each)
+        else:
+            last[each.agent] = [each]
+            chains.append(last[each.agent])
+    return chains
+
+
+def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
+    """Return the sequences of a group's answers; they share their first prompt if it opens the episode."""
+    first, last = chain[0], chain[-1]
+    length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
+    if first.moment == 0 and group > 1:
+        return SharedPrefix(first.prompt, (length - first.prompt,) * group, (targets,) * group)
+    return SharedPrefix(0, (length,) * group, (targets,) * group)
+
+
+# Passes, by the number of their tokens alone: `engines/train/batch.py` without the tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Answers of one learner that share the beginning of their text."""
+
+    stem: int
+    """Tokens that all share; 0 where there is one branch."""
+    branches: tuple[int, ...]
+    """Tokens of each branch after the stem."""
+    targets: tuple[int, ...]
+    """Target tokens of each branch."""
+    low: int = 0
+    """Features of the low-rank products of a token in one block: the adapter's rank times its layers there."""
+    masked: int = 0
+    """Features in that pass through dropout, of the adapter's layers in one block."""
+    critic: bool = False
+    """Whether values are predicted instead of words."""
+
+    @property
+    def size(self) -> int:
+        """Tokens that are computed."""
+        return self.stem + sum(self.branches)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSpan:
+    """A run of tokens in attention."""
+
+    queries: int
+    keys: int
+    """Its own tokens and those before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass."""
+
+    trees: tuple[SharedPrefix, ...]
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return sum(tree.size for tree in self.trees)
+
+    @property
+    def targets(self) -> int:
+        """K of policies."""
+        return sum(sum(tree.targets) for tree in self.trees if not tree.critic)
+
+    @property
+    def low(self) -> int:
+        """Features of low-rank products in one block, of all tokens."""
+        return sum(tree.size * tree.low for tree in self.trees)
+
+    @property
+    def masked(self) -> int:
+        """Features under dropout in one block, of all tokens."""
+        return sum(tree.size * tree.masked for tree in self.trees)
+
+    def spans(self) -> Iterator[PlannedSpan]:
+        """Yield its runs of tokens: stems, and branches that look back at them."""
+        for tree in self.trees:
+            if tree.stem:
+                yield PlannedSpan(tree.stem, tree.stem)
+            for branch in tree.branches:
+                yield PlannedSpan(branch, tree.stem + branch)
+
+
+def passes_of(trees: Sequence[SharedPrefix], max_tokens: int) -> Iterator[Pass]:
+    """Yield the passes of at most `max_tokens` tokens (at least one branch) in which trees are computed."""
+    waiting: list[SharedPrefix] = []
+    filled = 0
+    for tree in trees:
+        for piece in _pieces(tree, max_tokens):
+            if waiting and filled + piece.size > max_tokens:
+                yield Pass(tuple(waiting))
+                waiting, filled = [], 0
+            waiting.append(piece)
+            filled += piece.size
+    if waiting:
+        yield Pass(tuple(waiting))
+
+
+def _pieces(tree: SharedPrefix, max_tokens: int) -> Iterator[SharedPrefix]:
+    first, filled = 0, tree.stem
+    for number, branch in enumerate(tree.branches):
+        if number > first and filled + branch > max_tokens:
+            yield _part(tree, first, number)
+            first, filled = number, tree.stem
+        filled += branch
+    yield _part(tree, first, len(tree.branches))
+
+
+def _part(tree: SharedPrefix, first: int, last: int) -> SharedPrefix:
+    branches, targets = tree.branches[first:last], tree.targets[first:last]
+    return SharedPrefix(tree.stem, branches, targets, tree.low, tree.masked, tree.critic)
+
+
+# What a pass keeps.
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How a base computes."""
+
+    size: int
+    """Bytes of the compute type."""
+    stored: int
+    """Bytes of a weight in memory."""
+    cpu: bool
+    full: bool
+    """Whether its own weights train."""
+    adapted_output: bool
+    """Whether the output projection of attention has an adapter in the pass."""
+    checkpointing: bool
+    entropy: bool = False
+    """Whether the loss learns from entropy."""
+
+
+def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the bytes that one block keeps for its backward pass."""
+    count, b = work.tokens, how.size
+    all_heads = shape.heads + shape.key_heads
+    features = 2 * 4 * shape.hidden + 2 * 4  # x and a norm's length, in both halves
+    if shape.normed:
+        features += 4 * all_heads * (shape.head_size + 1)
+    if how.full or how.adapted_output:
+        features += b * shape.heads * shape.head_size
+    features += 2 * b * shape.inner
+    return count * features + b * work.low + work.masked + attention(shape, work, how)
+
+
+def attention(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the bytes that attention of one block keeps."""
+    spans = list(work.spans())
+    alike = len(set(spans)) == 1 and spans[0].queries == spans[0].keys
+    # Where tokens keep their order, what attention returns is what the output projection keeps.
+    shared = alike and (how.full or how.adapted_output)
+    return sum(_span(shape, span, how, shared=shared) for span in spans)
+
+
+def _span(shape: Shape, span: PlannedSpan, how: Compute, *, shared: bool) -> int:
+    queries, keys = shape.heads * shape.head_size, shape.key_heads * shape.head_size
+    vectors = how.size * (span.queries * queries + 2 * span.keys * keys)
+    if how.cpu and span.keys <= MOST_KEYS:
+        before = span.keys - span.queries
+        weights = sum(
+            min(STEP, span.queries - first) * (before + min(first + STEP, span.queries))
+            for first in range(0, span.queries, STEP)
+        )
+        return vectors + how.size * shape.heads * weights
+    masked = span.keys > span.queries
+    if not how.cpu and (masked or how.size == 4):  # each query head has keys and values of its own
+        vectors += how.size * 2 * span.keys * (queries - keys)
+    mask = how.size * span.queries * span.keys if masked else 0
+    outputs = 0 if shared else span.queries * how.size * queries
+    return vectors + outputs + mask + 4 * span.queries * shape.heads
+
+
+def kept(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the bytes that a whole forward pass keeps, up to the last norm's input."""
+    stream = 4 * work.tokens * shape.hidden
+    once = stream + 2 * 4 * work.tokens * shape.head_size
+    if how.full:
+        once += stream  # the last norm's gradient needs what it normalised
+    casts = shape.depth * shape.heads * shape.head_size * shape.hidden * how.size
+    once += casts if how.full and how.size != 4 else 0
+    blocks = shape.depth * stream if how.checkpointing else shape.depth * kept_by_block(shape, work, how)
+    return once + blocks
+
+
+def activations(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the most bytes of activations in a pass without the output head's, forward and backward.
+
+    With the last hidden states, for the moment of the head; see `block_backward` for the other.
+    """
+    hidden = 4 * shape.hidden * (work.tokens + work.targets)
+    return kept(shape, work, how) + hidden
+
+
+def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the bytes of activations and their gradients in the backward pass of the last block."""
+    half = how.size != 4
+    per_token = how.size * (3 * shape.inner + shape.hidden * (1 + half)) + 3 * 4 * shape.hidden
+    again = kept_by_block(shape, work, how) - 4 * work.tokens * shape.hidden if how.checkpointing else 0
+    freed = 4 * work.tokens * shape.hidden  # the last norm's input
+    return kept(shape, work, how) - freed + again + work.tokens * per_token
+
+
+def logits(shape: Shape, work: Pass, how: Compute) -> int:
+    """Return the most bytes of the output head without its weights' gradient.
+
+    Up to 2²¹ logits are computed at once: with the temperature, for the log-prob, their softmax and its entropy, or for
+    learned entropy as many as autograd keeps. More come in pieces (`large_head.py`): two of a piece in float32 and one in
+    half precision, and a gradient per hidden state; a head that trains holds three, and computes that gradient later.
+    """
+    count, half = work.targets, how.size != 4
+    if count * shape.vocabulary <= LOGIT_BUDGET:
+        return count * shape.vocabulary * 4 * (7 if how.entropy else 4)
+    rows = min(ROWS if how.cpu else DEVICE_ROWS, count)
+    words = min(shape.vocabulary, max(1, (PIECE if how.cpu else DEVICE_PIECE) // rows))
+    piece, vector = rows * words, count * shape.hidden * 4
+    weights = words * shape.hidden * how.size * (how.stored != how.size)
+    rounded = (count + rows) * shape.hidden * how.size * half
+    if how.full:
+        return piece * (3 * 4 + 2 * how.size * half) + vector + weights * (1 + half) + rounded
+    pieces = piece * (2 * 4 + how.size * half) + (1 + how.entropy) * vector
+    return max(pieces + weights + rounded, (2 + 2 * how.entropy) * vector + rounded)

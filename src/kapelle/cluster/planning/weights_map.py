@@ -1,0 +1,181 @@
+"""Who acts with which weights, what trains, and roughly how much memory it takes: a team before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kapelle.cluster.planning.memory import MOMENTS, base_bytes
+from kapelle.cluster.planning.planned_run import BYTES
+from kapelle.models.outline import Outline, adapter_parameters
+from kapelle.team import Place, Rate, Team
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRow:
+    """One policy or critic: what it is made of."""
+
+    name: str
+    kind: str
+    """`policy` or `critic`."""
+    weights: str
+    """In words, such as `LoRA r 16 on base`."""
+    trained: bool
+    own_parameters: int
+    """Parameters that belong to it alone; 0 for frozen ones and endpoints."""
+    agents: tuple[str, ...]
+    """Agents that act with it, or that it judges."""
+    rate: str = ""
+    """Its own learning rate and schedule, in words; empty where they are those of `optimizer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """One model in memory."""
+
+    name: str
+    path: str
+    """`embedded`, a model's folder, or its name on the hub."""
+    parameters: int
+    """Its own, without adapters and heads."""
+    place: str = ""
+    """In words, such as `bfloat16 on cuda:1`; empty where it is float32 on the device of choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMap:
+    """A team's weights."""
+
+    learners: tuple[LearnerRow, ...]
+    bases: tuple[Base, ...]
+    weight_bytes: int
+    """Weights of bases and adapters: what trains in float32, frozen bases in the compute type."""
+    training_bytes: int
+    """Gradients, AdamW's two moments and reference copies; `kapelle plan` counts activations and KV caches too."""
+
+    def row(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return asdict(self)
+
+
+def weights_map(
+    team: Team,
+    models: Mapping[str, Outline],
+    references: bool,
+    half: bool,
+    *,
+    nf4: Collection[str] = (),
+    optimizer: str = "adamw",
+) -> WeightsMap:
+    """Return the map of a team whose bases have these outlines.
+
+    `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
+    are held in it, those in `nf4` in four bits; forward passes cast those that are trained. `optimizer` is its name.
+    """
+    default = Place("bfloat16" if half else "float32")
+    places = {base: team.places.get(base, default) for base in models}
+    frozen = {
+        (path, places[base]): base for base, path in team.bases.items() if base not in team.trained_bases
+    }
+    copies = {
+        *frozen.values(),
+        *team.trained_bases,
+    } & models.keys()  # frozen ones of one path and place are one
+    sizes = {base: model.parameters for base, model in models.items()}
+    learners = []
+    for name, policy in team.policies.items():
+        agents = []
+        for agent in team.agents_of(name):
+            # With the numbers (from 1) of an agent's turns where only some belong to the policy.
+            turns = [str(k + 1) for k, its in enumerate(team.turns_of.get(agent, ())) if its == name]
+            agents.append(f"{agent} (turn {', '.join(turns)})" if turns else agent)
+        own, trained, rate = 0, policy.trained, _rate(policy.rate)
+        if policy.endpoint is not None:
+            words, trained, rate = f"{policy.endpoint.model} at {policy.endpoint.url}", False, ""
+        elif policy.lora is not None:
+            own = adapter_parameters(models[policy.base], policy.lora)
+            words = f"LoRA r {policy.lora.rank} on {policy.base}"
+        else:
+            own = sizes[policy.base] if policy.trained else 0
+            words = f"all of {policy.base}"
+        learners.append(LearnerRow(name, "policy", words, trained, own, tuple(agents), rate))
+    for name, critic in team.critics.items():
+        own, words = models[critic.base].hidden + 1, f"a value head on {critic.base}"
+        if critic.lora is not None:
+            own += adapter_parameters(models[critic.base], critic.lora)
+            words = f"LoRA r {critic.lora.rank} and {words}"
+        elif critic.whole:
+            own, words = own + sizes[critic.base], f"all of {critic.base} and a value head"
+        judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
+        learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged, _rate(critic.rate)))
+    adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
+    learned = sum(learner.own_parameters for learner in learners if learner.trained)
+    copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
+    held = adapters
+    for base in copies:
+        width, count = BYTES[places[base].dtype], models[base].parameters
+        if base in team.trained_bases:
+            # Forward passes cast those that train to a compute type of 2.
+            held += (4 if width == 4 else 4 + width) * count
+        else:
+            held += base_bytes(models[base], width, nf4=base in nf4)
+    bases = []
+    for base, path in team.bases.items():
+        place = team.places.get(base, Place())
+        kind = "nf4" if base in nf4 else "" if place.dtype == "float32" else place.dtype
+        words = " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
+        bases.append(Base(base, path, sizes[base], words))
+    return WeightsMap(
+        tuple(learners),
+        tuple(bases),
+        weight_bytes=held,
+        training_bytes=int((4 + MOMENTS[optimizer]) * learned) + 4 * copied,
+    )
+
+
+def _rate(rate: Rate) -> str:
+    lr = "" if rate.lr is None else f"lr {rate.lr:g}"
+    warmup = "" if rate.warmup_steps is None else f"{rate.warmup_steps} steps of warm-up"
+    return ", ".join(word for word in (lr, rate.schedule or "", warmup) if word)
+
+
+def describe(found: WeightsMap) -> list[str]:
+    """Return the map as lines of a table."""
+    rows = [("", "weights", "parameters", "", "agents")]
+    rows += [
+        (
+            learner.name,
+            learner.weights,
+            amount(learner.own_parameters) if learner.own_parameters else "",
+            f"trains{learner.rate and f', {learner.rate}'}" if learner.trained else "frozen",
+            ", ".join(learner.agents),
+        )
+        for learner in found.learners
+    ]
+    rows += [
+        (base.name, base.path, amount(base.parameters), base.place or "in memory", "") for base in found.bases
+    ]
+    widths = [max(len(row[k]) for row in rows) for k in range(5)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    weights, training = size(found.weight_bytes), size(found.training_bytes)
+    memory = (
+        f"memory: about {weights} of weights and {training} to train them; activations and KV caches on top"
+    )
+    return [*(line.rstrip() for line in lines), memory]
+
+
+def amount(number: int) -> str:
+    """Return a number of parameters as `0.82 M`."""
+    for least, unit, name in ((5 * 10**8, 10**9, "B"), (5 * 10**5, 10**6, "M"), (10**3, 10**3, "k")):
+        if number >= least:
+            return f"{number / unit:.2f} {name}" if number < 10 * unit else f"{number / unit:.0f} {name}"
+    return str(number)
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as `13 MB`."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}" if count < 10 * unit else f"{count / unit:.0f} {name}"
+    return f"{count / 1000:.0f} kB"

@@ -1,0 +1,495 @@
+"""Grades programs in a sandbox. What they return or print is compared here, where no code of theirs runs.
+
+`grade_calls` compares what functions return with known values, `grade_output` what programs print. `grade_program` takes test programs:
+those that `literal_tests` can read become calls. All others would have to run beside the candidate, which could then decide what they
+find; that has to be allowed by name, and its verdicts are not `trusted`. Exit codes and printed claims decide nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import re
+import secrets
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from kapelle.environments.grading.code import candidate_driver, literal_tests, test_driver
+from kapelle.environments.grading.code import values as code_values
+from kapelle.environments.grading.code.checks import LiteralTest, Settling, UnfitValue
+from kapelle.environments.grading.code.literal_tests import NotLiteral
+from kapelle.environments.grading.code.programs import runnable
+from kapelle.environments.grading.code.values import Plain, Stays, ValueFault, decode, encode
+from kapelle.environments.sandbox.contract import Limits, Result
+from kapelle.environments.sandbox.session import Backend, Session, run, start
+
+# -------- The verdict of a grader on a program: how each test went, and what that is worth
+
+TestStatus = Literal["passed", "failed", "error", "not_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class TestOutcome:
+    """How one test went."""
+
+    __test__ = False
+
+    status: TestStatus
+    """`failed`: it ran and did not hold. `error`: it could not be carried to its end."""
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeGrade:
+    """The verdict on one program."""
+
+    tests: tuple[TestOutcome, ...]
+    status: Literal["graded", "ungraded"] = "graded"
+    """`ungraded`: the tests themselves could not be run, which says nothing about the candidate and must
+    never be used as a reward."""
+    explanation: str = ""
+    trusted: bool = True
+    """False where the tests ran beside the candidate, which could have changed what they found."""
+
+    @property
+    def passed(self) -> int:
+        """Number of tests that passed."""
+        return sum(test.status == "passed" for test in self.tests)
+
+    @property
+    def score(self) -> float:
+        """Share of the tests that passed, for partial credit; 0 where nothing was graded."""
+        return self.passed / len(self.tests) if self.tests and self.status == "graded" else 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether every test passed."""
+        return self.status == "graded" and bool(self.tests) and self.passed == len(self.tests)
+
+
+# -------- Asks a candidate in its sandbox, one call at a time, and believes nothing but well-formed values
+
+REPLIES = 64 * 1024**2
+"""Bytes that a candidate may answer in all, whatever it may print."""
+MOST_STARTS = 3
+"""How often one candidate is started: a test that ends it costs the next ones nothing, within bounds."""
+
+
+class CandidateGone(Exception):
+    """The candidate did not answer: it ended, reached a limit, or sent something that is not a reply."""
+
+
+class CandidateError(Exception):
+    """The candidate raised an exception; of what it says, only a name and a text are believed."""
+
+    def __init__(self, found: Plain) -> None:
+        name, text = found if type(found) is tuple and len(found) == 2 else ("", "")
+        super().__init__(f"{name if type(name) is str else ''}: {text if type(text) is str else ''}"[:500])
+
+
+class Candidate:
+    """A solution in a sandbox of its own, started at the first request, and again after it was lost."""
+
+    def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
+        self._files = {
+            "solution.py": runnable(solution).encode("utf-8", "surrogatepass"),
+            **_sources(candidate_driver, code_values),
+        }
+        self._sandbox = sandbox
+        self._limits = replace(limits, output_bytes=max(limits.output_bytes, REPLIES))
+        self._session: Session | None = None
+        self._starts = 0
+        self._lost = ""
+        self.with_nan = True
+        """Whether a value may hold NaN; otherwise it is a ValueFault."""
+
+    def ask(self, operation: str, *parts: Plain, keep: bool = False) -> Plain:
+        """Return the value that an operation of `candidate_driver` gives; with `keep`, the object that stays with it.
+
+        Raises CandidateError for what the candidate raised, CandidateGone, from then on until `renew`, and ValueFault for a request or
+        a value that has no encoding.
+        """
+        request = encode((keep, operation, *parts)).encode()
+        if self._lost:
+            raise CandidateGone(self._lost)
+        if self._session is None:
+            self._starts += 1
+            command = _driver_command(self._sandbox, "candidate_driver")
+            self._session = start(self._sandbox, self._files, command, self._limits)
+        # A reply belongs to its request by a mark that no program can write ahead of it.
+        mark = secrets.token_hex(8).encode()
+        self._session.send(mark + b" " + request + b"\n")
+        line = self._session.receive(self._limits.wall_s)
+        if line is None:
+            limit = self._session.finish(kill=True).limit
+            self._lost = f"it reached its limit of {limit}" if limit else "it ended without an answer"
+            raise CandidateGone(self._lost)
+        found, kind, text = [*line.split(b" ", 2), b"", b""][:3]
+        if found == mark and kind == b"value":
+            return decode(text, with_nan=self.with_nan)
+        if found == mark and kind == b"error":
+            raise CandidateError(decode(text))
+        self._lost = "it sent something that is not a reply to its request"
+        raise CandidateGone(self._lost)
+
+    def renew(self) -> None:
+        """Let the next request start it again, if it was lost and has starts left."""
+        if self._lost and self._starts < MOST_STARTS:
+            self.close()
+            self._session, self._lost = None, ""
+
+    def close(self) -> None:
+        """End it."""
+        if self._session is not None:
+            self._session.finish(kill=True)
+
+
+@functools.cache
+def _sources(*modules: ModuleType) -> dict[str, bytes]:
+    """Return the files of modules, which are copied into sandboxes unchanged."""
+    return {
+        f"{module.__name__.replace('.', '/')}.py": Path(str(module.__file__)).read_bytes()
+        for module in modules
+    }
+
+
+def _driver_command(sandbox: Backend, driver: str) -> list[str]:
+    """Return the command of a driver: isolated from the environment and the user's packages."""
+    begin = f"import sys; sys.path.insert(0, ''); from kapelle.environments.grading.code.{driver} import serve; serve()"
+    return [sandbox.python, "-I", "-B", "-c", begin]
+
+
+# -------- Grades programs by test programs: literal ones here, and others beside the candidate where that is allowed
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTests:
+    """Tests that are programs of their own: asserts, or a `check` function with its call."""
+
+    programs: tuple[str, ...]
+    """Each is one test: it passes when it runs to its end."""
+    setup: str = ""
+    """Runs once before the tests; what it defines is theirs."""
+    candidate: tuple[str, ...] = ()
+    """Names that are the candidate's, even where Python defines them too; empty: those that the tests do not define."""
+    classes: tuple[str, ...] | None = None
+    """Which of them are classes; None: those in CapWords."""
+
+
+@functools.lru_cache(maxsize=4096)
+def read_literal(tests: ProgramTests) -> tuple[LiteralTest, ...]:
+    """Return test programs as calls with known values. Raises NotLiteral, which says why not, and SyntaxError."""
+    for program in (tests.setup, *tests.programs):
+        literal_tests.parsed(program)
+    return tuple(
+        literal_tests.read_test(program, tests.setup, tests.candidate, tests.classes)
+        for program in tests.programs
+    )
+
+
+def grade_program(
+    solution: str,
+    tests: ProgramTests,
+    sandbox: Backend,
+    limits: Limits | None = None,
+    *,
+    allow_untrusted: bool = False,
+) -> CodeGrade:
+    """Run test programs against a solution.
+
+    Tests that are not literal run beside the solution if that is allowed, which a solution can exploit; otherwise nothing is graded.
+    `limits` hold for each start of the candidate. Raises SandboxError when the machine cannot give a sandbox.
+    """
+    limits = limits or Limits()
+    try:
+        literal = read_literal(tests)
+    except SyntaxError as error:
+        return CodeGrade((), "ungraded", f"a test is not a program: {error}")
+    except NotLiteral as reason:
+        if allow_untrusted:
+            return _grade_beside(solution, tests, sandbox, limits)
+        why = f"a program could fool the tests ({reason}); they run only with `allow_untrusted`"
+        return CodeGrade((), "ungraded", why, trusted=False)
+    candidate = Candidate(solution, sandbox, limits)
+    try:
+        return CodeGrade(tuple(_outcome_of_test(candidate, test) for test in literal))
+    finally:
+        candidate.close()
+
+
+def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
+    candidate.with_nan = test.names_nan
+    settling = Settling(candidate.ask, test.names_nan)
+    try:
+        for step in test.steps:
+            if step.asserts and not settling.truth(step.value):
+                return TestOutcome("failed", "the assertion does not hold")
+            settling.given(step.value)
+    except CandidateGone as gone:
+        candidate.renew()
+        return TestOutcome("error", f"the candidate did not answer: {gone}")
+    except CandidateError as error:
+        return TestOutcome("error", f"{error}")
+    except (ValueFault, UnfitValue) as fault:
+        return TestOutcome("failed", f"the program returned {fault}"[:500])
+    except Exception as error:  # noqa: BLE001 (whatever Python raises for a value of another type than the test expects)
+        return TestOutcome(
+            "failed", f"the returned value does not fit: {type(error).__name__}: {error}"[:500]
+        )
+    return TestOutcome("passed")
+
+
+def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
+    """Run test programs beside a solution, in one process of their own."""
+    if tests not in _decisive:
+        # Without a solution, a test that passes does so whatever it is, and what is missing is the tests' own.
+        for index, (status, said) in _beside("", tests, sandbox, limits).items():
+            if status in ("passed", "broken"):
+                why = said or f"test {index} passes whatever the program does"
+                return CodeGrade((), "ungraded", why, trusted=False)
+        _decisive.add(tests)
+    found = _beside(solution, tests, sandbox, limits)
+    missing = "error", "the tests ended early, or reached a limit"
+    outcomes = (TestOutcome(*found.get(index, missing)) for index in range(len(tests.programs)))
+    return CodeGrade(tuple(outcomes), trusted=False)
+
+
+_decisive: set[ProgramTests] = set()
+"""Tests that are not passed without a solution."""
+
+
+def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> dict[int, Any]:
+    """Return status and explanation of each test that ran; a solution may have written them."""
+    texts = {f"test_{index}.py": text for index, text in enumerate(tests.programs)}
+    texts |= {"solution.py": runnable(solution), "setup.py": tests.setup}
+    files = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
+    modules = sorted({name for text in (tests.setup, *tests.programs) for name in test_driver.imported(text)})
+    token = secrets.token_hex(8)
+    order = json.dumps([token, len(tests.programs), modules]).encode() + b"\n"
+    command = _driver_command(sandbox, "test_driver")
+    result = run(sandbox, {**files, **_sources(test_driver)}, command, order, limits)
+    found = dict[int, Any]()
+    for line in result.stdout.decode(errors="replace").splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == token:
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                index, status, said = json.loads(text)
+                if status in ("passed", "failed", "error", "broken"):
+                    found[int(index)] = status, str(said)
+    return found
+
+
+# -------- Grades programs by calls with known results: no test program
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """One call and what it must return."""
+
+    function: str
+    arguments: tuple[Plain, ...]
+    expected: Plain
+    """Never leaves this process."""
+    keywords: Mapping[str, Plain] = field(default_factory=dict)
+    tolerance: float = 0.0
+    """Most by which finite floats may differ, absolutely or relative to the expected one; whole numbers are exact."""
+    rule: Literal["exact", "json", "apps"] = "exact"
+    """`json`: a tuple may be returned for a list, and a number be a key for its text. `apps`: also, an expected list of one item
+    stands for the item."""
+
+
+def grade_calls(
+    solution: str, tests: tuple[CallTest, ...], sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Call a solution once for each test and compare what it returns; one that is lost is started again.
+
+    Raises SandboxError when the machine cannot give a sandbox, ValueFault for arguments that have no encoding.
+    """
+    for test in tests:
+        encode((test.arguments, dict(test.keywords)))
+    if not tests:
+        return CodeGrade((), "ungraded", "there is no test")
+    candidate = Candidate(solution, sandbox, limits or Limits())
+    try:
+        return CodeGrade(tuple(_outcome_of_call(candidate, test) for test in tests))
+    finally:
+        candidate.close()
+
+
+def _outcome_of_call(candidate: Candidate, test: CallTest) -> TestOutcome:
+    try:
+        found = candidate.ask("call", test.function, test.arguments, dict(test.keywords))
+        if isinstance(test.expected, list):
+            # A right result has as many items at most.
+            inside = (item for item in test.expected if test.rule == "apps" and isinstance(item, list))
+            most = max(len(test.expected), *map(len, inside), 0) + 1
+            if isinstance(found, Stays) and found.nature == "iterator":
+                found = candidate.ask("take", found, most)
+            elif isinstance(found, _LISTED):
+                found = list(islice(found, most))
+    except CandidateGone as gone:
+        candidate.renew()
+        return TestOutcome("error", f"the candidate did not answer: {gone}")
+    except (CandidateError, ValueFault) as error:
+        return TestOutcome("error", f"{error}")
+    allowed = [test.expected]
+    if test.rule == "apps" and isinstance(test.expected, list) and len(test.expected) == 1:
+        allowed += test.expected
+    for expected in allowed:
+        value = found if test.rule == "exact" else _as_json(found, expected)
+        if same_value(value, expected, test.tolerance):
+            return TestOutcome("passed")
+    return TestOutcome("failed", "the call returned another value")
+
+
+_LISTED: tuple[Any, ...] = (range, deque, type({}.keys()), type({}.values()), type({}.items()))
+
+
+def _as_json(value: Plain, like: Plain) -> Plain:
+    """Return a value as JSON would write it: with a list for each tuple, and a text for each key where a text is expected."""
+    if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
+        return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
+    if isinstance(value, dict) and isinstance(like, dict):
+        found = {}
+        for key, item in value.items():
+            written = json.dumps(key) if isinstance(key, (bool, int, float)) or key is None else key
+            name = written if type(key) is not str and written in like and written not in value else key
+            found[name] = _as_json(item, like.get(name))
+        return found
+    return value
+
+
+def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
+    """Return whether two values of built-in types are the same: types too, save that 2 and 2.0 are one number.
+
+    NaN is the same as nothing, so it never matches; a list is never a tuple, a set never a frozenset, and `{True}` not `{1}`.
+    """
+    if _is_number(got) and _is_number(expected):
+        # Whole numbers are exact.
+        if got != expected and tolerance and isinstance(got, float) and isinstance(expected, float):
+            return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+        return bool(got == expected)
+    if type(got) is not type(expected) and not (isinstance(got, Counter) and type(expected) is dict):
+        return False
+    if isinstance(expected, (list, tuple)):
+        return len(got) == len(expected) and all(map(same_value, got, expected, [tolerance] * len(got)))
+    if isinstance(expected, (set, frozenset)):
+        return set(map(_exact, got)) == set(map(_exact, expected))
+    if isinstance(expected, dict):
+        ours, theirs = ({_exact(key): each[key] for key in each} for each in (got, expected))
+        return ours.keys() == theirs.keys() and all(
+            same_value(ours[key], theirs[key], tolerance) for key in theirs
+        )
+    return bool(got == expected)
+
+
+def _exact(key: Plain) -> Plain:
+    """Return a key that equals only keys of the same type, numbers aside."""
+    if isinstance(key, (tuple, frozenset)):
+        return type(key), type(key)(map(_exact, key))
+    return int if _is_number(key) else type(key), key
+
+
+def _is_number(value: Plain) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# -------- Grades programs by what they print for an input; the comparison happens here, after the program is gone
+
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?")
+_REAL = re.compile(r".*[.eE].*")
+_SPACES = re.compile(r"[ \t\r\f\v]+")
+MOST_STOPPED = 3
+"""Tests in which one program may reach a limit: a problem may have hundreds of tests, and each would take as long."""
+MOST_SECONDS = 20
+"""How many times the limit of one test all tests of a program may take together on the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTest:
+    """One input and what must be printed for it."""
+
+    stdin: str
+    stdout: str
+    """Never enters the sandbox."""
+    tolerance: float = 1e-6
+    """Most by which a printed number may differ, absolutely or relatively, where this one has a point or an
+    exponent; whole numbers must match digit by digit."""
+
+
+def grade_output(
+    solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
+) -> CodeGrade:
+    """Run a program once for each test and compare its standard output; a program that is out of its time is run no more.
+
+    Raises SandboxError when the machine cannot give a sandbox.
+    """
+    limits = limits or Limits()
+    files = {"solution.py": runnable(solution).encode("utf-8", "surrogatepass")}
+    command = [sandbox.python, "-I", "-B", "solution.py"]
+    outcomes, stopped, seconds = list[TestOutcome](), 0, 0.0
+    for test in tests:
+        if stopped == MOST_STOPPED or seconds > MOST_SECONDS * limits.wall_s:
+            outcomes.append(TestOutcome("not_run", "the program had used up its time in earlier tests"))
+            continue
+        # What has to be printed may be more than the limit, which is for what need not be.
+        room = max(limits.output_bytes, 2 * len(test.stdout.encode()))
+        result = run(sandbox, files, command, test.stdin.encode(), replace(limits, output_bytes=room))
+        stopped, seconds = stopped + (result.limit is not None), seconds + result.wall_s
+        outcomes.append(_outcome_of_output(result, test))
+    return CodeGrade(tuple(outcomes))
+
+
+def _outcome_of_output(result: Result, test: OutputTest) -> TestOutcome:
+    if result.limit is not None:
+        return TestOutcome("error", f"the program reached its limit of {result.limit}")
+    try:
+        printed = result.stdout.decode("utf-8")
+    except UnicodeDecodeError:
+        return TestOutcome("failed", "the output is not text in UTF-8")
+    same = same_output(printed, test.stdout, test.tolerance)
+    if same and result.ok:
+        return TestOutcome("passed")
+    said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    if same:
+        ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
+        return TestOutcome("error", "; ".join([f"the program ended with {ended}", *said])[:500])
+    shown = repr(printed.strip()[:200]) if printed.strip() else "nothing"
+    return TestOutcome("failed", "; ".join([f"the program printed {shown}", *said])[:500])
+
+
+def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
+    """Return whether two outputs say the same: the same lines of the same words.
+
+    Spaces and tabs between words, at line ends and empty lines at the end do not count; line breaks do.
+    """
+    ours, theirs = _lines(printed), _lines(expected)
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _lines(text: str) -> list[list[str]]:
+    # Python's own `split` takes U+001C and a dozen other characters for spaces.
+    lines = [_SPACES.split(line.strip(" \t\r\f\v")) for line in text.replace("\r\n", "\n").split("\n")]
+    lines = [words if words != [""] else [] for words in lines]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_word(printed: str, expected: str, tolerance: float) -> bool:
+    if printed == expected:
+        return True
+    if not (_REAL.fullmatch(expected) and _DECIMAL.fullmatch(expected) and _DECIMAL.fullmatch(printed)):
+        return False
+    a, b = float(printed), float(expected)
+    return math.isfinite(a) and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)

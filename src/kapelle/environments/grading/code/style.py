@@ -1,0 +1,150 @@
+"""How well a program is written, read from its text alone: whether it parses, and how far it keeps to common conventions.
+
+Nothing is run or imported. Programs come from others, so everything here is linear in a text of bounded length, walks trees
+without recursion, and takes whatever Python's parser gives up on as a program that does not parse.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from kapelle.environments.grading.code.programs import runnable, tree_of
+
+MAX_PROGRAM = 20_000
+"""Characters of a program; a longer one has no syntax and no style here."""
+LONGEST_LINE = 99
+"""Characters of a line, the most that PEP 8 allows a team."""
+
+
+def syntax_score(program: str) -> float:
+    """Return 1 for a program that parses; else the share of its lines before the one where parsing fails, which is less."""
+    if not program.strip() or len(program) > MAX_PROGRAM:
+        return 0.0
+    try:
+        tree_of(runnable(program))
+    except SyntaxError as error:
+        lines = program.rstrip().count("\n") + 1
+        return min(max((error.lineno or 1) - 1, 0), lines - 1) / lines
+    except (ValueError, RecursionError, MemoryError):  # zero bytes, or nested too deeply for Python itself
+        return 0.0
+    return 1.0
+
+
+def style_score(program: str) -> float:
+    """Return the mean of `style_parts`; 0 for what does not parse."""
+    parts = style_parts(program)
+    return sum(parts.values()) / len(parts) if parts else 0.0
+
+
+def style_parts(program: str) -> Mapping[str, float]:
+    """Return how far a program keeps to each convention, in [0, 1]; empty for what does not parse or says nothing.
+
+    `layout`: lines of at most 99 characters, without tabs before or spaces behind the code. `names`: functions, arguments and
+    variables in snake_case, classes in CapWords (PEP 8). `docstrings`: of functions and classes without a leading underscore
+    (PEP 257). `imports`: used, and no `*`. `habits`: statements without a bare `except`, a default that is a list or
+    dictionary, a comparison with `None`, `True` or `False` by `==`, a lambda with a name, or a second statement on the line.
+    """
+    if len(program) > MAX_PROGRAM:
+        return {}
+    text = runnable(program)
+    try:
+        tree = tree_of(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    nodes = list(ast.walk(tree))
+    if not tree.body:
+        return {}
+    return {
+        "layout": _share(text.rstrip("\n").split("\n"), _tidy),
+        "names": _share(list(_names(nodes)), lambda named: named[1].fullmatch(named[0]) is not None),
+        "docstrings": _share(
+            [
+                node
+                for node in nodes
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+                and node.name[:1] != "_"
+            ],
+            lambda node: ast.get_docstring(node, clean=False) is not None,
+        ),
+        "imports": _imports(nodes),
+        "habits": _habits(nodes),
+    }
+
+
+def _share(things: Sequence[object], good: Callable[..., bool]) -> float:
+    """Return the share of things that are good; 1 where there is none."""
+    return sum(map(good, things)) / len(things) if things else 1.0
+
+
+def _tidy(line: str) -> bool:
+    indent = line[: len(line) - len(line.lstrip())]
+    return len(line) <= LONGEST_LINE and "\t" not in indent and line == line.rstrip()
+
+
+_SNAKE = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+|[A-Z][A-Z0-9_]*")
+"""Names of variables; constants are in capitals."""
+_FUNCTION = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+")
+_CLASS = re.compile(r"_*[A-Z][A-Za-z0-9]*")
+
+
+def _names(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """Yield each name that a program gives, with what it should look like."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, _FUNCTION
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, _CLASS
+        elif isinstance(node, ast.arg):
+            yield node.arg, _SNAKE
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, _SNAKE
+
+
+def _imports(nodes: Sequence[ast.AST]) -> float:
+    """Return the share of imported names that are used."""
+    given = [
+        alias.asname or alias.name.partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", None) != "__future__"
+        for alias in node.names
+    ]
+    read = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return _share(given, lambda name: name != "*" and name in read)
+
+
+def _habits(nodes: Sequence[ast.AST]) -> float:
+    """Return the share of statements without a bad habit."""
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    bad: set[int] = set()
+    seen: set[int] = set()
+    for node in statements:
+        if node.lineno in seen and not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
+            bad.add(id(node))
+        seen.add(node.lineno)
+    # Expressions and handlers are no statements: each is counted as one that is bad.
+    faults = sum(_faulty(node) for node in nodes)
+    return max(0.0, 1.0 - (len(bad) + faults) / len(statements))
+
+
+def _faulty(node: ast.AST) -> bool:
+    if isinstance(node, ast.ExceptHandler):
+        return node.type is None
+    if isinstance(node, ast.arguments):
+        defaults = [*node.defaults, *(each for each in node.kw_defaults if each is not None)]
+        return any(isinstance(each, ast.List | ast.Dict | ast.Set) for each in defaults)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        singletons = any(
+            isinstance(side, ast.Constant) and (side.value is None or isinstance(side.value, bool))
+            for side in sides
+        )
+        return singletons and any(isinstance(sign, ast.Eq | ast.NotEq) for sign in node.ops)
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Lambda)
+        and all(isinstance(target, ast.Name) for target in node.targets)
+    )

@@ -1,0 +1,494 @@
+r"""Grades mathematical answers: by our own exact reader first, else by math-verify in a process that can be killed.
+
+Our reader decides about numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
+equations and words, by exact algebra. What it does not know (`\sin x`, cube roots) goes to math-verify, which compares loosely: so an
+answer goes there only if no letter, word or command in it could talk the comparison round (`why_not_comparable`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kapelle.environments.grading.math.algebra import Quotient, TooLarge
+from kapelle.environments.grading.math.answers import MathAnswer, has_relation, read_answer, shortens
+from kapelle.environments.grading.math.expression import GREEK, NotAnAnswer, Unfamiliar, Unreadable
+from kapelle.environments.grading.math.notation import MAX_CHARACTERS, split_top, tidy
+from kapelle.environments.grading.math.numeric import (
+    FUNCTION,
+    is_measure,
+    parse_number,
+    same_figure,
+    same_value,
+    unit_named,
+    without_name,
+)
+from kapelle.environments.grading.math.sameness import Percent, is_number, same_answer
+from kapelle.environments.grading.processes import AnswerLimits, KillableProcesses, ProcessGaveUp, TooCostly
+from kapelle.environments.grading.text.extraction import FORMULA, ExtractionRule, clean, extract
+from kapelle.environments.grading.text.match import plain_text
+from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
+
+COMPARISON = AnswerLimits(cpu_s=3.0)
+"""What one comparison by math-verify may cost: five times the CPU that the most expensive honest one takes (0.6 s)."""
+
+
+def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
+    """Return a pool that runs math-verify; at most `size` comparisons at a time, others wait."""
+    return KillableProcesses("kapelle.environments.grading.math.worker", size, limits)
+
+
+def shared_math_processes() -> KillableProcesses:
+    """Return the pool that everything in this process shares.
+
+    It starts with the first comparison that needs it and ends with the process.
+    """
+    # A fork must not talk over the pipes of its parent's servers.
+    process = os.getpid()
+    return _SHARED.get(process) or _SHARED.setdefault(process, math_processes())
+
+
+_SHARED: dict[int, KillableProcesses] = {}
+"""The pool of a process, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """An answer that our reader does not decide: math-verify has to compare it."""
+
+    answer: str
+    gold: str
+
+
+def grade_math(
+    text: str,
+    gold: str,
+    rules: Sequence[ExtractionRule],
+    processes: KillableProcesses,
+    percent: Percent = "figure",
+    question: str = "",
+) -> Grade:
+    """Return whether the final answer of a text means the same as the gold one, and is no formula of the question.
+
+    An answer that is too long, ambiguous or undefined, or that takes math-verify more CPU or memory than `processes` allows, is
+    `no_answer`. Where the machine or the gold answer is the reason, the verdict is `ungraded`.
+    """
+    read = read_math(text, gold, rules, percent)
+    grade = compare_math(read, processes) if isinstance(read, Undecided) else read
+    return unless_copied(grade, gold, question)
+
+
+def unless_copied(grade: Grade, gold: str, question: str) -> Grade:
+    """Return a verdict; `no_answer` for a formula of the question, unless the gold answer is written like it."""
+    answer = grade.answer or ""
+    if not grade.score or not _copies(answer, question) or _spelled(answer) == _spelled(gold_answer(gold)):
+        return grade
+    return no_answer(f"'{answer[:80]}' is a formula of the question.")
+
+
+def read_math(
+    text: str,
+    gold: str,
+    rules: Sequence[ExtractionRule],
+    percent: Percent = "figure",
+) -> Grade | Undecided:
+    """Return the verdict of our reader, or what it leaves to math-verify; never blocks."""
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = found.text
+    if len(answer) > MAX_CHARACTERS:
+        return no_answer(f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS} are read.")
+    truth = gold_answer(gold)
+    try:
+        short = len(gold) <= GOLD_CHARACTERS
+        same = (short and plain_text(tidy(answer)) == plain_text(tidy(gold))) or _same(answer, truth, percent)
+    except _GoldRefused as problem:
+        return _no_gold(answer, truth, str(problem))
+    except Unreadable as problem:
+        return _unreadable(answer, str(problem))
+    if same is None:
+        return _without_names(*_with_one_constant(answer, truth))
+    return right(answer) if same else wrong(answer, truth)
+
+
+_TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=×÷·]|\\[a-z]+|\|")
+"""What a formula holds and a number or a name does not."""
+_SIDE = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
+_IN_WORDS = re.compile(r"[0-9(√.][0-9(). +*/^×÷·!√-]*[0-9)!]")
+"""A formula of a text without `$`."""
+
+
+def _copies(answer: str, question: str) -> bool:
+    """Return whether an answer is a formula of a question, or a side of one, spacing aside."""
+    if not _TO_WORK_OUT.search(tidy(answer)):
+        return False
+    formulas = [next(part for part in found.groups() if part) for found in FORMULA.finditer(question)]
+    sides = (side for each in formulas or _IN_WORDS.findall(question) for side in (each, *_SIDE.split(each)))
+    return _spelled(answer) in {_spelled(side.strip(" .?")) for side in sides if len(side) <= GOLD_CHARACTERS}
+
+
+def gold_answer(gold: str) -> str:
+    """Return the final answer of a gold text: what its boxes hold, or where it is a solution in prose what that ends with."""
+    listed = _LISTED.fullmatch(gold)
+    gold = (listed[1].replace("', '", ", ") if listed else gold).removeprefix("\\approx")
+    gold = clean(gold) or gold
+    if len(gold) <= MAX_CHARACTERS and "\\boxed" not in gold:
+        return gold
+    found = extract(gold, ("last_box", "prose"))
+    return gold.rpartition("\\boxed{")[2] if found.text is None else found.text
+
+
+_LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
+"""A list of texts as Python prints it, which some data sets keep."""
+
+
+def gold_problem(gold: str) -> str | None:
+    """Return why a gold answer cannot be read, empty if it can; None if only math-verify may know it."""
+    truth = gold_answer(gold)
+    try:
+        return None if parse_number(truth) is None and _known_gold(truth) is None else ""
+    except _GoldRefused as problem:
+        return str(problem)
+
+
+def library_problem(gold: str, processes: KillableProcesses) -> str:
+    """Return why math-verify cannot read a gold answer, empty where it can; blocks as `compare_math` does."""
+    truth = gold_answer(gold)
+    grade = compare_math(Undecided(truth, truth), processes)
+    return "" if grade.status == "graded" else grade.explanation
+
+
+def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
+    """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
+    answer, gold = left.answer, left.gold
+    try:
+        same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
+    except TooCostly as problem:
+        # An answer that costs too much is wrong; a gold answer that does fails the episode, as whatever is not the answer's.
+        if answer != gold and compare_math(Undecided(gold, gold), processes).status == "graded":
+            return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
+    except ProcessGaveUp as problem:
+        return ungraded(answer, f"'{answer[:80]}' could not be compared. {problem}")
+    if same == "gold":
+        return _no_gold(answer, gold, "No reader knows it.")
+    if same == "answer":
+        return _unreadable(answer, "It cannot be read.")
+    return right(answer) if same else wrong(answer, gold)
+
+
+_DECIMAL = re.compile(r"(?<![0-9.,_])([0-9]{0,40})\.([0-9]{1,40})(?![0-9.])")
+_IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+
+
+def _for_library(text: str) -> str:
+    r"""Return an answer as the library is given it: `\cos 20^\circ` in radians, since it drops degrees."""
+    body = tidy(text)
+    if FUNCTION.search(body):
+        body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
+    # Each decimal number as the fraction that it is: the library compares decimals loosely.
+    body = _DECIMAL.sub(lambda found: rf"\frac{{{int(found[1] + found[2])}}}{{{10 ** len(found[2])}}}", body)
+    return f"${body}$"
+
+
+def _unreadable(answer: str, problem: str) -> Grade:
+    return no_answer(f"'{answer[:80]}' is not read as an answer. {problem}")
+
+
+def _no_gold(answer: str, gold: str, problem: str) -> Grade:
+    return ungraded(answer, f"The gold answer '{gold[:80]}' cannot be read. {problem}")
+
+
+def _same(answer: str, gold: str, percent: Percent) -> bool | None:
+    """Return whether two answers are the same by all that is decided here, None for what only math-verify may know.
+
+    Raises Unreadable for what must not be read as an answer, _GoldRefused for such a gold answer.
+    """
+    # What is the same as it is written needs no reader.
+    if plain_text(tidy(answer)) == plain_text(tidy(gold)):
+        return True
+    if any(
+        same(left, right)
+        for same in (_is_comma_for_point, _is_float_of)
+        for left, right in ((answer, gold), (gold, answer))
+    ):
+        return True
+    # The name of a figure has no value: `\\angle ABC`.
+    named, truth_named = _label(answer), _label(gold)
+    if truth_named is not None:
+        return named == truth_named
+    if _spelled(answer) == _spelled(gold) or _rows(answer) == _rows(gold) != []:
+        return True
+    answer, gold = _with_one_constant(*(_INTEGERS.sub("", tidy(text)) for text in (answer, gold)))
+    unknowns = {found[1].replace(" ", "") for found in map(_OF.match, map(tidy, (answer, gold))) if found}
+    if len(unknowns) > 1:
+        return False  # `f(c) = c|x|` and `f(x) = c|x|`
+    one, other = parse_number(answer), parse_number(gold)
+    if one is not None and other is not None:
+        return (same_figure if percent == "figure" else same_value)(one, other)
+    # The gold answer is read first: where it cannot be, the answer is not to blame.
+    truth, read = _known_gold(gold), _known(answer)
+    if truth is not None and not truth.unfinished and (read.unfinished if read else is_number(truth)):
+        raise Unreadable(
+            "It still has to be worked out." if read else "It is no number, or still has to be worked out."
+        )
+    if read is not None and truth is not None:
+        with contextlib.suppress(TooLarge):
+            return same_answer(read, truth, percent)
+    left = _without_names(answer, gold)
+    why = why_not_comparable(left.answer, left.gold)
+    if why:
+        raise Unreadable(why)
+    return None
+
+
+_LABELLED = re.compile(
+    r"(?:m\s*)?\\(angle|measuredangle|triangle|overline|overrightarrow|overleftrightarrow|widehat|vec|overset\{\\frown\})"
+    r"\s*\{?\s*([A-Z]['0-9]{0,2}(?:\s*[A-Z]['0-9]{0,2}){1,4})\s*\}?"
+)
+_TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "widehat"}
+
+
+def _label(text: str) -> tuple[str, str] | None:
+    r"""Return what a figure's name says, `\angle ABC`, in one of the ways in which it may be read; None for anything else."""
+    found = _LABELLED.fullmatch(tidy(text))
+    if found is None:
+        return None
+    points = re.findall(r"[A-Z]['0-9]*", found[2])
+    kind = found[1].removeprefix("measured")
+    return kind, " ".join(min(points, points[::-1]) if kind in _TURNS_ROUND else points)
+
+
+_INTEGERS = re.compile(
+    r"\s*[,;]?\s*(?:\\q?quad\s*)?(?:\\text\{\s*,?\s*(?:where|for|with|for any|for all)?\s*\}\s*|\()?\s*[klmn]\s*\\in\s*"
+    r"(?:\\mathbb\{Z\}|\\mathbb Z|Z)\s*\)?$"
+)
+"""What says that a letter counts: `, k \\in \\mathbb{Z}`."""
+_CONSTANT = re.compile(r"\+\s*([CcKk])$")
+"""A constant of integration, at the end of an answer."""
+
+
+def _with_one_constant(answer: str, gold: str) -> tuple[str, str]:
+    """Return both answers with one letter, C, for their constants of integration."""
+    ours, theirs = _CONSTANT.search(answer), _CONSTANT.search(gold)
+    if ours is None or theirs is None:
+        return answer, gold
+    before = answer[: ours.start(1)], gold[: theirs.start(1)]
+    if {ours[1], theirs[1], "C"} & (_letters(before[0]) | _letters(before[1])):
+        return answer, gold
+    return f"{before[0]}C", f"{before[1]}C"
+
+
+_SIMPLE_FRACTION = re.compile(
+    r"(?<![A-Za-z0-9)}])\\[dt]?frac\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}\{([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}(?![A-Za-z0-9\\({^])"
+)
+_ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
+
+
+def _spelled(text: str) -> str:
+    """Return an answer's characters with fractions in a line and without space: two that agree say the same."""
+    body = _SIMPLE_FRACTION.sub(
+        lambda found: "/".join(part if _ONE.fullmatch(part) else f"({part})" for part in found.groups()),
+        re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)),
+    )
+    # Space between two digits or letters means something.
+    return re.sub(r"\s*([^A-Za-z0-9\s])\s*", r"\1", " ".join(body.split()))
+
+
+_CASES = re.compile(
+    r"(?:[A-Za-z](?:\([A-Za-z]\))?\s*=\s*)?\\begin\{cases\}((?:(?!\\begin).)*)\\end\{cases\}", re.DOTALL
+)
+
+
+def _rows(text: str) -> list[str]:
+    """Return the rows of a definition by cases, in any order; empty for what is none."""
+    found = _CASES.fullmatch(tidy(text))
+    if found is None or "&" not in found[1]:
+        return []
+    rows = []
+    for written in found[1].split("\\\\"):
+        row = re.sub(r"\\text\{\s*,?\s*(?:if|for|when)?\s*\}|[\s,;.]", "", written)
+        rows.append(re.sub(r"\\([lg])eq(?:slant)?(?![A-Za-z])", r"\\\1e", row))
+    return sorted(row for row in rows if row)
+
+
+def _without_names(answer: str, gold: str) -> Undecided:
+    """Return what the library is to compare: without a name that only one of both has, or both."""
+    (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
+    named = bool(name or other) and (name == other or not (name and other)) and value and truth
+    return Undecided(value, truth) if named else Undecided(answer, gold)
+
+
+_OF = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]{1,3}\}?)?\(([A-Za-z](?:, ?[A-Za-z]){0,3})\)\s*=[^=]*$")
+"""What a function is written of, where nothing else is said."""
+_POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
+
+
+def _is_comma_for_point(comma: str, point: str) -> bool:
+    """Return whether a text writes with a comma what another one writes with a point: `2,74` and 2.74.
+
+    Digit by digit, two of them at least behind the comma: `0,5` and `1,2` are lists, and `1,234` is a whole number.
+    """
+    one, other = (
+        _POINTED.fullmatch(tidy(text).removesuffix("\\$").rstrip("$€£ ")) for text in (comma, point)
+    )
+    if one is None or other is None or (one[2], other[2]) != (",", "."):
+        return False
+    thousands = len(one[3]) % 3 == 0 and one[1].lstrip("+-") != "0"
+    return (one[1], one[3]) == (other[1], other[3]) and not thousands
+
+
+FLOAT_DIGITS = 14
+"""Digits from the first that is not 0 with which a decimal number is taken for what a computer prints of an irrational one."""
+_FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
+
+
+def _is_float_of(text: str, other: str) -> bool:
+    r"""Return whether a text is the floating-point number of an irrational one: 4.123105625617661 of `\sqrt{17}`.
+
+    Every digit has to be right: fewer of them are a rounded number, which is another one. A fraction has digits of its own,
+    or is written as one: 0.3333333333333333 is not 1/3.
+    """
+    (name, written), (other_name, exact) = without_name(tidy(text)), without_name(tidy(other))
+    found = _FLOAT.fullmatch(written)
+    if found is None or _FLOAT.fullmatch(exact) or (name and other_name and name != other_name):
+        return False
+    if len(found[1].replace(".", "").lstrip("0")) < FLOAT_DIGITS:
+        return False
+    try:
+        read = _known(exact)
+    except Unreadable:
+        return False
+    if read is None or read.unit or not read.letters <= {"\\pi"}:
+        return False
+    value = read.value
+    return isinstance(value, Quotient) and value.rational is None and shortens(written, value)
+
+
+GOLD_CHARACTERS = 20_000
+"""Of a gold answer; reading one costs time for each of its characters."""
+
+
+class _GoldRefused(Exception):
+    """A gold answer that no reader can read."""
+
+
+def _known_gold(gold: str) -> MathAnswer | None:
+    if len(gold) > GOLD_CHARACTERS:
+        raise _GoldRefused(f"It has {len(gold):,} characters; at most {GOLD_CHARACTERS:,} are read.")
+    try:
+        split_top(tidy(gold), ",")
+    except Unreadable as problem:
+        raise _GoldRefused(str(problem)) from None
+    try:
+        return _known(gold)
+    except NotAnAnswer as problem:
+        raise _GoldRefused(str(problem)) from None
+    except Unreadable:
+        # A gold answer may be larger, and stranger, than what an answer is allowed to surprise with.
+        return None
+
+
+def _known(text: str) -> MathAnswer | None:
+    try:
+        return read_answer(text)
+    except Unfamiliar:
+        return None
+
+
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)")
+_LETTER = re.compile(r"[A-Za-z]+")
+_KNOWN = (
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt frac dfrac tfrac cdot times"
+    " div pi infty cup cap in le leq ge geq lt gt ne neq binom pmatrix text mathrm mathbb emptyset setminus"
+    " lfloor rfloor lceil rceil pm circ degree left right max min gcd mod"
+)
+_FUNCTIONS = frozenset(_KNOWN.split())
+_PLAIN_FUNCTIONS = frozenset({"sin", "cos", "tan", "log", "ln", "exp", "sqrt", "pi"})
+_HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", "\\$", "\\%"})
+
+
+def why_not_comparable(answer: str, gold: str) -> str:
+    """Return why an answer must not be handed to math-verify, which compares loosely; empty if it may be.
+
+    The rules keep a guess from being accepted by approximation or by more than one reading.
+    """
+    ours, theirs = tidy(answer), tidy(gold)
+    if not ours.isascii():
+        return "It holds characters that no answer is written with."
+    strange = {
+        command
+        for command in set(_COMMAND.findall(ours)) - set(_COMMAND.findall(theirs)) - _HARMLESS
+        if command[1:] not in _FUNCTIONS | GREEK
+    }
+    if strange:
+        return f"It uses {', '.join(sorted(strange)[:3])}."
+    try:
+        alone = len(split_top(ours, ",")) == len(split_top(theirs, ","))
+    except Unreadable as problem:
+        return str(problem)
+    # Whether one is a ratio of three or more, and the other one of another number.
+    marks = [text.rpartition("=")[2].count(":") for text in (ours, theirs)]
+    faults = {
+        "It is written with letters that the answer does not have.": bool(_letters(ours) - _letters(theirs)),
+        "Two numbers stand side by side.": bool(re.search(r"(?<!\^)[0-9]\s+[0-9]", ours)),
+        "It has words that the answer does not have, or lacks some.": _remarks(ours) != _remarks(theirs),
+        "Its numbers between words are others.": bool(_remarks(ours) or _remarks(theirs))
+        and re.findall("[0-9.]+", ours) != re.findall("[0-9.]+", theirs),
+        "Its indices are others.": not set(_INDEX.findall(ours)) <= set(_INDEX.findall(theirs)),
+        "It has another number of primes.": ours.count("'") != theirs.count("'"),
+        "It is an equation on a size, and the answer is not.": bool(_SIZED.match(ours))
+        != bool(_SIZED.match(theirs)),
+        "It is a ratio of another number of parts.": marks[0] != marks[1] and max(marks) > 1,
+        "It still has to be worked out.": not _letters(theirs) - {"e", "i"}
+        and bool(set(_FUNCTION.findall(ours)) - set(_FUNCTION.findall(theirs))),
+        "It hedges.": ours.count("=") > theirs.count("=") + 1 or bool(_HEDGES.search(ours)),
+        "It gives another number of values.": not alone,
+        "It is a divisor or multiple of unknowns, which the library takes for a number.": bool(
+            _COMMON.search(ours + theirs)
+        ),
+        "It states a fact without an unknown, which is as true as any other.": _is_fact(ours)
+        or _is_fact(theirs),
+    }
+    return next((fault for fault, found in faults.items() if found), "")
+
+
+_FUNCTION = re.compile(
+    r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(l)(?:og|n|g)(?![a-z])|\\(binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)|([!|])"
+)
+"""A function, by its kind: trigonometric ones are of one kind, as logarithms are."""
+
+
+def _is_fact(text: str) -> bool:
+    r"""Return whether a text is a relation between numbers, `\log_2 8 = 3`: the library knows no more of it than that it is true."""
+    plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
+    unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
+    return ("=" in text or has_relation(text)) and not unknowns
+
+
+_COMMON = re.compile(r"(?:gcd|lcm|GCD|LCM)(?![A-Za-z])[^A-Za-z]{0,20}(?<!\\)[A-Za-z]")
+_HEDGES = re.compile(r"[?~\";]|\\approx")
+_SIZED = re.compile(r"\|[^|A-Z]+\|\s*=")
+_INDEX = re.compile(r"(?<!\\log)(?<!\\sum)_(\{[^{}]*\}|.)")
+_REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\}")
+
+
+def _remarks(text: str) -> set[str]:
+    r"""Return what an answer says in words, `\text{ is false}`, other than units and letters."""
+    said = {remark.strip(" ,;") for remark in _REMARK.findall(text)}
+    return {
+        each
+        for each in said
+        if len(each) > 1 and each not in {"and", "or"} and not is_measure(unit_named(each))
+    }
+
+
+def _letters(text: str) -> set[str]:
+    plain = _COMMAND.sub(" ", text)
+    # The letter before a lone `=` names the answer.
+    plain = re.sub(r"^\s*[A-Za-z]\s*=(?!.*=)", " ", plain)
+    return {letter for run in _LETTER.findall(plain) if run not in _PLAIN_FUNCTIONS for letter in run}

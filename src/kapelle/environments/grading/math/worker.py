@@ -1,0 +1,61 @@
+"""The program in which math-verify runs: compares two LaTeX texts, forked and killable."""
+
+from __future__ import annotations
+
+import logging
+
+from kapelle.environments.grading.processes import serve
+from kapelle.types import Json
+
+# Past what sympy's 15 digits of working precision hide: e^2 is not 7.389056.
+ROUNDING_DIGITS = 12
+WORKING_DIGITS = 30
+
+# What a first comparison of each kind imports and caches, every forked child then has.
+WARM = (
+    (r"\frac{x}{2}+\sin 1", r"\sin 1+\frac{x}{2}"),
+    (r"\sin^2 x", r"1-\cos^2 x"),
+    (r"\sqrt[3]{16}", r"2\sqrt[3]{2}"),
+    (r"\log 8", r"3\log 2"),
+    (r"x > 5", r"5 < x"),
+    (r"[0,1) \cup (2,\infty)", r"(2,\infty) \cup [0,1)"),
+    (r"e^{2}", r"7.389"),
+)
+
+
+def compare(question: Json) -> Json:
+    """Return whether `gold` and `answer` mean the same in both orders; the name of the one that cannot be read, if any.
+
+    Only the LaTeX grammar reads them, which parses; the library's reader of plain expressions evaluates
+    Python and is never used. Its own time limits use `signal.alarm` and turn into a silent False: they
+    are off, and the process is killed instead.
+    """
+    # In the forked child the import is a look-up.
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    target = [LatexExtractionConfig(boxed_match_priority=0)]
+    gold, answer = (
+        parse(question[name], target, fallback_mode="no_fallback", parsing_timeout=None)
+        for name in ("gold", "answer")
+    )
+    if not gold or not answer:
+        return "answer" if gold else "gold"
+    digits = {"float_rounding": ROUNDING_DIGITS, "numeric_precision": WORKING_DIGITS}
+    try:
+        return all(
+            verify(one, other, timeout_seconds=None, raise_on_error=True, **digits)
+            for one, other in ((gold, answer), (answer, gold))
+        )
+    except (MemoryError, RecursionError):
+        raise
+    # The boundary of the library: it counts its own errors as "not the same", and so do we.
+    except Exception:  # noqa: BLE001
+        return False
+
+
+if __name__ == "__main__":
+    logging.disable()
+    # The library builds its grammar once.
+    for gold, answer in WARM:
+        compare({"gold": f"${gold}$", "answer": f"${answer}$"})
+    serve(compare)

@@ -1,0 +1,126 @@
+"""How well an argument is made, by rules: evidence, structure and consistency, each in quarters, each explained.
+
+The rules see form, not truth: they can be satisfied by a false argument in good order, and a model that
+trains on them alone will learn their form. They pay no keyword twice: a sentence counts for one kind of
+evidence, a repeated sentence for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from kapelle.environments.grading.text.extraction import said
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentScore:
+    """The verdict on one side's texts."""
+
+    evidence: float
+    """Share of the kinds in `EVIDENCE` that the texts show, each in a sentence of its own. In [0, 1], as the others are."""
+    structure: float
+    """Share of four marks of order: opens with the topic, measured sentences, points in order, a conclusion."""
+    consistency: float
+    """Share of four signs that the side keeps to its case."""
+    explanations: Mapping[str, str]
+    """What was found and what was missed, by score."""
+
+    @property
+    def total(self) -> float:
+        """The mean of the three."""
+        return fmean((self.evidence, self.structure, self.consistency))
+
+
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+_WORD = re.compile(r"[a-z][a-z'-]+")
+_SHORTEST = 6
+"""Words that a sentence has at least to count as evidence."""
+
+EVIDENCE: Mapping[str, re.Pattern[str]] = {
+    "a figure": re.compile(
+        r"\b\d+(?:[.,]\d+)?\s*(?:%|percent|per cent|years?|people|million|billion|of \d)|\b(?:19|20)\d\d\b"
+    ),
+    "a source": re.compile(
+        r"\b(?:according to|stud(?:y|ies)|survey|report(?:s|ed)?|research(?:ers)?|data (?:from|of))\b"
+    ),
+    "an example": re.compile(r"\b(?:for example|for instance|such as|consider the case|as in)\b"),
+    "a cause": re.compile(r"\b(?:because|therefore|as a result|leads? to|causes?|hence|consequently)\b"),
+}
+_ORDER = re.compile(r"\b(?:first(?:ly)?|second(?:ly)?|third(?:ly)?|next|moreover|furthermore|finally)\b")
+_CLOSE = re.compile(r"\b(?:in conclusion|to conclude|in sum(?:mary)?|overall|for these reasons|therefore)\b")
+_CONCEDES = re.compile(
+    r"\b(?:my opponents? (?:is|are) right|i (?:fully )?agree with (?:my|the) opponents?|i was wrong|i concede"
+    r"|i change my mind|i have no argument)\b"
+)
+
+
+def score_argument(
+    texts: Sequence[str], topic: str, side: str, rivals: Sequence[str], others: Sequence[str]
+) -> ArgumentScore:
+    """Return how well the texts of one side argue; `rivals` are the other sides' texts, `others` their names."""
+    own = [(spoken.text or "").strip() for spoken in map(said, texts)]
+    sentences = _sentences(own)
+    distinct = list(dict.fromkeys(_plain(sentence) for sentence in sentences))
+    if not distinct:
+        nothing = "The side said nothing."
+        return ArgumentScore(0.0, 0.0, 0.0, dict.fromkeys(("evidence", "structure", "consistency"), nothing))
+    # Each sentence goes to the first kind that it shows and that no other sentence has shown yet.
+    evidence = dict.fromkeys(EVIDENCE, False)
+    for sentence in distinct:
+        if len(sentence.split()) >= _SHORTEST:
+            shown = (k for k, pattern in EVIDENCE.items() if not evidence[k] and pattern.search(sentence))
+            if kind := next(shown, None):
+                evidence[kind] = True
+    words = fmean(len(sentence.split()) for sentence in distinct)
+    about, last = content_words(topic), _sentences([own[-1]])
+    structure = {
+        "opens with the topic or the side": bool(content_words(distinct[0]) & about)
+        or side.casefold() in distinct[0].split(),
+        "3 to 40 sentences of 4 to 40 words on average": 3 <= len(distinct) <= 40 and 4 <= words <= 40,
+        "orders its points": len({match for sentence in distinct for match in _ORDER.findall(sentence)}) >= 2,
+        "closes": bool(last) and _CLOSE.search(_plain(last[-1])) is not None,
+    }
+    about |= content_words(distinct[0])
+    named = "|".join(re.escape(name.casefold()) for name in others)
+    turned = re.compile(
+        rf"\b(?:i|we) (?:argue|speak|stand|am|are) (?:for |on )?(?:the )?(?:side of )?(?:{named})\b"
+    )
+    heard = content_words(" ".join(rivals)) - about
+    consistency = {
+        "stays with the topic": fmean(bool(content_words(sentence) & about) for sentence in distinct)
+        >= 1 / 3,
+        "repeats no sentence": len(distinct) == len(sentences),
+        "keeps its side": not any(_CONCEDES.search(s) or (others and turned.search(s)) for s in distinct),
+        "answers the other side": not heard or len(heard & content_words(" ".join(distinct))) >= 2,
+    }
+    explanations = {}
+    for name, marks in (("evidence", evidence), ("structure", structure), ("consistency", consistency)):
+        has = ", ".join(mark for mark, there in marks.items() if there)
+        lacks = ", ".join(mark for mark, there in marks.items() if not there)
+        explanations[name] = f"has: {has or 'nothing'}; lacks: {lacks or 'nothing'}"
+    shares = [sum(marks.values()) / 4 for marks in (evidence, structure, consistency)]
+    return ArgumentScore(shares[0], shares[1], shares[2], explanations)
+
+
+_PLAIN_WORDS = (
+    "the and are but for from has have that this with will would should could their them they there what when "
+    "which who whom whose why how not can may more most much many than then its into our your you was were been "
+    "being also because while does did about over under such very only one two"
+)
+_PLAIN = frozenset(_PLAIN_WORDS.split())
+
+
+def content_words(text: str) -> frozenset[str]:
+    """Return the words of a text that carry meaning, in lower case."""
+    return frozenset(w for w in _WORD.findall(text.casefold()) if len(w) > 2 and w not in _PLAIN)
+
+
+def _sentences(texts: Sequence[str]) -> list[str]:
+    return [s.strip() for text in texts for s in _SENTENCE.findall(text) if _WORD.search(s.casefold())]
+
+
+def _plain(sentence: str) -> str:
+    return " ".join(re.sub(r"[^\w%'\s.,-]", " ", sentence.casefold()).strip(" .!?").split())

@@ -1,0 +1,133 @@
+"""Answers that are compared as text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from kapelle.environments.grading.processes import (
+    AnswerLimits,
+    KillableProcesses,
+    ProcessGaveUp,
+    TooCostly,
+    serve,
+)
+from kapelle.environments.grading.text.extraction import ExtractionRule, extract, statements
+from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
+
+# Between two letters or digits space separates: `1 2` is not 12.
+_EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
+
+
+def composed(text: str) -> str:
+    """Return a text with each letter and its accents as one character (NFC): both forms of it are the same text."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def plain_text(answer: str) -> str:
+    """Return an answer without the space that means nothing in it, one is kept between words, its accents composed."""
+    return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
+
+
+def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
+    """Return whether the final answer of a text is the gold one, letter by letter, space aside."""
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = plain_text(found.text)
+    return right(answer) if answer == plain_text(gold) else wrong(answer, plain_text(gold))
+
+
+# -------- Answers that pick one of several options by its letter
+
+_MOST_OF_A_CHOICE = 2_000
+
+# `B`, `(B)`, `[B]`, `B.`, `**B**`, `2`, and the option's own words behind it: `B) Paris`.
+_LETTER = re.compile(
+    r"[(\[*\s]*(?P<letter>[A-Za-z]|[0-9]{1,2})(?:(?:[)\]*.:,!\s]|[–-]\s)+(?:\((?P<inside>.*)\)|(?P<words>.*)))?",
+    re.DOTALL,
+)
+
+
+def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
+    """Return whether a text picks the option with the letter `gold`, and no other.
+
+    `options` maps letters to their words; an answer may give the letter, exactly those words, or both, alone or as what a sentence
+    states (`The answer is B.`). A letter with the words of another option picks none.
+    """
+    assert gold in options, "the gold letter is one of the options"
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    if len(found.text) > _MOST_OF_A_CHOICE:
+        return no_answer(
+            f"The answer has {len(found.text):,} characters; at most {_MOST_OF_A_CHOICE:,} are read."
+        )
+    picked = next(filter(None, (_picked(each, options) for each in statements(found.text))), None)
+    if picked is None:
+        return no_answer(f"'{found.text[:80]}' picks none of {', '.join(options)}.")
+    return right(picked) if picked == gold else wrong(picked, gold)
+
+
+def _picked(said: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the option that is picked, by its letter, by its words, or by both; None for anything else."""
+    match = _LETTER.fullmatch(said)
+    letter = match["letter"].casefold() if match else None
+    words = _words(match["inside"] or match["words"] or "") if match else ""
+    picked = next((known for known in options if known.casefold() == letter), None)
+    if picked is not None and words in ("", _words(options[picked])):
+        return picked
+    named = [letter for letter, text in options.items() if _words(text) == _words(said)]
+    return named[0] if len(named) == 1 else None
+
+
+def _words(text: str) -> str:
+    return plain_text(text.strip(" .*\n")).casefold()
+
+
+# -------- Answers that must match a regular expression of the data set
+
+MAX_CHARACTERS = 10_000
+"""Characters of an answer that is matched; most patterns take time in proportion, some far more."""
+
+
+def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
+    """Return a pool that matches regular expressions; at most `size` at a time, others wait."""
+    # This module, run as a program: see its end.
+    return KillableProcesses("kapelle.environments.grading.text.match", size, limits)
+
+
+def grade_regex(
+    text: str, pattern: str, rules: Sequence[ExtractionRule], processes: KillableProcesses
+) -> Grade:
+    """Return whether the whole final answer of a text matches a pattern.
+
+    An answer on which the pattern backtracks for too long is `no_answer`: matching runs in a process that can be killed, and
+    a failure of that is `ungraded`. Raises ValueError for an invalid pattern, which is the data set's fault.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise ValueError(
+            f"'{pattern[:80]}' is not a regular expression: {problem}. Fix the data set."
+        ) from None
+    found = extract(text, rules)
+    if found.text is None:
+        return no_answer(found.problem)
+    answer = found.text
+    if len(answer) > MAX_CHARACTERS:
+        return no_answer(
+            f"The answer has {len(answer):,} characters; at most {MAX_CHARACTERS:,} are matched."
+        )
+    try:
+        matches = processes.ask({"pattern": pattern, "text": answer})
+    except TooCostly as problem:
+        return no_answer(f"'{answer[:80]}' cannot be matched. {problem}")
+    except ProcessGaveUp as problem:
+        return ungraded(answer, f"'{pattern[:80]}' could not be matched. {problem}")
+    return right(answer) if matches else wrong(answer, f"what matches {pattern}")
+
+
+if __name__ == "__main__":
+    serve(lambda question: re.fullmatch(question["pattern"], question["text"]) is not None)

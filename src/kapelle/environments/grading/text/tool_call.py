@@ -1,0 +1,812 @@
+"""Calls of tools, compared with the accepted ones of the Berkeley Function Calling Leaderboard.
+
+An accepted call lists for each argument every value that is right; the empty text among them means that
+the argument may be left out (BFCL v4, its `possible_answer` files). Calls side by side are matched in any
+order, as there.
+
+Stricter than the leaderboard where that takes two different values for the same: numbers and formulas in texts (`same_words`),
+true and 1, and lists and mappings inside others, which it compares one level deep and we compare to the bottom.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import accumulate
+from typing import Literal
+
+from kapelle.environments.grading.text.extraction import MAX_TEXT, clean, said
+from kapelle.environments.grading.text.json_answer import NotJson, parse_json, same_json, unfenced
+from kapelle.environments.grading.text.match import composed
+from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
+from kapelle.types import Json
+
+# -------- Calls of tools as models write them, read without running any of it
+#
+# Eight forms: `hermes` (`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3),
+# `llama` (the text begins with `{"name": …, "parameters": {…}}`, several of them, or a list of such; the names that others give
+# these, `arguments` and `input`, OpenAI's `tool_calls` and Mistral's `[TOOL_CALLS]` are read, too), `pythonic`
+# (`[weather(city="Bern"), math.sqrt(x=2)]`). Python's own parser reads the last one, after a check that what
+# stands outside the strings can only be calls and literals; nothing is evaluated. `mistral` (`[TOOL_CALLS] [{…}]`, or
+# `[TOOL_CALLS]name[ARGS]{…}`, words before them allowed), `deepseek` (V3 and R1 with a fence around the arguments, V3.1 without),
+# `glm` (4.5: `<tool_call>name`, then `<arg_key>` and `<arg_value>` in turns), `qwen_coder` (Qwen3-Coder and Qwen3.5:
+# `<function=name>` and `<parameter=key>` inside `<tool_call>`) and `harmony` (gpt-oss: messages of the channel
+# `commentary` to `functions.name`) are those of the chat templates of these families.
+
+Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony"]
+
+MAX_CALLS = 64
+MAX_PYTHON = 10_000
+"""Characters of a pythonic call."""
+MAX_DEPTH = 16
+"""Brackets in brackets of a pythonic call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """One call: a tool's name and its arguments by name, JSON values."""
+
+    name: str
+    arguments: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadCall:
+    """One call whose arguments are no object of JSON; they are kept as they were written."""
+
+    name: str
+    arguments: str
+
+
+class NotCalls(Exception):
+    """A text that tries to call tools and does not succeed."""
+
+
+def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
+    """Return the calls of a text in the first of the forms that it uses; empty when it calls nothing.
+
+    NotCalls for a text that uses a form and breaks it. The `schemas` of the tools say which values of `glm` and `qwen_coder` are
+    texts, which these write without quotes.
+    """
+    spoken = said(text)
+    # What ends a message of harmony ends the turn elsewhere.
+    own = clean(text) if "harmony" in forms and len(text) <= MAX_TEXT else None
+    for form in forms:
+        if form != "harmony" and spoken.text is None:
+            raise NotCalls(spoken.problem)
+        if form == "harmony":
+            calls = None if own is None else _harmony(own)
+        elif form in _IN_PAIRS:
+            bodies, parameters = _tagged(spoken.text or ""), _parameters(schemas)
+            calls = None if bodies is None else [_IN_PAIRS[form](body, parameters) for body in bodies]
+        else:
+            calls = _FORMS[form](spoken.text or "")
+        if calls is not None:
+            if len(calls) > MAX_CALLS:
+                raise NotCalls(f"It makes {len(calls)} calls; at most {MAX_CALLS} are read.")
+            return tuple(calls)
+    return ()
+
+
+_TAGS = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+_SPANS: Mapping[Form, re.Pattern[str]] = {
+    "hermes": _TAGS,
+    "glm": _TAGS,
+    "qwen_coder": _TAGS,
+    "llama": re.compile(r"\A.*[\]}]", re.DOTALL),  # no bracket stands behind its calls
+    "mistral": re.compile(r"\[TOOL_CALLS\].*[\]}]", re.DOTALL),
+    "pythonic": re.compile(r"\A.*", re.DOTALL),
+    "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
+}
+"""Where the calls of a text stand that was read in a form."""
+
+
+def beside_calls(text: str, form: Form) -> str:
+    """Return what a text with calls says beside them; empty in the forms whose texts are calls alone."""
+    if form == "harmony":
+        others = (each for each in harmony_messages(text) if each.recipient is None)
+        return "\n".join(each.text for each in others if each.channel != "analysis").strip()
+    return _SPANS[form].sub("", text).strip()
+
+
+def _is_quoted(text: str, form: Form) -> bool:
+    """Return whether a call stands in a code block, a comment, a quoted line or quotes."""
+    for call in () if form == "harmony" else _SPANS[form].finditer(text):
+        before, behind = text[: call.start()], text[call.end() :]
+        around = before.rstrip()[-1:] + behind.lstrip()[:1]
+        if (
+            len(_FENCES.findall(before)) % 2
+            or any(before.rfind(opening) > before.rfind(end) for opening, end in _COMMENTS)
+            or before.rpartition("\n")[2].lstrip().startswith((">", "#", "//"))
+            or around in _QUOTES
+        ):
+            return True
+    return False
+
+
+_FENCES = re.compile("```|~~~|\"\"\"|'''")
+_COMMENTS = (("<!--", "-->"), ("/*", "*/"))
+_QUOTES = ('""', "''", "``", "“”", "‘’", "«»")
+# Marks of the forms that are read here, of others (ReAct, Anthropic's) and of their JSON; a call in Python with a named argument.
+_MARK = re.compile(
+    r"</?tool_call|<\|?(?:tool_call|python_tag|function|invoke)|\[TOOL_CALLS\]|<｜tool▁|to=functions\.|\bAction Input\s*:"
+    r"|[\"'](?:arguments|parameters|input)[\"']\s*:|\w\(\s*[^\W\d]\w*\s*=(?!=)"
+)
+_WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+
+
+def _mentions_call(text: str, tools: Collection[str]) -> bool:
+    """Return whether a text holds what may be a call in any form; of these tools also with arguments that are not named."""
+    if _MARK.search(text):
+        return True
+    with suppress(NotCalls):
+        if _pythonic(text):
+            return True
+    name = f"(?:{'|'.join(map(re.escape, tools))})" if tools else r"(?!)"
+    in_json = rf"[\"']{name}[\"']\s*:\s*[\[{{]|[\"']\s*:\s*[\"']{name}[\"']"
+    return bool(re.search(rf"\b{name}\s*\(\s*(?:[\"'\d\[{{-]|\w+\s*=)|<{name}\b|{in_json}", text))
+
+
+_TAG = re.compile(r"</?tool_call>")
+
+
+def _tagged(text: str) -> list[str] | None:
+    """Return what stands between each `<tool_call>` and `</tool_call>`; None where there is no such tag."""
+    marks = list(_TAG.finditer(text))
+    if not marks:
+        return None
+    if not all((mark[0] == "<tool_call>") == (place % 2 == 0) for place, mark in enumerate(marks)):
+        raise NotCalls("The tool_call tags do not open and close in turns.")
+    # A last one that is not closed ends with the text.
+    ends = [mark.start() for mark in marks[1::2]] + [len(text)] * (len(marks) % 2)
+    return [text[opening.end() : end] for opening, end in zip(marks[::2], ends, strict=True)]
+
+
+def _hermes(text: str) -> list[ReadCall] | None:
+    bodies = _tagged(text)
+    if bodies is None:
+        return None
+    return [_call(each, ("arguments",)) for body in bodies for each in _unwrapped(_json(body))]
+
+
+def _llama(text: str) -> list[ReadCall] | None:
+    if text.lstrip().startswith(_MISTRAL):
+        calls: list[ReadCall] = []
+        # Behind each `[TOOL_CALLS]` a list of objects, or a tool's name before its arguments.
+        for part in text.strip().split(_MISTRAL)[1:]:
+            named = _NAMED.match(part)
+            if named is not None:
+                arguments = _json(part[named.end() :])
+                calls.append(_call({"name": named[1], "arguments": arguments}, _ARGUMENTS))
+                continue
+            values = [_json(each) for each in _values(part.strip())]
+            calls += [_call(each, _ARGUMENTS) for value in values for each in _unwrapped(value)]
+        return calls
+    body = unfenced(text.strip().removeprefix("<|python_tag|>")).strip()
+    if not body.startswith(("{", "[{")) and not re.match(r"\[\s*\{", body[:40]):
+        return None
+    parts = [_json(part) for part in _values(body)]
+    return [_call(each, _ARGUMENTS) for part in parts for each in _unwrapped(part)]
+
+
+def _mistral(text: str) -> list[ReadCall] | None:
+    place = text.find(_MISTRAL)
+    return None if place < 0 else _llama(text[place:])
+
+
+_DEEPSEEK = re.compile(
+    "<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]{1,128}?)"
+    "(?:<｜tool▁sep｜>(?P<plain>.*?)|\n```json\n(?P<fenced>.*?)\n```)(?:<｜tool▁call▁end｜>|$)",
+    re.DOTALL,
+)
+_DEEPSEEK_MARK = re.compile("</?｜tool▁(?:calls|call)▁begin｜>")
+
+
+def _deepseek(text: str) -> list[ReadCall] | None:
+    first = _DEEPSEEK_MARK.search(text)
+    if first is None:
+        return None
+    calls = []
+    for found in _DEEPSEEK.finditer(text, first.start()):
+        arguments = _json((found["plain"] or found["fenced"] or "").strip())
+        calls.append(_call({"name": found["name"].strip(), "arguments": arguments}, ("arguments",)))
+    if len(calls) != text.count("<｜tool▁call▁begin｜>") or not calls:
+        raise NotCalls("A call begins and cannot be read.")
+    return calls
+
+
+_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+
+
+def _glm(body: str, parameters: Mapping[str, Json]) -> ReadCall:
+    name, _, _ = body.partition("<arg_key>")
+    place, arguments = len(name), dict[str, Json]()
+    while place < len(body):
+        pair = _GLM_PAIR.match(body, place)
+        if pair is None or pair[1].strip() in arguments:
+            raise NotCalls("A call is a name and, in turns, keys and values, each key once.")
+        key = pair[1].strip()
+        arguments[key] = _unquoted(pair[2], parameters.get(name.strip()), key)
+        place = pair.end()
+    if not _NAME.fullmatch(name.strip()):
+        raise NotCalls("A call begins with the name of its tool.")
+    return ReadCall(name.strip(), arguments)
+
+
+_NAME = re.compile(r"[\w.-]{1,128}")
+_FUNCTION = re.compile(r"\s*<function=([\w.-]{1,128})>\s*")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
+
+
+def _qwen_coder(body: str, parameters: Mapping[str, Json]) -> ReadCall:
+    function = _FUNCTION.match(body)
+    if function is None:
+        raise NotCalls("A call begins with `<function=` and the name of its tool.")
+    place, arguments = function.end(), dict[str, Json]()
+    while pair := _PARAMETER.match(body, place):
+        if pair[1] in arguments:
+            raise NotCalls("A call gives each argument once.")
+        value = pair[2].removeprefix("\n").removesuffix("\n")
+        arguments[pair[1]] = _unquoted(value, parameters.get(function[1]), pair[1])
+        place = pair.end()
+    if body[place:].strip() != "</function>":
+        raise NotCalls("A call is parameters between `<function=…>` and `</function>`.")
+    return ReadCall(function[1], arguments)
+
+
+_IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], ReadCall]] = {
+    "glm": _glm,
+    "qwen_coder": _qwen_coder,
+}
+"""Forms that write keys and values in turns, texts without quotes."""
+
+
+def _unquoted(text: str, schema: Json, key: str) -> Json:
+    """Return the value of an argument that is written as it is where it is a text, and as JSON where it is none.
+
+    What the schema of the tool's arguments takes as a text alone stays one: 42 where a text or null is asked for. Where both fit,
+    JSON is read as what it says.
+    """
+    own = _inside(schema, "properties", key)
+    if _inside(own, "type") == "string":
+        return text
+    as_text = _may_be(text, own, schema, {})
+    try:
+        value = parse_json(text)
+    except NotJson:
+        # Templates write these two values as Python does.
+        return text if as_text else _OF_PYTHON.get(text.strip(), text)
+    return text if as_text and not _may_be(value, own, schema, {}) else value
+
+
+_OF_PYTHON: Mapping[str, Json] = {"True": True, "False": False, "None": None}
+
+
+def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep: int = 0) -> bool:
+    """Return whether a value has a kind that a schema allows; what is not understood allows everything.
+
+    `known` are the answers of references that were followed, each of which is followed once.
+    """
+    if not isinstance(schema, dict) or deep > MAX_DEPTH:
+        return schema is not False
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        if reference not in known:
+            known[reference] = True  # until it is answered, for one that leads back to itself
+            there = _inside(root, *reference[2:].split("/"))
+            known[reference] = _may_be(value, there, root, known, deep + 1)
+        return known[reference]
+    for name, holds in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        listed = schema.get(name)
+        if isinstance(listed, list):
+            answers = (_may_be(value, each, root, known, deep + 1) for each in listed)
+            if not holds(answers):
+                return False
+    if isinstance(schema.get("enum"), list) and not any(same_json(value, each) for each in schema["enum"]):
+        return False
+    if "const" in schema and not same_json(value, schema["const"]):
+        return False
+    kinds = schema.get("type")
+    if kinds is None or (value is None and schema.get("nullable") is True):
+        return True
+    return any(_is_kind(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds]))
+
+
+def _is_kind(value: Json, kind: Json) -> bool:
+    """Return whether a value is of one of JSON Schema's types; a kind that it does not have takes all."""
+    if value is None or isinstance(value, bool):
+        own = {"null"} if value is None else {"boolean"}
+    elif isinstance(value, int | Decimal):
+        own = {"number", "integer"} if value == Decimal(value).to_integral_value() else {"number"}
+    else:
+        own = {"string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"}
+    return kind in own or kind not in _KINDS
+
+
+_KINDS = frozenset({"null", "boolean", "number", "integer", "string", "array", "object"})
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyMessage:
+    """One message of an answer in the form of gpt-oss."""
+
+    channel: str
+    """`analysis` for thoughts, `commentary` for calls and words before them, `final` for words."""
+    recipient: str | None
+    """Whom it calls, such as `functions.look`; None for words."""
+    text: str
+
+
+_HARMONY = re.compile(r"<\|(start|channel|constrain|message|end|call|return)\|>")
+_RECIPIENT = re.compile(r"\bto=([\w.-]+)")
+
+
+def harmony_messages(text: str) -> list[HarmonyMessage]:
+    """Return the messages of an answer, the last one perhaps not complete; a text without marks is one of the channel `final`."""
+    messages: list[HarmonyMessage] = []
+    header: dict[str, str] | None = {} if text.lstrip().startswith("<|") else None
+    part, place = "start", 0
+    channel, recipient = "final", None
+    for mark in [*_HARMONY.finditer(text), None]:
+        piece = text[place : len(text) if mark is None else mark.start()]
+        if header is None:
+            if piece or recipient is not None:
+                messages.append(HarmonyMessage(channel, recipient, piece))
+        else:
+            header[part] = header.get(part, "") + piece
+        if mark is None:
+            break
+        place = mark.end()
+        if mark[1] == "message" and header is not None:
+            channel = (header.get("channel", "").split() or ["final"])[0]
+            found = _RECIPIENT.search(" ".join(header.values()))
+            recipient = None if found is None else found[1]
+            header = None
+        elif mark[1] in ("start", "channel", "constrain"):
+            header = header or {}
+            part = mark[1]
+        elif header is None:
+            header, part = {}, "start"
+    return messages
+
+
+def _harmony(text: str) -> list[ReadCall] | None:
+    called = [each for each in harmony_messages(text) if each.recipient is not None]
+    if not called:
+        return None
+    return [
+        _call({"name": str(each.recipient).removeprefix("functions."), "arguments": _json(each.text.strip() or "{}")},
+              ("arguments",))
+        for each in called
+    ]  # fmt: skip
+
+
+_ARGUMENTS = ("parameters", "arguments", "input")
+_MISTRAL = "[TOOL_CALLS]"
+_NAMED = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+def _unwrapped(value: Json) -> list[Json]:
+    """Return the calls of a value: a list of them, or a message as OpenAI's interface writes it, `tool_calls` or `function`."""
+    if isinstance(value, list):
+        return [call for each in value for call in _unwrapped(each)]
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list) and set(value) <= _MESSAGE:
+        return _unwrapped(value["tool_calls"])
+    if isinstance(value, dict) and isinstance(value.get("function"), dict) and set(value) <= _WRAPPED:
+        return [value["function"]]
+    return [value]
+
+
+_MESSAGE = frozenset({"tool_calls", "role", "content"})
+_WRAPPED = frozenset({"function", "id", "type", "index"})
+
+
+_NEXT = re.compile(r"\s*(?:<\|python_tag\|>|[;,])?\s*")
+
+
+def _values(text: str) -> list[str]:
+    """Return the JSON objects and lists that a text begins with, one behind the other; prose may follow, without brackets."""
+    found: list[str] = []
+    place = 0
+    while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
+        # Where this bracket is closed, or the end of the text.
+        depth, end = 0, len(text)
+        for mark in _BRACKET.finditer(text, place):
+            depth += (mark[0] in "[{") - (mark[0] in "]}")
+            if depth == 0:
+                end = mark.end()
+                break
+        found.append(text[place:end])
+        between = _NEXT.match(text, end)
+        place = between.end() if between else end
+    behind = text[place:]
+    if re.search(r"[\[\]{}]", behind):
+        raise NotCalls("Behind its calls stands what may be another call.")
+    return found
+
+
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+
+
+def _json(text: str) -> Json:
+    try:
+        return parse_json(text)
+    except NotJson as problem:
+        raise NotCalls(f"A call cannot be read. {problem}") from None
+
+
+def _call(value: Json, names: Sequence[str]) -> ReadCall:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise NotCalls("A call is an object with a `name`.")
+    given = [name for name in names if name in value]
+    if len(given) != 1 or set(value) - {"name", "id", "type", *given}:
+        raise NotCalls(f"A call has a `name`, `{names[0]}` and nothing else.")
+    arguments = value[given[0]]
+    if isinstance(arguments, str):
+        # As OpenAI's interface writes them: JSON in a text.
+        arguments = _json(arguments)
+    if not isinstance(arguments, dict):
+        raise NotCalls(f"The `{given[0]}` of a call are an object.")
+    return ReadCall(value["name"], arguments)
+
+
+_STRINGS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
+_OPENS = re.compile(r"\[?\s*[^\W\d][\w.]*\(")
+# Outside its strings a list of calls holds names, numbers, brackets and signs before numbers: no operator,
+# so that the tree is no deeper than the brackets.
+_SKELETON = re.compile(r"[\w.,:=()\[\]{}\s\"+-]*")
+_OPERATION = re.compile(
+    r"[^(\[{,:=\s]\s*[-+](?<![0-9][eE][-+])|[-+]\s*[^0-9.\s]|(?:\.\s*\w+\s*){8}|\w{64}|[\w\"]\s*\""
+    r"|\b(?:not|and|or|in|is|if|else|for|lambda|await|yield|async|from|import)\b"
+)
+
+
+_CODE = re.compile(r"```(?:python|py|tool_code|tool_call)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+
+
+def _pythonic(text: str) -> list[ReadCall] | None:
+    fence = _CODE.fullmatch(text.strip())
+    body = (fence[1] if fence and "```" not in fence[1] else text).strip()
+    if not _OPENS.match(body):
+        return None
+    if len(body) > MAX_PYTHON:
+        raise NotCalls(f"The calls have {len(body):,} characters; at most {MAX_PYTHON:,} are read.")
+    skeleton = _STRINGS.sub('"', body)
+    depths = accumulate((mark in "([{") - (mark in ")]}") for mark in skeleton)
+    deep = max(depths, default=0) > MAX_DEPTH
+    if not _SKELETON.fullmatch(skeleton) or _OPERATION.search(skeleton) or deep:
+        raise NotCalls("Only calls with literal arguments are read.")
+    try:
+        lines = ast.parse(body).body
+    except (SyntaxError, ValueError) as problem:
+        raise NotCalls(f"The calls cannot be read: {problem}.") from None
+    calls: list[ReadCall] = []
+    for line in lines:
+        if not isinstance(line, ast.Expr):
+            raise NotCalls("Only calls stand there, one behind the other, in a list or in a line each.")
+        tree = line.value
+        for node in tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]:
+            if not isinstance(node, ast.Call) or node.args:
+                raise NotCalls("A call names its tool and each of its arguments: tool(name=value).")
+            arguments: dict[str, Json] = {}
+            for keyword in node.keywords:
+                if keyword.arg is None or keyword.arg in arguments:
+                    raise NotCalls("A call gives each argument once, by name.")
+                arguments[keyword.arg] = _literal(keyword.value)
+            calls.append(ReadCall(_dotted(node.func), arguments))
+    return calls
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    raise NotCalls("A tool has a name.")
+
+
+def _literal(node: ast.expr) -> Json:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | bool | None):
+        return node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, float) and abs(node.value) < float("inf"):
+        return Decimal(repr(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _literal(node.operand)
+        if isinstance(value, int | Decimal) and not isinstance(value, bool):
+            return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_literal(key) for key in node.keys if key is not None]
+        if len(keys) == len(node.values) == len({str(key) for key in keys}) and all(
+            isinstance(k, str) for k in keys
+        ):
+            return dict(zip(keys, map(_literal, node.values), strict=True))
+    raise NotCalls("An argument is a literal: text, number, true, false, none, list or mapping.")
+
+
+_FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "pythonic": _pythonic,
+    "mistral": _mistral,
+    "deepseek": _deepseek,
+}
+
+
+def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
+    """Return a text that makes these calls in a form; `parse_calls` reads them back, if they were read before."""
+    if form == "pythonic":
+        return f"[{', '.join(map(_as_python, calls))}]"
+    if form in ("glm", "qwen_coder"):
+        return "\n".join(map(_as_glm if form == "glm" else _as_qwen_coder, calls))
+    written = [
+        (call.name, call.arguments if isinstance(call, UnreadCall) else _as_json(dict(call.arguments)))
+        for call in calls
+    ]
+    if form in ("deepseek", "harmony"):
+        if form == "harmony":
+            return "<|end|><|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+                for name, arguments in written
+            ) + "<|call|>" * bool(written)
+        begin, sep, end = (f"<｜tool▁{mark}｜>" for mark in ("call▁begin", "sep", "call▁end"))
+        inner = "".join(f"{begin}{name}{sep}{arguments}{end}" for name, arguments in written)
+        return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+    key = "parameters" if form == "llama" else "arguments"
+    objects = [f'{{"name": {_as_json(name)}, "{key}": {arguments}}}' for name, arguments in written]
+    if form == "hermes":
+        return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+    if form == "mistral":
+        return f"[TOOL_CALLS] [{', '.join(objects)}]"
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _as_json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _as_python(call: ReadCall | UnreadCall) -> str:
+    if isinstance(call, UnreadCall):
+        return f"{call.name}({call.arguments})"
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+
+
+def _as_glm(call: ReadCall | UnreadCall) -> str:
+    lines = [f"<tool_call>{call.name}"]
+    if isinstance(call, UnreadCall):
+        return "\n".join([*lines, call.arguments, "</tool_call>"])
+    lines += [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_shown(value)}</arg_value>"
+        for key, value in call.arguments.items()
+    ]
+    return "\n".join([*lines, "</tool_call>"])
+
+
+def _as_qwen_coder(call: ReadCall | UnreadCall) -> str:
+    lines = ["<tool_call>", f"<function={call.name}>"]
+    if isinstance(call, UnreadCall):
+        lines.append(call.arguments)
+    else:
+        lines += [
+            f"<parameter={key}>\n{_shown(value)}\n</parameter>" for key, value in call.arguments.items()
+        ]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
+
+
+def _shown(value: Json) -> str:
+    return value if isinstance(value, str) else _as_json(value)
+
+
+# -------- Texts in the arguments of tool calls: the same words whatever stands between them, the same numbers, the same formula
+#
+# The Berkeley Function Calling Leaderboard drops all of ` ,./-_*^` before it compares (BFCL v4, `standardize_string`). Two
+# texts that differ after that differ here. Of those that agree these are told apart, too: numbers that a mark changes (`1.5`
+# and `15`, `-5` and `5`, `2/3` and `23`), formulas (`x*y`, `x/y` and `x-y`), and words with other operators between them.
+
+_BETWEEN = re.compile(r"[ ,./_*^-]*")
+_DATE = re.compile(
+    r"(?<![0-9])([0-9]{4})([-/.])([0-9]{1,2})\2([0-9]{1,2})(?![0-9])"
+    r"|(?<![0-9])([0-9]{1,2})([-/.])([0-9]{1,2})\6([0-9]{4})(?![0-9])"
+)
+_FUNCTIONS = frozenset({"sin", "cos", "tan", "exp", "log", "ln", "sqrt", "abs", "pi", "lambda"})
+_LETTERS = re.compile(r"[a-z]+")
+_MATHEMATICS = re.compile(r"[0-9a-z\s.,:()+*/^=-]*")
+_OPERATOR = re.compile(r"[*^+=/-]")
+_ATTACHED = frozenset({"-", "."})
+"""What may stand between a word and the number behind it, or not: `Bob-123`, `Jan.28`."""
+
+
+def same_words(one: str, other: str) -> bool:
+    """Return whether two texts say the same, letter case and what stands between words aside; symmetric."""
+    left, right = (text.lower().replace("'", '"') for text in map(composed, (one, other)))
+    if left == right:
+        return True
+    if is_formula(left) or is_formula(right):
+        formulas = {re.sub(r"\s+", "", text).replace("**", "^").rstrip(".") for text in (left, right)}
+        return len(formulas) == 1
+    (told, marks), (other_told, other_marks) = _pieces(left), _pieces(right)
+    # No two different operators stand at the same place: `price/unit` is not `price*unit`.
+    return told == other_told and all(
+        not a or not b or a == b for a, b in zip(marks, other_marks, strict=True)
+    )
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a text is a formula: an operator, and of letters no more than names of one and functions."""
+    if not _OPERATOR.search(text) or not _MATHEMATICS.fullmatch(text):
+        return False
+    runs = _LETTERS.findall(text)
+    return bool(runs) and all(len(run) == 1 or run in _FUNCTIONS for run in runs)
+
+
+def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return each character that BFCL compares, the end of the text being an empty one, and the operators before each.
+
+    With each character stands the part of what is before it that a number would not be the same without.
+    """
+    text = _DATE.sub(lambda date: "-".join(part for part in date.groups() if part and part.isdigit()), text)
+    told, marks, before = list[tuple[str, str]](), list[str](), ""
+    place = 0
+    while place <= len(text):
+        found = _BETWEEN.match(text, place)
+        assert found is not None, "nothing matches, too"
+        between, character = found[0], text[found.end() : found.end() + 1]
+        if not character.isdigit():
+            weight = ""
+        elif before.isdigit():
+            weight = re.sub("[ ,_]", "", between) or " " * bool(between)
+        else:
+            sign = re.split("[ ,_]", between)[-1]
+            weight = "" if before and sign == between and sign in _ATTACHED else sign
+        told.append((weight, character))
+        marks.append(re.sub("[ ,._]", "", between))
+        before, place = character, found.end() + 1
+    return told, marks
+
+
+AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
+"""One tool's name, and for each argument the values that are right: `{"sqrt": {"x": [2, 2.0]}}`."""
+
+ALL_FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
+
+
+def grade_tool_call(
+    text: str,
+    accepted: Sequence[AcceptedCall],
+    forms: Sequence[Form] = ALL_FORMS,
+    schemas: Sequence[Json] = (),
+) -> Grade:
+    """Return whether a text makes exactly the accepted calls; none accepted asks for no call at all.
+
+    `schemas` are those of the tools, with `name` and `parameters`: where they ask for a fraction (`number`, BFCL's `float`),
+    5.0 is right where 5 is accepted. Elsewhere a whole number is asked for as one. What they require may not be left out.
+    """
+    spoken = clean(text) if "harmony" in forms else said(text).text
+    calls: tuple[ReadCall, ...] = ()
+    form: Form | None = "harmony" if "harmony" in forms else None
+    try:
+        for each in forms:
+            if calls := parse_calls(text, (each,), schemas):
+                form = each
+                break
+        if spoken is None:
+            raise NotCalls("The text holds characters that make it read otherwise than it is stored.")
+        fence = _WHOLE.fullmatch(spoken.strip())
+        own = fence[1] if fence and "```" not in fence[1] else spoken
+        if calls and form is not None and _is_quoted(own, form):
+            raise NotCalls("A call stands in a code block, a comment or quotes.")
+        if _mentions_call(own if form is None else beside_calls(own, form), _parameters(schemas)):
+            raise NotCalls("Beside its calls stands what may be another call.")
+        if not spoken.strip():
+            raise NotCalls("The text is empty; where no call is right, words say so.")
+    except NotCalls as problem:
+        return no_answer(str(problem))
+    shown = "; ".join(f"{call.name}({', '.join(call.arguments)})" for call in calls) or "no call"
+    expected = "; ".join(name for call in accepted for name in call) or "no call"
+    if not calls and accepted:
+        return no_answer("The text calls no tool in the form asked for.")
+    if len(calls) != len(accepted) or not _matched(calls, accepted, _parameters(schemas)):
+        return wrong(shown, expected)
+    return right(shown)
+
+
+def may_be_left_out(values: Json, required: bool = False) -> bool:
+    """Return whether an argument with these right values may be left out; what its tool requires may where no value is right."""
+    if not isinstance(values, list):
+        return False
+    some = any(value != "" for value in values)
+    return not some or ("" in values and not required)
+
+
+def required_arguments(schemas: Sequence[Json], tool: str) -> Sequence[Json]:
+    """Return the names of the arguments that a tool requires."""
+    names = _inside(_parameters(schemas).get(tool), "required")
+    return names if isinstance(names, list) else ()
+
+
+def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
+    """Return the schema of each tool's arguments, by the tool's name."""
+    tools = [each.get("function", each) for each in schemas if isinstance(each, dict)]
+    return {str(tool.get("name")): tool.get("parameters") for tool in tools if isinstance(tool, dict)}
+
+
+def _matched(
+    calls: Sequence[ReadCall], accepted: Sequence[AcceptedCall], parameters: Mapping[str, Json]
+) -> bool:
+    """Return whether each call can have an accepted one of its own (augmenting paths)."""
+    partners = list[list[int]]()
+    for call in calls:
+        schema = parameters.get(call.name)
+        required = _inside(schema, "required") or ()
+        arguments = {composed(each): value for each, value in call.arguments.items()}
+        partners.append([])
+        for place, one in enumerate(accepted):
+            [(name, options)] = one.items()
+            values = {composed(each): listed for each, listed in options.items()}
+            if composed(call.name) == composed(name) and _fits(arguments, values, schema, required):
+                partners[-1].append(place)
+    taken: dict[int, int] = {}
+
+    def place_found(call: int, seen: set[int]) -> bool:
+        for place in partners[call]:
+            if place in seen:
+                continue
+            seen.add(place)
+            if place not in taken or place_found(taken[place], seen):
+                taken[place] = call
+                return True
+        return False
+
+    return all(place_found(call, set()) for call in range(len(calls)))
+
+
+def _fits(
+    arguments: Mapping[str, Json], options: Mapping[str, Json], schema: Json, required: Sequence[Json] = ()
+) -> bool:
+    if any(name not in options for name in arguments):
+        return False
+    for name, values in options.items():
+        if name not in arguments:
+            if not may_be_left_out(values, name in required):
+                return False
+            continue
+        value, own = arguments[name], _inside(schema, "properties", name)
+        if value == "" and isinstance(values, list):
+            # The mark of what may be left out, unless the argument is a text: by its schema, or else by the values that are right.
+            kind = _inside(own, "type")
+            texts = all(isinstance(option, str) for option in values)
+            if not (texts if kind is None else kind in {"string", "any"}):
+                return False
+        if not any(
+            _same(value, option, own) for option in (values if isinstance(values, list) else [values])
+        ):
+            return False
+    return True
+
+
+def _inside(schema: Json, *names: str) -> Json:
+    """Return a part of a schema; None where there is none."""
+    for name in names:
+        schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema
+
+
+def _same(value: Json, option: Json, schema: Json) -> bool:
+    if isinstance(value, str) and isinstance(option, str):
+        return same_words(value, option)
+    if isinstance(value, list) and isinstance(option, list):
+        items = _inside(schema, "items")
+        pairs = zip(value, option, strict=False)
+        return len(value) == len(option) and all(_same(each, right, items) for each, right in pairs)
+    if isinstance(value, dict) and isinstance(option, dict):
+        return _fits(value, option, schema)
+    if isinstance(value, Decimal) and isinstance(option, int):
+        # A whole number is asked for, unless the tool asks for a fraction; that one is right where a fraction is.
+        return _inside(schema, "type") in {"number", "float"} and same_json(value, option)
+    return same_json(value, option)

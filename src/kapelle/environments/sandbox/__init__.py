@@ -1,0 +1,24 @@
+"""Runs code that has not been read: one contract, `run(backend, files, command, stdin, limits) → Result`.
+
+Contained against the list of hostile programs in `docs/sandbox.md`, never called secure: the kernel is
+shared. A backend is asked for by name; nothing falls back to a weaker one.
+"""
+
+from kapelle.environments.sandbox.contract import Layer, Limits, Result
+from kapelle.environments.sandbox.pool import BACKENDS, Pool, backend, layers, require
+from kapelle.environments.sandbox.session import Backend, Prepared, Session, run
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Layer",
+    "Limits",
+    "Pool",
+    "Prepared",
+    "Result",
+    "Session",
+    "backend",
+    "layers",
+    "require",
+    "run",
+]

@@ -1,0 +1,778 @@
+"""Contains programs with bubblewrap: new namespaces, a read-only system, an unprivileged user, no network.
+
+Every run goes through the same stations, each of which is gone when the next begins:
+
+    prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
+
+The shell that unpacks is process 1 of the new pid namespace. It waits for the command and reaps what that
+leaves; when it ends, or is killed, the kernel kills everything else in the namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import json
+import math
+import os
+import pwd
+import re
+import resource
+import secrets
+import select
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kapelle.environments.sandbox.contract import Layer, Limits, check_files
+from kapelle.environments.sandbox.seccomp import filter_program
+from kapelle.environments.sandbox.session import BEGIN_WITHIN_S, Opening, ProcessGroup, Session
+from kapelle.environments.sandbox.usage import (
+    RunCgroup,
+    Usage,
+    lock_bytes,
+    longest_wait_s,
+    open_clock,
+    parent_of,
+    read_clock,
+    strong_or_why_not,
+    task_clock_works,
+    tcp_bytes,
+    times_of,
+    usage_of,
+    written_by,
+)
+from kapelle.errors import SandboxError
+
+# -------- What bubblewrap is asked for: one entry for each layer, the system's files, the limits' sizes
+
+WORK = "/box"
+"""The work directory as contained programs see it; their temporary directory too."""
+TEMPORARY = "/tmp"  # noqa: S108 (the sandbox's own, a link to the work directory)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (the sandbox's own, a tmpfs of its own size)
+ENVIRONMENT = {
+    "HOME": WORK,
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # The same program on the same input answers the same in every run.
+    "PYTHONHASHSEED": "0",
+}
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+_SIGNALS = 1024
+"""Most that may wait for a run: each is kept by the kernel."""
+_UID_MAP = Path("/proc/self/uid_map")
+_PRESSURE = "/proc/pressure"
+# There everyone may have the kernel watch the whole machine, by triggers; not every kernel has it.
+_WITHOUT_PRESSURE = (
+    ("--size", "4096", "--tmpfs", _PRESSURE, "--remount-ro", _PRESSURE) if Path(_PRESSURE).is_dir() else ()
+)
+# How the host was started and what it is made of: no program's business.
+_OF_THE_HOST = tuple(
+    f"/proc/{name}"
+    for name in (
+        "cmdline",
+        "config.gz",
+        "diskstats",
+        "interrupts",
+        "key-users",
+        "keys",
+        "modules",
+        "partitions",
+    )
+    if Path(f"/proc/{name}").exists()
+)
+# Each layer of protection is one entry; the tests remove them in turn and see a hostile program get through.
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    "user namespace": ("--unshare-user", "--uid", "1000", "--gid", "1000", "--disable-userns"),
+    # Over process 1: a program has its user id, could write to its memory, and it is what dies with the supervisor.
+    "pid namespace": (
+        *("--unshare-pid", "--as-pid-1", "--proc", "/proc"),
+        *("--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+        *_WITHOUT_PRESSURE,
+        *(part for name in _OF_THE_HOST for part in ("--ro-bind", "/dev/null", name)),
+    ),
+    "network namespace": ("--unshare-net",),
+    "ipc, uts and cgroup namespaces": (
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--hostname",
+        "kapelle",
+    ),
+    "cleared environment": ("--clearenv",),
+    "session": ("--new-session", "--die-with-parent"),
+    "read-only system": ("--remount-ro", "/dev", "--remount-ro", "/"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What programs find in a sandbox beside the system and the work directory. Paths are absolute."""
+
+    folders: tuple[str, ...] = ()
+    """Further folders to write in, empty and in memory, each as large as the work directory."""
+    files: tuple[tuple[str, bytes], ...] = ()
+    """Files that nobody in the sandbox can change, each with what it holds."""
+    visible: tuple[str, ...] = ()
+    """Files and folders of this machine, at the same path, that the programs may read."""
+    socket: tuple[str, str] | None = None
+    """A Unix socket of this machine and the path at which programs connect to it: their only way out."""
+    loopback: bool = False
+    """Let programs speak TCP among each other, in a network of the sandbox's own, and wait for descriptors by epoll, which
+    clients of HTTP need."""
+    report: tuple[str, ...] = ()
+    """Files that process 1, which no program can reach, prints when the command has ended and it has killed all else: a line in
+    base64 for each, empty without a regular file there. Nothing else comes out then, and limits do not end in a report."""
+
+
+REPORTED_BYTES = 1 << 20
+"""Most of one file in a report."""
+_PLAIN_LAYOUT = Layout()
+
+
+def check_reachable(path: str) -> None:
+    """Raise SandboxError unless the unprivileged user that programs run as can read a file or enter a folder."""
+    found = Path(path)
+    if not found.exists():
+        raise SandboxError(f"There is no file or folder {path}.")
+    wanted = stat.S_IROTH | (stat.S_IXOTH if found.is_dir() else 0)
+    closed = [each for each in found.resolve().parents if not each.stat().st_mode & stat.S_IXOTH]
+    if os.geteuid() == 0 and (closed or found.stat().st_mode & wanted != wanted):
+        raise SandboxError(
+            f"{path} cannot be read by the unprivileged user that programs run as ({closed[-1] if closed else path} is closed "
+            "to others). Open it (`chmod o+rX`), or put it elsewhere, such as below /opt."
+        )
+
+
+def arguments(
+    limits: Limits,
+    interpreter: ReachableInterpreter,
+    info_fd: int,
+    filter_fd: int | None,
+    layout: Layout = _PLAIN_LAYOUT,
+    held: Sequence[tuple[str, int]] = (),
+) -> list[str]:
+    """Return bubblewrap's arguments for these limits, without the command; `held` are the layout's files as descriptors."""
+    layers = dict(LAYERS)
+    read_only = layers.pop("read-only system")
+    # A /dev of harmless devices: no terminals to use up, and no /dev/zero, which maps as uncounted memory.
+    devices = ["--size", "65536", "--tmpfs", "/dev"]
+    for name in DEVICES:
+        devices += ["--dev-bind", name, name]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        devices += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    devices += ["--symlink", "/proc/self/fd", "/dev/fd"]
+    # Programs and libraries; nothing of /etc but what the linker needs.
+    system = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            system += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            system += ["--ro-bind", str(path), str(path)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        system += ["--ro-bind-try", name, name]
+    for needed in interpreter.needs:
+        system += ["--ro-bind", needed, needed]
+    size = str(limits.file_bytes)
+    room = [part for folder in layout.folders for part in ("--size", size, "--tmpfs", folder)]
+    for shown in layout.visible:
+        room += ["--ro-bind", shown, shown]
+    for target, fd in held:
+        room += ["--perms", "0555", "--ro-bind-data", str(fd), target]
+    if layout.socket is not None:
+        room += ["--ro-bind", *layout.socket]
+    return [
+        *(option for layer in layers.values() for option in layer),
+        *(part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)),
+        *system,
+        *devices,
+        *("--size", size, "--tmpfs", SHARED_MEMORY, "--size", size, "--tmpfs", WORK),
+        *("--symlink", WORK.removeprefix("/"), TEMPORARY, "--dir", "/run", "--chdir", WORK),
+        *room,
+        *read_only,
+        *("--info-fd", str(info_fd)),
+        *(() if filter_fd is None else ("--seccomp", str(filter_fd))),
+    ]
+
+
+def drop_privileges() -> list[str]:
+    """Return the prefix that makes a root parent's run an unprivileged user's, another one for each run.
+
+    Limits on processes do not bind root, and files would stay readable to it inside a user namespace.
+    """
+    if os.geteuid() != 0:
+        return []
+    spare = _spare_uids()
+    if not spare:
+        raise SandboxError(
+            "This process is root in a user namespace that has no other user for programs to run as "
+            "(/proc/self/uid_map). Give it a range of user ids (/etc/subuid, newuidmap), or run as an ordinary user."
+        )
+    uid = str(spare.start + secrets.randbelow(len(spare)))
+    return [
+        require("setpriv", "util-linux"),
+        "--reuid",
+        uid,
+        "--regid",
+        uid,
+        "--clear-groups",
+        "--no-new-privs",
+    ]
+
+
+@functools.cache
+def _spare_uids() -> range:
+    """Return user ids that exist here (a container may have few) and that no account is likely to have."""
+    first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
+    end = min(first + count, 2_000_000_000)
+    # 65534 is nobody and owns what has no owner.
+    return range(max(end - 100_000, 66_000), end) if end > 66_000 else range(max(end - 4_000, 1), end - 2)
+
+
+def require(program: str, package: str) -> str:
+    """Return the path of a program. Raises SandboxError with the command that installs it."""
+    path = shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
+    if path is None:
+        raise SandboxError(
+            f"The sandbox needs the program `{program}`, which is not installed. On Debian and Ubuntu: "
+            f"apt-get install {package}; on Fedora: dnf install {package}."
+        )
+    return path
+
+
+# -------- Finds a Python interpreter that an unprivileged user can start: not every one can be reached by it
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableInterpreter:
+    """A Python interpreter and what must be visible for it to start."""
+
+    path: str
+    needs: tuple[str, ...]
+    """Files and folders outside /usr, which is visible anyway."""
+
+
+@functools.cache
+def reachable_interpreter() -> ReachableInterpreter:
+    """Return the interpreter for contained programs: this one's base if it can be reached, else the system's.
+
+    Raises SandboxError when there is none.
+    """
+    base = Path(sys.base_prefix).resolve()
+    own = Path(os.path.realpath(sys.executable))
+    if own.is_relative_to(base) and readable_by_others(own):
+        return ReachableInterpreter(str(own), needs(own, base))
+    for name in ("/usr/bin/python3", shutil.which("python3", path="/usr/local/bin:/opt/bin:/bin") or ""):
+        path = Path(os.path.realpath(name))
+        if name and path.is_file() and readable_by_others(path):
+            return ReachableInterpreter(str(path), needs(path, path.parent.parent))
+    raise SandboxError(
+        f"No Python interpreter can be reached by an unprivileged user ({own} cannot). "
+        "Install the system's: apt-get install python3."
+    )
+
+
+def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
+    """Return the files and folders that an interpreter needs, and nothing else below its prefix.
+
+    A prefix may be a home, or ~/.local, where private files stand beside the libraries.
+    """
+    if prefix.is_relative_to("/usr"):
+        return ()
+    homes = [Path.home()]
+    with contextlib.suppress(KeyError):  # its owner has no account
+        homes.append(Path(pwd.getpwuid(prefix.stat().st_uid).pw_dir))
+    lib = prefix / "lib"
+    if any(home.resolve().is_relative_to(prefix) for home in homes):
+        parts = [*lib.glob("lib*.so*"), *lib.glob("python3*")]
+    else:
+        parts = [lib]
+    # Some distributions keep the compiled half of the standard library there.
+    return tuple(str(part) for part in (executable, *sorted(parts), prefix / "lib64") if part.exists())
+
+
+def readable_by_others(path: Path) -> bool:
+    """Return whether an unprivileged user (another one when this is root) can start the file at a path."""
+    if os.geteuid() != 0:
+        return os.access(path, os.R_OK | os.X_OK)
+    folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    return folders and bool(path.stat().st_mode & stat.S_IXOTH)
+
+
+# -------- Hands a prepared sandbox its files and its command, on the pipe that then is its standard input
+
+_OPEN_FILES = 128
+# Reads exactly the archive and the script, so that what follows on the pipe is the program's own standard input.
+UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(head -c "$m")"'
+
+
+def opening(
+    files: Mapping[str, bytes], command: Sequence[str], limits: Limits, report: Sequence[str] = ()
+) -> Opening:
+    """Return what the waiting shell reads (two sizes, an archive, a script) and what it then prints."""
+    greeting = f"kapelle {secrets.token_hex(8)}"
+    bounded = " && ".join(kernel_limits(limits).values()) or ":"
+    # The greeting comes after every limit holds: a run without it never began.
+    script = f"{bounded} && echo {greeting} || exit 1\nset -- {shlex.join(command)}\n".encode()
+    script += _reporting(report) if report else b'"$@"\nexit $?\n'
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    packed = buffer.getvalue()
+    return Opening(f"{len(packed)} {len(script)}\n".encode() + packed + script, f"{greeting}\n".encode())
+
+
+def _reporting(paths: Sequence[str]) -> bytes:
+    """Return the end of a script that reports files: no process but this shell ever has its output."""
+    return f"""
+"$@" >/dev/null 2>&1
+n=0
+while kill -9 -1 2>/dev/null && [ $n -lt 100 ]; do n=$((n+1)); sleep 0.01; done
+for file in {shlex.join(paths)}; do
+  if [ -f "$file" ] && [ ! -L "$file" ]; then head -c {REPORTED_BYTES} "$file" | base64 -w 0; fi
+  echo
+done
+exit 0
+""".encode()
+
+
+def kernel_limits(limits: Limits) -> dict[str, str]:
+    """Return what the kernel enforces for each process, as the shell's commands by what they bound."""
+    cpu_s = max(1, math.ceil(limits.cpu_s))
+    # The shell that waits for the command is a process too. Shells differ in the letter.
+    processes = limits.processes + 1
+    address = limits.memory_bytes if limits.address_bytes is None else limits.address_bytes
+    return {
+        "address space": f"ulimit -v {max(1, address // 1024)}",
+        "processes": f"{{ ulimit -u {processes} 2>/dev/null || ulimit -p {processes}; }}",
+        # The first bound can be ignored, the second kills.
+        "cpu": f"ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1}",
+        "file size": f"ulimit -f {max(1, limits.file_bytes // 512)}",
+        "descriptors": f"ulimit -n {_OPEN_FILES}",
+        "locked memory": "ulimit -l 0",
+    }
+
+
+# -------- Starts programs without transparent huge pages: of one that is mapped in part all stays, and no sum sees the rest
+#
+# What a process may have is kept by what it starts, across `execve` too (prctl(2), PR_SET_THP_DISABLE), and no program between
+# here and the sandbox can set it: so this process goes without for as long as a start takes. That is only done where the
+# machine gives huge pages unasked; asking for them is what the system call filter refuses.
+
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage")
+_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
+_turn = threading.Lock()
+_before: list[int] = []
+"""What this process had before, once for each start that is under way: starts may overlap."""
+
+
+@contextlib.contextmanager
+def without_huge_pages() -> Iterator[None]:
+    """Let what is started within have no huge pages."""
+    if not given_unasked(_SETTING):
+        yield
+        return
+    prctl = ctypes.CDLL(None).prctl
+    with _turn:
+        _before.append(_before[0] if _before else int(prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)))
+        prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        with _turn:
+            before = _before.pop()
+            if not _before:
+                prctl(_PR_SET_THP_DISABLE, before, 0, 0, 0)
+
+
+def given_unasked(setting: Path) -> bool:
+    """Return whether a folder of the kernel's settings gives huge pages of some size without being asked."""
+    files = [setting / "enabled", *setting.glob("hugepages-*/enabled")]
+    return any("[always]" in file.read_text() for file in files if file.is_file())
+
+
+# -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
+
+LOOK_ANYWAY_S = 0.5
+"""How long a run whose clock stands still is taken to do nothing."""
+_FIRST_TO_GO = "1000"
+"""Of /proc/<pid>/oom_score_adj: whom the kernel ends first when the machine runs out of memory."""
+
+
+class NamespaceGroup(ProcessGroup):
+    """All processes of one pid namespace, held by a descriptor of its process 1."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        info_fd: int,
+        mounts: tuple[str, ...],
+        limits: Limits,
+        cgroups: Path | None,
+        *,
+        tcp: bool = False,
+    ) -> None:
+        super().__init__(process)
+        self._tcp = tcp
+        self._limits = limits
+        self._cgroups = cgroups
+        self._cgroup: RunCgroup | None = None
+        self._clock: int | None = None
+        self._last: Usage | None = None
+        self._counted_s: float | None = None
+        self._looked_at = -math.inf
+        self._info_fd: int | None = info_fd
+        self._mounts = mounts
+        self._init_pid = 0
+        self._init_fd: int | None = None
+
+    def usage(self) -> Usage | None:
+        """Return what all processes of the namespace and its tmpfs mounts use now, or used at their end."""
+        if not self._found(0.0) or self._init_fd is None:
+            return None
+        if self._cgroup is not None:
+            files, _ = written_by(self._init_pid, self._mounts)
+            # The kernel has ended what went above its limit: no look can see more than that.
+            memory = (
+                self._limits.memory_bytes + 1
+                if self._cgroup.ran_out_of_memory()
+                else self._cgroup.memory_bytes()
+            )
+            locks = lock_bytes(self._init_pid, self._mounts)
+            return Usage(self._cgroup.cpu_s(), memory, files, countable=locks is not None)
+        cpu_s = None if self._clock is None else read_clock(self._clock)
+        still = cpu_s is not None and cpu_s == self._counted_s
+        if still and self._last is not None and time.monotonic() < self._looked_at + LOOK_ANYWAY_S:
+            # Nothing of it ran since the last look.
+            return self._last
+        if readable(self._init_fd, 0.0):
+            # Its number may be another process's by now.
+            ended = self._last or Usage(0.0, 0, 0)
+            return replace(ended, cpu_s=max(ended.cpu_s, cpu_s or 0.0))
+        usage = usage_of(self._init_pid, self._mounts, self._limits.memory_bytes)
+        if self._tcp:
+            usage = replace(usage, memory_bytes=usage.memory_bytes + tcp_bytes(self._init_pid))
+        if cpu_s is not None:
+            # The one holds time in the kernel, the other that of children that were never waited for.
+            usage = replace(usage, cpu_s=max(usage.cpu_s, cpu_s))
+        self._last, self._counted_s, self._looked_at = usage, cpu_s, time.monotonic()
+        return usage
+
+    def waited_s(self) -> float:
+        """Return for how long a thread of the run has waited for a core, at most."""
+        return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return the seconds of CPU of all processes and of those the ones in the kernel; None in a cgroup, or before and after."""
+        if self._cgroup is not None or self._init_fd is None:
+            return None
+        return times_of(self._init_pid)
+
+    def begin(self, within_s: float) -> None:
+        """Count CPU time, or all use, from here on: before the program starts, while process 1 is alone.
+
+        From here on it is also the first to end when the machine runs out of memory. Raises SandboxError when counting fails
+        although this machine can.
+        """
+        if self._found(within_s):
+            with contextlib.suppress(OSError):
+                # A run can grow faster than it is looked at; where the machine has no room for that, it ends, not this process.
+                Path(f"/proc/{self._init_pid}/oom_score_adj").write_text(_FIRST_TO_GO)
+            if self._cgroups is not None:
+                self._cgroup = RunCgroup(self._cgroups, self._limits)
+                for pid in (self._process.pid, self._init_pid):
+                    self._cgroup.add(pid)
+            elif task_clock_works():
+                try:
+                    self._clock = open_clock(self._init_pid)
+                except ProcessLookupError:
+                    pass
+                except OSError as error:
+                    raise SandboxError(
+                        f"The CPU time of a sandbox cannot be counted: {error.strerror}."
+                    ) from error
+        # Set the times of the devices, as every program can: what one has left there, no later one reads.
+        for name in DEVICES:
+            with contextlib.suppress(OSError):
+                os.utime(name)
+
+    def kill(self, within_s: float) -> None:
+        """Kill process 1: the kernel takes every other process of the namespace with it."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
+        if self._found(within_s) and self._init_fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+            readable(self._init_fd, within_s)
+        else:
+            # It is reaped by its session alone, later: the number is still its own.
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        held = (self._info_fd, self._init_fd, self._clock)
+        self._info_fd, self._init_fd, self._clock = None, None, None
+        for fd in held:
+            if fd is not None:
+                os.close(fd)
+        if self._cgroup is not None:
+            self._cgroup.close()
+
+    def _found(self, within_s: float) -> bool:
+        """Learn process 1 from bubblewrap, which writes it once and closes the pipe."""
+        if self._info_fd is not None and readable(self._info_fd, within_s):
+            text = b""
+            while chunk := os.read(self._info_fd, 4096):
+                text += chunk
+            # Closed once, whatever comes after: by then the number may be another descriptor's.
+            info_fd, self._info_fd = self._info_fd, None
+            os.close(info_fd)
+            with contextlib.suppress(ValueError, KeyError, OSError):  # gone already, or no descriptor left
+                pid = json.loads(text)["child-pid"]
+                fd = os.pidfd_open(pid)
+                # Between bubblewrap's message and the line above the number could have been reused.
+                if parent_of(pid) == self._process.pid:
+                    self._init_pid, self._init_fd = pid, fd
+                else:
+                    os.close(fd)
+        return self._init_fd is not None
+
+
+def readable(fd: int, within_s: float) -> bool:
+    """Return whether a descriptor has something to read, or a process behind it has ended, in time."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
+
+_OLDEST = (0, 8, 0)
+"""The first bubblewrap with `--disable-userns` and `--size`."""
+_COUNTS_BY_NAMESPACE = (5, 14)
+"""The first Linux that counts processes for each user namespace."""
+_FIRST_TRY = Limits(wall_s=20.0, cpu_s=20.0)
+_LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/self/ns/net; id -u; env"
+
+
+class PreparedShell:
+    """A sandbox without a program: its namespaces and mounts exist, its shell waits for an archive (`UNPACK`)."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        group: ProcessGroup,
+        limits: Limits,
+        report: Sequence[str] = (),
+    ) -> None:
+        self._process, self._group, self._limits = process, group, limits
+        self._report = report
+        self._used = False
+
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
+        """Put the files into the work directory and start the command there; the clock runs from here."""
+        assert not self._used, "a prepared sandbox is used once"
+        check_files(files, self._limits)
+        self._group.begin(BEGIN_WITHIN_S)
+        self._used = True
+        begin = opening(files, command, self._limits, self._report)
+        return Session(self._process, self._group, self._limits, begin)
+
+    def discard(self) -> None:
+        """Free it unused; does nothing after `start`."""
+        if not self._used:
+            self._used = True
+            Session(self._process, self._group, self._limits).finish(kill=True)
+
+
+class Bubblewrap:
+    """The backend `bubblewrap`: the default on Linux, as root and as an ordinary user."""
+
+    name = "bubblewrap"
+
+    def __init__(self, layout: Layout = _PLAIN_LAYOUT) -> None:
+        """Make sandboxes that have what `layout` says."""
+        self._layout = layout
+
+    @property
+    def python(self) -> str:
+        """Path of an interpreter that an unprivileged user can reach."""
+        return reachable_interpreter().path
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return what this machine gives, found by trying it once."""
+        return _layers()
+
+    def prepare(self, limits: Limits) -> PreparedShell:
+        """Start a sandbox that waits for its files and command.
+
+        Raises SandboxError when bubblewrap or a required layer is missing.
+        """
+        missing = [layer for layer in self.layers() if layer.required and not layer.present]
+        if missing:
+            raise SandboxError(f"The sandbox needs its layer '{missing[0].name}': {missing[0].detail}")
+        return _prepare(limits, self._layout)
+
+
+def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
+    """Start a sandbox, whether or not this machine has every layer of it."""
+    interpreter, folder = reachable_interpreter(), strong_or_why_not()
+    strong = folder if isinstance(folder, Path) else None
+    counted = strong is not None or task_clock_works()
+    program = (
+        filter_program(children_counted=counted, loopback=True)
+        if layout.loopback
+        else filter_program(children_counted=counted)
+    )
+    # The kernel's limits for which a shell has no letter, or not small enough units. Cores have one byte: at 0 a crash still
+    # starts the host's handler, where cores go to one (core(5)).
+    wanted = {"core": (resource.RLIMIT_CORE, 1), "sigpending": (resource.RLIMIT_SIGPENDING, _SIGNALS)}
+    lowered = [
+        f"--{name}={most}:{most}"
+        for name, (kind, most) in wanted.items()
+        if not 0 <= resource.getrlimit(kind)[1] < most
+    ]
+    filter_fd: int | None = None
+    info_read, info_write = os.pipe()
+    inherited = [info_write]
+    held: list[tuple[str, int]] = []
+    try:
+        for path, content in layout.files:
+            fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
+            inherited.append(fd)
+            held.append((path, fd))
+            with os.fdopen(os.dup(fd), "wb") as file:
+                file.write(content)
+            os.lseek(fd, 0, os.SEEK_SET)
+        if program is not None:
+            filter_fd = os.memfd_create("kapelle", os.MFD_CLOEXEC)
+            inherited.append(filter_fd)
+            os.write(filter_fd, program)
+            os.lseek(filter_fd, 0, os.SEEK_SET)
+        with without_huge_pages():
+            process = subprocess.Popen(
+                [
+                    *((require("prlimit", "util-linux"), *lowered, "--") if lowered else ()),
+                    *drop_privileges(),
+                    require("bwrap", "bubblewrap"),
+                    *arguments(limits, interpreter, info_write, filter_fd, layout, held),
+                    *("--", "/bin/sh", "-c", UNPACK),
+                ],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={},
+                cwd="/",
+                pass_fds=inherited,
+            )
+    except BaseException:
+        os.close(info_read)
+        raise
+    finally:
+        for fd in inherited:
+            os.close(fd)
+    group = NamespaceGroup(
+        process, info_read, (WORK, SHARED_MEMORY, *layout.folders), limits, strong, tcp=layout.loopback
+    )
+    return PreparedShell(process, group, limits, layout.report)
+
+
+@functools.cache
+def _layers() -> tuple[Layer, ...]:
+    """Try one sandbox and compare what it sees with what this process sees."""
+    try:
+        text = subprocess.run(
+            [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False
+        ).stdout
+        found = tuple(map(int, re.findall(r"[0-9]+", text)))
+        if found < _OLDEST:
+            wanted = ".".join(map(str, _OLDEST))
+            raise SandboxError(f"{text.strip() or 'bubblewrap'} is too old. Install {wanted} or newer.")
+        result = _prepare(_FIRST_TRY).start({}, ["/bin/sh", "-c", _LOOK]).finish()
+        if not result.ok:
+            raise SandboxError(
+                f"bubblewrap cannot make a sandbox here: {result.stderr.decode(errors='replace').strip()[:400]} "
+                "Unprivileged user namespaces must be allowed: see `sysctl kernel.unprivileged_userns_clone "
+                "user.max_user_namespaces kernel.apparmor_restrict_unprivileged_userns`; a container needs "
+                "--security-opt seccomp=unconfined or another profile that allows them."
+            )
+        seen = result.stdout.decode(errors="replace").splitlines()
+    except SandboxError as error:
+        return (Layer("bubblewrap", required=True, present=False, detail=str(error)),)
+    root = os.geteuid() == 0
+    # By what a run is bounded as a whole.
+    folder = strong_or_why_not()
+    strong = isinstance(folder, Path)
+    mode = "strong: the kernel bounds memory and processes of a run as a whole"
+    if not strong:
+        clock = (
+            "with CPU counted by a clock"
+            if task_clock_works()
+            else "and no program may change SIGCHLD (no perf_event_open)"
+        )
+        mode = f"weak: the supervisor sums what a run uses every 20 ms, {clock}"
+    known = filter_program() is not None
+    inner = seen[:4]
+    outer = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("user", "mnt", "pid", "net")]
+    own = [f"{name} namespace" for name in ("user", "mount", "pid", "network")]
+    leaked = sorted({line.partition("=")[0] for line in seen[5:]} - _EXPECTED_VARIABLES)
+    return (
+        *(
+            Layer(name, True, a != b, "its own" if a != b else "the sandbox shares this process's")
+            for name, a, b in zip(own, inner, outer, strict=True)
+        ),
+        Layer("unprivileged user", True, seen[4] != "0", f"the program runs as user {seen[4]}"),
+        Layer(
+            "cleared environment",
+            True,
+            not leaked,
+            f"leaked: {', '.join(leaked)}" if leaked else "nothing inherited",
+        ),
+        _process_limit(root),
+        Layer("wall time, output bound, group kill", True, True, "by the supervisor, through a pidfd"),
+        Layer(
+            "seccomp",
+            False,
+            known,
+            "refuses system calls that honest programs never need"
+            if known
+            else f"no table of system calls for {os.uname().machine}",
+        ),
+        Layer(
+            "user id per run",
+            False,
+            root,
+            "drawn for each run"
+            if root
+            else "every run has the id of the user who started it, mapped to 1000",
+        ),
+        Layer("cgroups", False, strong, f"one for each run, in {folder}" if strong else str(folder)),
+        Layer("mode", False, True, mode),
+    )
+
+
+def _process_limit(root: bool) -> Layer:
+    release = tuple(map(int, re.findall(r"[0-9]+", os.uname().release)[:2]))
+    if root or release >= _COUNTS_BY_NAMESPACE:
+        return Layer("process limit", True, True, "counts the processes of one sandbox")
+    wanted = ".".join(map(str, _COUNTS_BY_NAMESPACE))
+    detail = f"before Linux {wanted} it counts all of an ordinary user's processes; run as root, or upgrade"
+    return Layer("process limit", True, False, detail)
+
+
+_EXPECTED_VARIABLES = {*ENVIRONMENT, "PWD", "OLDPWD", "SHLVL", "_"}

@@ -1,0 +1,127 @@
+"""Contains programs in Docker containers: for machines without user namespaces, or with gVisor as runtime.
+
+A container costs tenths of a second to start, so this is the backend for what bubblewrap cannot do here, not
+for speed. The image must hold `sh`, `tar`, `head` and a Python 3.11 or newer; it must be there
+already, as nothing is pulled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import shutil
+import subprocess
+
+from kapelle.environments.sandbox.bubblewrap import SHARED_MEMORY, TEMPORARY, UNPACK, WORK, PreparedShell
+from kapelle.environments.sandbox.contract import Layer, Limits
+from kapelle.environments.sandbox.session import ProcessGroup
+from kapelle.errors import SandboxError
+
+_ANSWERS_WITHIN_S = 20.0
+
+
+class Docker:
+    """The backend `docker`."""
+
+    name = "docker"
+
+    def __init__(self, image: str = "python:3.11-slim", runtime: str | None = None) -> None:
+        self._image = image
+        self._runtime = runtime
+
+    @property
+    def python(self) -> str:
+        """The image's interpreter."""
+        return "python3"
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return whether there is an engine that answers; it gives all namespaces and cgroups."""
+        problem = engine_problem()
+        detail = problem or "by the engine"
+        names = ("user", "mount", "pid", "network")
+        return (
+            Layer("engine", True, problem is None, detail),
+            *(Layer(f"{name} namespace", name != "user", problem is None, detail) for name in names),
+            Layer("cgroups", False, problem is None, detail),
+            Layer(
+                "seccomp", False, problem is None, "the engine's default profile" if not problem else detail
+            ),
+        )
+
+    def prepare(self, limits: Limits) -> PreparedShell:
+        """Start a container that waits for its files and command. Raises SandboxError without an engine."""
+        problem = engine_problem()
+        if problem:
+            raise SandboxError(f"The sandbox `docker` cannot be used here: {problem}")
+        name = f"kapelle-{secrets.token_hex(8)}"
+        disk = f"rw,nosuid,nodev,size={limits.file_bytes},nr_inodes={limits.files},mode=1777"
+        process = subprocess.Popen(
+            [
+                *(_docker(), "run", "--rm", "--interactive", "--init", "--pull=never", "--name", name),
+                *(() if self._runtime is None else ("--runtime", self._runtime)),
+                *("--network=none", "--ipc=private", "--read-only", "--workdir", WORK, "--hostname=kapelle"),
+                *("--user=65533:65533", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
+                *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
+                *(f"--pids-limit={limits.processes + 4}", "--cpus=1", "--log-driver=none"),
+                *(f"--tmpfs={WORK}:{disk},exec", f"--tmpfs={TEMPORARY}:{disk}"),
+                f"--tmpfs={SHARED_MEMORY}:{disk}",
+                *("--env=PYTHONHASHSEED=0", f"--env=HOME={WORK}"),
+                *(self._image, "/bin/sh", "-c", UNPACK),
+            ],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        return PreparedShell(process, Container(process, name), limits)
+
+
+class Container(ProcessGroup):
+    """All processes of one container; the engine's cgroups hold the sums, the kernel's memory too."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
+        super().__init__(process)
+        self._name = name
+
+    def kill(self, within_s: float) -> None:
+        """Remove the container with everything in it, and the client that attaches to it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [_docker(), "rm", "--force", self._name],
+                capture_output=True,
+                check=False,
+                timeout=_ANSWERS_WITHIN_S,
+            )
+        self._process.kill()
+
+
+@functools.cache
+def engine_problem() -> str | None:
+    """Return why no Docker engine can be used here, None when one answers."""
+    try:
+        asked = subprocess.run(
+            [_docker(), "version", "--format", "{{.Server.Version}}"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWERS_WITHIN_S,
+        )
+    except SandboxError as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return "the Docker engine does not answer; see `docker version`."
+    return (
+        None
+        if asked.returncode == 0
+        else f"{asked.stderr.strip()[:200]} Start the engine, or use `bubblewrap`."
+    )
+
+
+def _docker() -> str:
+    path = shutil.which("docker")
+    if path is None:
+        raise SandboxError(
+            "the program `docker` is not installed; see https://docs.docker.com/engine/install"
+        )
+    return path

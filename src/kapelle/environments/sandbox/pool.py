@@ -1,0 +1,201 @@
+"""Many runs at once, each in a sandbox that stood ready before it was asked for.
+
+A sandbox is used once. What is kept warm is one without a program: its namespaces and mounts exist already,
+so that a run pays for unpacking its files and for its own program only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import collections
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.contract import Layer, Limits, Result
+from kapelle.environments.sandbox.docker import Docker
+from kapelle.environments.sandbox.session import Backend, Prepared, run
+from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSubprocess
+from kapelle.errors import SandboxError, did_you_mean
+from kapelle.runtime.deadlines import pause_deadline
+
+T = TypeVar("T")
+
+
+class Pool(AbstractContextManager["Pool"]):
+    """A backend that keeps sandboxes of one backend ready, and an asyncio front for blocking work with them.
+
+    `limits` are those of the warm sandboxes; a run with other limits gets a fresh one. `parallel` bounds the
+    calls under way, `warm` the sandboxes that wait. Used as a context manager, or closed with `close`.
+    """
+
+    def __init__(
+        self, backend: Backend, limits: Limits, *, parallel: int = 4, warm: int | None = None
+    ) -> None:
+        if parallel < 1:
+            raise SandboxError(f"A pool needs at least 1 call in parallel; `parallel` is {parallel}.")
+        self._backend = backend
+        self.name = backend.name
+        """The name of the backend behind it."""
+        self._limits = limits
+        self.parallel = parallel
+        """The most calls under way at one time."""
+        self._wanted = parallel if warm is None else warm
+        self._ready: collections.deque[Prepared] = collections.deque()
+        self._change = threading.Condition()
+        self._closed = False
+        self._calls = ThreadPoolExecutor(parallel, thread_name_prefix="kapelle-sandbox")
+        # The kernel kills a sandbox when the thread that started it ends: this one lives as long as the pool.
+        self._filler = threading.Thread(target=self._fill, name="kapelle-sandbox-filler", daemon=True)
+        self._filler.start()
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the backend behind it."""
+        return self._backend.python
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return the layers of the backend behind it."""
+        return self._backend.layers()
+
+    def prepare(self, limits: Limits) -> Prepared:
+        """Return a warm sandbox where there is one with these limits, else a fresh one."""
+        with self._change:
+            if self._closed:
+                raise SandboxError("The sandbox pool is closed; nothing can run in it any more.")
+            if limits == self._limits and self._ready:
+                taken = self._ready.popleft()
+                self._change.notify_all()
+                return taken
+        return self._backend.prepare(limits)
+
+    async def run(
+        self,
+        files: Mapping[str, bytes],
+        command: Sequence[str],
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+    ) -> Result:
+        """Run a command like `kapelle.environments.sandbox.contract.run`, without blocking the event loop."""
+        return await self.call(functools.partial(run, self, files, command, stdin, limits or self._limits))
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run blocking work with this pool in one of its threads; its sandboxes bound how long that takes."""
+        loop, turn = asyncio.get_running_loop(), pause_deadline()
+
+        def begin() -> T:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the wait
+                loop.call_soon_threadsafe(turn)
+            return work()
+
+        return await loop.run_in_executor(self._calls, begin)
+
+    def wait_until_warm(self, timeout_s: float = 10.0) -> bool:
+        """Wait until all warm sandboxes stand ready; False when that did not happen in time."""
+        with self._change:
+            return self._change.wait_for(lambda: len(self._ready) >= self._wanted, timeout_s)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the runs under way and free the sandboxes that wait; may be called again."""
+        self._calls.shutdown(wait=True, cancel_futures=True)
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._filler.join()
+
+    def _fill(self) -> None:
+        with contextlib.suppress(SandboxError):
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._closed or len(self._ready) < self._wanted)
+                    if self._closed:
+                        break
+                # Without one the next call prepares its own, and raises what is wrong where it is seen.
+                prepared = self._backend.prepare(self._limits)
+                with self._change:
+                    self._ready.append(prepared)
+                    self._change.notify_all()
+        while self._ready:
+            self._ready.popleft().discard()
+
+
+# -------- Finds a sandbox by name. There is no fallback: what was asked for is given, or refused with the reason
+
+DEFAULT = "bubblewrap"
+BACKENDS: Mapping[str, Callable[[], Backend]] = {
+    "bubblewrap": Bubblewrap,
+    "docker": Docker,
+    "unsafe_subprocess": UnsafeSubprocess,
+}
+
+
+def backend(name: str = DEFAULT) -> Backend:
+    """Return the sandbox of a name. Raises SandboxError for an unknown one; `require` checks whether it works here."""
+    if name not in BACKENDS:
+        raise SandboxError(f"There is no sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
+    return BACKENDS[name]()
+
+
+def layers(name: str = DEFAULT) -> tuple[Layer, ...]:
+    """Return each layer of protection of a sandbox and whether this machine gives it, for `kapelle info`."""
+    return backend(name).layers()
+
+
+def require(chosen: Backend) -> None:
+    """Raise SandboxError when this machine lacks a layer without which the sandbox must not be used."""
+    missing = [layer for layer in chosen.layers() if layer.required and not layer.present]
+    if missing:
+        named = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing)
+        raise SandboxError(
+            f"The sandbox `{chosen.name}` cannot be used on this machine ({named}) "
+            "Nothing falls back to a weaker one: `unsafe_subprocess`, which contains nothing, must be asked "
+            "for by name."
+        )
+    _required.add(chosen.name)
+
+
+def modes_required() -> tuple[str, ...]:
+    """Return a line for each sandbox that this process has asked for: by what its runs are bounded as a whole."""
+    return tuple(
+        f"{name}: {layer.detail}"
+        for name in sorted(_required)
+        for layer in layers(name)
+        if layer.name == "mode"
+    )
+
+
+_required: set[str] = set()
+
+
+# -------- The sandboxes that everything in one process shares
+
+
+def shared_pool(name: str, limits: Limits, parallel: int) -> Pool:
+    """Return this process's pool of a backend: started at the first call, closed when the process ends.
+
+    Raises SandboxError for an unknown backend.
+    """
+    # The threads and sandboxes of a pool do not survive a fork.
+    return _pool(os.getpid(), name, limits, parallel)
+
+
+@functools.cache
+def _pool(process: int, name: str, limits: Limits, parallel: int) -> Pool:
+    pool = Pool(backend(name), limits, parallel=parallel)
+    atexit.register(_close, pool, process)
+    return pool
+
+
+def _close(pool: Pool, process: int) -> None:
+    if os.getpid() == process:
+        pool.close()

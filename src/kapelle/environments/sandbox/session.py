@@ -1,0 +1,634 @@
+"""Supervises one run: moves bytes both ways within bounds, watches its use, ends all of it as a group.
+
+Works the same for every backend; how the processes of a run are watched and killed is the backend's `ProcessGroup`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import re
+import select
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kapelle.environments.sandbox.contract import Layer, LimitName, Limits, Result
+from kapelle.environments.sandbox.usage import Usage
+from kapelle.errors import SandboxError
+from kapelle.runtime.clock import SuspendAwareClock
+
+# -------- The last net of the weak mode: kernel memory that the machine loses while a run is in the kernel
+#
+# Limits and sums bound every kind of memory that is known to be held. What they miss (a table behind a new option of a system
+# call, a leak) is still missing from the machine. So its own counters are read a few times a second, and what the kernel
+# holds beyond everything that they attribute is compared with the time that each run spends in the kernel: a run that is
+# not in the kernel takes nothing from it. Memory of processes, files and page tables never enters the comparison, so
+# neighbours may use as much of it as they like.
+
+NET_EVERY_S = 0.2
+"""How often the machine's counters are read while runs are under way."""
+_FASTEST = 8 * 1024**3
+"""Bytes that a run can make the kernel take in a second of system time; zeroed pages take longer."""
+_TICK_S = 0.01
+"""How late the kernel's accounts of system time may be."""
+_SETTLE_S = 2.0
+"""How long no other run is suspected after one: the kernel takes back meanwhile what it held."""
+_RETURN_WITHIN_S = 1.0
+"""How long the kernel may take to free what a dead run held; it does so behind a grace period."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMINFO = Path("/proc/meminfo")
+_ZONEINFO = Path("/proc/zoneinfo")
+_ATTRIBUTED = (
+    *(b"MemFree", b"Buffers", b"Cached", b"SwapCached", b"AnonPages", b"KReclaimable", b"Hugetlb"),
+    # Each process tells its page tables, which the sum over a run counts, and the number of its threads is limited.
+    *(b"PageTables", b"SecPageTables", b"KernelStack"),
+    # What the host of a virtual machine has taken back.
+    b"Balloon",
+)
+
+
+def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> int | None:
+    """Return what the kernel holds for itself, its page tables and stacks aside; None where it does not tell."""
+    try:
+        held = {
+            name: int(value.split()[0]) * 1024
+            for name, _, value in (line.partition(b":") for line in meminfo.read_bytes().splitlines())
+        }
+        # Free pages that a core keeps for its next use are not in MemFree: hundreds of megabytes, after a large process.
+        spare = sum(map(int, re.findall(rb"^ +count: +([0-9]+)", zoneinfo.read_bytes(), re.MULTILINE)))
+        pages = spare * _PAGE_BYTES
+        return held[b"MemTotal"] - sum(held.get(name, 0) for name in _ATTRIBUTED) - pages
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def came_back(held: int, wanted: int) -> bool:
+    """Return whether the kernel frees so many of the bytes that it `held` soon."""
+    until = time.monotonic() + _RETURN_WITHIN_S
+    while True:
+        left = unattributed_bytes()
+        if left is not None and held - left >= wanted:
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+
+
+class Net:
+    """Charges what the machine loses to the runs that were in the kernel meanwhile."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._accounts: weakref.WeakKeyDictionary[Session, _Account] = weakref.WeakKeyDictionary()
+        self._next = self._quiet_until = 0.0
+
+    def rest(self) -> None:
+        """Forget the last look: no run is under way, so none is charged for what happens until the next."""
+        self._before, self._next = None, 0.0
+
+    def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
+        """Read the counters, when it is time, and suspect one run: of those that may have taken too much, the one longest in the kernel."""
+        if now < self._next:
+            return
+        self._next = now + NET_EVERY_S
+        held = unattributed_bytes() if held is None else held
+        if held is None:
+            return
+        grown = 0 if self._before is None else held - self._before
+        self._before = held
+        worst: tuple[float, Session] | None = None
+        for run in runs:
+            used = run.kernel_s()
+            if used is None:
+                continue
+            account = self._accounts.setdefault(run, _Account(held - max(grown, 0)))
+            charged, meanwhile_s = account.charge(grown, held, *used)
+            if charged > run.limits.unexplained_bytes and (worst is None or meanwhile_s > worst[0]):
+                worst = meanwhile_s, run
+        if worst is not None and now >= self._quiet_until:
+            self._quiet_until = now + _SETTLE_S
+            worst[1].suspected = True
+
+
+class _Account:
+    """What one run may have taken."""
+
+    def __init__(self, least: int) -> None:
+        self._least, self._charged, self._waiting = least, 0, 0
+        self._cpu_s, self._kernel_s, self._meanwhile_s = 0.0, 0.0, 0.0
+
+    def charge(self, grown: int, held: int, cpu_s: float, kernel_s: float) -> tuple[int, float]:
+        """Add what the kernel has grown by, as far as the run had time for it.
+
+        Return the sum, and the seconds that the run was in the kernel while that grew.
+        """
+        ran, in_kernel = cpu_s > self._cpu_s, max(kernel_s - self._kernel_s, 0.0)
+        self._cpu_s, self._kernel_s = cpu_s, kernel_s
+        self._least = min(self._least, held)
+        if ran and grown > 0:
+            self._waiting += grown
+        if in_kernel and self._waiting:
+            # The kernel's accounts come in ticks: what has grown waits for the next one.
+            self._charged += min(self._waiting, int((in_kernel + _TICK_S) * _FASTEST))
+            self._meanwhile_s += in_kernel
+            self._waiting = 0
+        # Never more than is missing now; what goes up and down adds nothing.
+        self._charged = max(min(self._charged, held - self._least), 0)
+        return self._charged, self._meanwhile_s
+
+
+# -------- Looks at the runs that no call is waiting for: a program may go on between two calls
+
+LOOK_EVERY_S = 0.05
+"""Seconds between two looks at a run while no call waits for it."""
+
+
+class _Watcher:
+    """One thread for all runs of a process; it sleeps while there are none."""
+
+    def __init__(self) -> None:
+        self._runs: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._change = threading.Condition()
+        threading.Thread(target=self._look, name="kapelle-sandbox-watcher", daemon=True).start()
+
+    def add(self, run: Session) -> None:
+        with self._change:
+            self._runs.add(run)
+            self._change.notify_all()
+
+    def remove(self, run: Session) -> None:
+        with self._change:
+            self._runs.discard(run)
+
+    def _look(self) -> None:
+        net = Net()
+        while True:
+            with self._change:
+                if not self._runs:
+                    net.rest()
+                self._change.wait_for(lambda: len(self._runs) > 0)
+                runs = list(self._runs)
+            for run in runs:
+                # It ended meanwhile, or this process has no descriptors left: the next look, or call, tells.
+                with contextlib.suppress(OSError):
+                    run.look()
+            net.look(runs, time.monotonic())
+            del runs
+            time.sleep(LOOK_EVERY_S)
+
+
+@functools.cache
+def _watcher(process: int) -> _Watcher:
+    # Threads do not survive a fork.
+    return _Watcher()
+
+
+WATCH_EVERY_S = 0.02
+"""Seconds between two looks at what a run uses."""
+WATCH_CLOSELY_S = 0.004
+"""The same for one that grows so fast that it would be above its memory by then."""
+BEGIN_WITHIN_S = 30.0
+"""How long a sandbox may take to unpack before the program's own clock begins."""
+LEAST_GRANTED_S = 0.05
+"""Fewer seconds of waiting for a core are not given back: every program waits a little."""
+KILL_WITHIN_S = 0.4
+"""How long the dead are waited for after a kill before the supervisor goes on without them."""
+_CHUNK = 65536
+
+
+class ProcessGroup:
+    """All processes of one run, as its backend sees them; this one sees nothing and kills the first process alone."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def begin(self, within_s: float) -> None:
+        """Count what they use from here on; called right before the program starts."""
+
+    def usage(self) -> Usage | None:
+        """Return what they use now; None if that cannot be seen."""
+        return None
+
+    def waited_s(self) -> float:
+        """Return for how long one of their threads has waited for a core, at most; 0 where that cannot be seen."""
+        return 0.0
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return their seconds of CPU and of those the ones in the kernel; None if a cgroup counts all that they hold."""
+        return None
+
+    def kill(self, within_s: float) -> None:
+        """Kill all of them and wait until they are gone; may be called again."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Free what the backend holds for the run: descriptors, directories, names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What passes before the program starts."""
+
+    message: bytes
+    """What the waiting sandbox reads first."""
+    greeting: bytes
+    """What it writes on standard output when everything stands and the program is next; no output before it
+    is a program's, and a run without it never began."""
+
+
+class Session:
+    """One run that is under way: bytes go in, bounded bytes come out. Closed by `finish`."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        group: ProcessGroup,
+        limits: Limits,
+        opening: Opening | None = None,
+    ) -> None:
+        assert process.stdin is not None, "all three are pipes"
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._group = group
+        self.limits = limits
+        opening = opening or Opening(b"", b"")
+        self._input = bytearray(opening.message)
+        self._greeting = opening.greeting
+        self._waiting = bool(opening.greeting)
+        self._stdin = process.stdin.fileno()
+        self._output = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        self._stdout, self._stderr = self._output
+        self._taken = 0
+        self._open = set(self._output)
+        self._input_open, self._input_ends = True, False
+        self._limit: LimitName | None = None
+        self._memory, self._peak_memory, self._seen_cpu_s = 0, 0, 0.0
+        self._granted_s = 0.0
+        # Counts what passes while the program is waited for, and nothing while this process is stopped.
+        self._clock = SuspendAwareClock()
+        self._started = self._clock.now()
+        self._looked = self._started
+        self._next_watch = self._started + WATCH_EVERY_S
+        # A descriptor that tells when the process has ended.
+        self._exit_fd: int | None = None
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._exit_fd = os.pidfd_open(process.pid)
+            except OSError as error:
+                process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    pipe.close()
+                group.close()
+                raise SandboxError(f"The sandbox cannot be watched: {error.strerror}.") from error
+        self.ended = False
+        """Whether the program was seen to have ended by itself."""
+        self.suspected = False
+        """Whether the machine misses memory, and most by this run: its next look then ends it."""
+        self._lost_by_others = False
+        self._result: Result | None = None
+        for fd in (self._stdin, *self._output):
+            os.set_blocking(fd, False)
+        self._turn = threading.RLock()
+        _watcher(os.getpid()).add(self)
+
+    def kernel_s(self) -> tuple[float, float] | None:
+        """Return its seconds of CPU and of those the ones in the kernel, None before its program begins."""
+        return None if self._waiting else self._group.kernel_s()
+
+    @property
+    def limit(self) -> LimitName | None:
+        """The limit at which it was ended; None so far."""
+        return self._limit
+
+    def send(self, data: bytes) -> None:
+        """Write to the program's standard input; what a dead program does not read is dropped."""
+        with self._turn:
+            self._input += data
+            self._pump(lambda: not self._input, math.inf)
+            self._check_begun()
+
+    def look(self) -> None:
+        """End the run if it is above its limits; nothing while a call is under way, which looks by itself."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._result is None and not self.ended and self._limit is None:
+                if self._waiting:
+                    self._move(0.0)
+                if self._is_above_a_limit():
+                    self._kill()
+        finally:
+            self._turn.release()
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Return the next line of standard output without its end, None when none can come in time."""
+        output = self._output[self._stdout]
+        with self._turn:
+            self._pump(lambda: not self._waiting, math.inf)
+            self._check_begun()
+            self._pump(lambda: output.find(b"\n", self._taken) >= 0, self._clock.now() + timeout_s)
+            end = output.find(b"\n", self._taken)
+            if end < 0:
+                return None
+            line = bytes(output[self._taken : end])
+            self._taken = end + 1
+            return line
+
+    def finish(self, *, kill: bool = False) -> Result:
+        """Close the input, wait for the end within the limits (or bring it about) and free everything.
+
+        May be called again, and then returns the same.
+        """
+        with self._turn:
+            if self._result is not None:
+                self._check_own_fault()
+                return self._result
+            try:
+                self._input_ends = True
+                if not kill:
+                    self._pump(lambda: False, math.inf)
+                self._kill()
+                self._drain()
+                wall_s = self._clock.now() - self._started
+                status, cpu_s = _wait(self._process, KILL_WITHIN_S)
+                cpu_s = max(cpu_s, self._seen_cpu_s)
+                # A program's signal is its own, negative, or one that the shell which waits for it reports above 128.
+                by_signal = None
+                if status is not None and (status < 0 or status > 128):
+                    by_signal = -status if status < 0 else status - 128
+                if self._limit is None and (cpu_s > self.limits.cpu_s or by_signal == signal.SIGXCPU):
+                    self._limit = "cpu"
+                self._result = Result(
+                    stdout=bytes(self._output[self._stdout][0 if self._waiting else len(self._greeting) :]),
+                    stderr=bytes(self._output[self._stderr]),
+                    exit_code=None if self._limit or by_signal is not None else status,
+                    signal=None if self._limit else by_signal,
+                    limit=self._limit,
+                    wall_s=wall_s,
+                    cpu_s=cpu_s,
+                    peak_memory_bytes=self._peak_memory,
+                )
+                if not kill:
+                    self._check_begun()
+                self._check_own_fault()
+                return self._result
+            finally:
+                _watcher(os.getpid()).remove(self)
+                self._close_input()
+                for pipe in (self._process.stdout, self._process.stderr):
+                    assert pipe is not None
+                    pipe.close()
+                if self._exit_fd is not None:
+                    os.close(self._exit_fd)
+                    self._exit_fd = None
+                self._group.close()
+
+    def _kill(self) -> None:
+        """Kill all of the run. Of one that was suspected, see whether the machine has its memory back then."""
+        suspected, self.suspected = self.suspected and self._limit == "memory", False
+        held = unattributed_bytes() if suspected else None
+        self._group.kill(KILL_WITHIN_S)
+        if held is not None:
+            self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
+
+    def _check_own_fault(self) -> None:
+        """Raise SandboxError for a run that was ended for what others have taken: that is no fault of the program."""
+        if self._lost_by_others:
+            raise SandboxError(
+                f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
+                "ran in a sandbox. The program was ended and they did not come back, so something else took them: look at "
+                "Slab and VmallocUsed in /proc/meminfo, or raise `unexplained_bytes` of the sandbox's limits."
+            )
+
+    @property
+    def _deadline(self) -> float:
+        return self._started + (BEGIN_WITHIN_S if self._waiting else self.limits.wall_s + self._granted_s)
+
+    def _check_begun(self) -> None:
+        """Raise SandboxError for a run that is over before its program began: that is no fault of the program."""
+        if self._waiting and (self.ended or self._limit is not None):
+            result = self.finish(kill=True)
+            late = (
+                f"it was not ready within {BEGIN_WITHIN_S:g} s; this machine may be short of memory or time"
+            )
+            why = late if self._limit == "wall" else "no reason was given"
+            said = result.stderr.decode(errors="replace").strip()[-400:]
+            raise SandboxError(f"The sandbox could not start the program: {said or why}.")
+
+    def _pump(self, done: Callable[[], bool], until: float) -> None:
+        """Move bytes until `done`, the end of the program, a limit, or a moment, later by what is granted meanwhile."""
+        granted_before = self._granted_s
+        while not done() and not self.ended and self._limit is None:
+            now = self._clock.now()
+            stop = min(until + self._granted_s - granted_before, self._deadline)
+            if now >= stop and not self._grant():
+                if now >= self._deadline:
+                    self._limit = "wall"
+                return
+            if now >= self._next_watch:
+                before_look = self._memory
+                self._is_above_a_limit()
+                room = self.limits.memory_bytes - self._memory
+                self._next_watch = now + look_again_s(self._memory - before_look, now - self._looked, room)
+                self._looked = now
+            self._move(max(min(stop, self._next_watch) - now, 0.0))
+
+    def _grant(self) -> bool:
+        """Give back the seconds in which the machine had no core for the program; return whether there were any."""
+        if self._waiting or not self.limits.patience:
+            return False
+        most_s = self.limits.wall_s * self.limits.patience
+        more_s = min(self._group.waited_s(), most_s) - self._granted_s
+        if more_s < LEAST_GRANTED_S:
+            return False
+        self._granted_s += more_s
+        return True
+
+    def _move(self, wait_s: float) -> None:
+        poll = select.poll()
+        for fd in self._open:
+            poll.register(fd, select.POLLIN)
+        if self._input and self._input_open:
+            poll.register(self._stdin, select.POLLOUT)
+        elif self._input_ends:
+            self._close_input()
+        if self._exit_fd is not None:
+            poll.register(self._exit_fd, select.POLLIN)
+        elif os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            self._end()
+            return
+        for fd, _ in poll.poll(wait_s * 1000):
+            if fd == self._stdin:
+                try:
+                    del self._input[: os.write(self._stdin, self._input[:_CHUNK])]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    self._input.clear()
+                    self._close_input()
+            elif fd == self._exit_fd:
+                self._end()
+            else:
+                self._read(fd)
+
+    def _end(self) -> None:
+        self.ended = True
+        # What it wrote before it ended may have come after the last look at the pipes, and what it used after the
+        # last look at that.
+        self._drain()
+        if self._limit is None:
+            self._is_above_a_limit()
+
+    def _close_input(self) -> None:
+        if self._input_open:
+            self._input_open = False
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def _read(self, fd: int) -> bool:
+        """Take what is there now; return whether there was anything. Output beyond the limit is dropped."""
+        room = self.limits.output_bytes + len(self._greeting) - sum(map(len, self._output.values()))
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._open.discard(fd)
+        elif len(data) > room and self._limit is None:
+            self._limit = "output"
+        self._output[fd] += data[: max(room, 0)]
+        if self._waiting and self._output[self._stdout].startswith(self._greeting):
+            self._waiting = False
+            self._taken = len(self._greeting)
+            self._started = self._clock.now()
+        return bool(data)
+
+    def _drain(self) -> None:
+        """Take what the dead left in the pipes: at most what the pipes hold, as all writers are gone."""
+        for fd in tuple(self._open):
+            while self._read(fd) and self._limit != "output":
+                pass
+
+    def _is_above_a_limit(self) -> bool:
+        """Look at what the run uses and keep in mind the limit that it is above."""
+        if self.suspected:
+            self._limit = "memory"
+            return True
+        # Before the greeting the mounts may still be the host's, and what is used is not the program's.
+        usage = None if self._waiting else self._group.usage()
+        if usage is None:
+            return False
+        self._memory = usage.memory_bytes
+        self._peak_memory = max(self._peak_memory, self._memory)
+        self._seen_cpu_s = max(self._seen_cpu_s, usage.cpu_s)
+        if usage.memory_bytes > self.limits.memory_bytes or not usage.countable:
+            self._limit = "memory"
+        elif usage.files > self.limits.files:
+            self._limit = "files"
+        elif usage.cpu_s > self.limits.cpu_s:
+            self._limit = "cpu"
+        else:
+            return False
+        return True
+
+
+def look_again_s(grown: int, in_s: float, room: int) -> float:
+    """Return when to look again at a run that has grown by some bytes in some seconds and may grow by `room` more.
+
+    One that would be full by the next look, if it grew twice as fast, is looked at twice before that.
+    """
+    full_s = math.inf if grown <= 0 else room * in_s / grown
+    return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
+
+
+def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
+    """Reap a child: its status, and the CPU time of it and of what it and its descendants reaped."""
+    clock = SuspendAwareClock()
+    while True:
+        pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, used.ru_utime + used.ru_stime
+        if clock.now() > within_s:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            return None, 0.0
+        time.sleep(0.001)
+
+
+# -------- How a program is started
+
+
+class Prepared(Protocol):
+    """A sandbox that stands ready for one program."""
+
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
+        """Put the files into the work directory and start the command there; the clock runs from here."""
+        ...
+
+    def discard(self) -> None:
+        """Free it unused; does nothing after `start`."""
+        ...
+
+
+class Backend(Protocol):
+    """A way to contain programs."""
+
+    @property
+    def name(self) -> str:
+        """The name that asks for it."""
+        ...
+
+    @property
+    def python(self) -> str:
+        """Path, inside the sandbox, of a Python interpreter that the program may use."""
+        ...
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return each layer of protection and whether this machine gives it; cheap after the first call."""
+        ...
+
+    def prepare(self, limits: Limits) -> Prepared:
+        """Make a sandbox ready. Raises SandboxError when a required layer is missing."""
+        ...
+
+
+def run(
+    backend: Backend,
+    files: Mapping[str, bytes],
+    command: Sequence[str],
+    stdin: bytes = b"",
+    limits: Limits | None = None,
+) -> Result:
+    """Run a command on files (path below the work directory → content) and return what happened.
+
+    Raises SandboxError when the machine cannot give the sandbox, or the files do not fit it.
+    """
+    session = start(backend, files, command, limits or Limits())
+    try:
+        session.send(stdin)
+    except BaseException:
+        session.finish(kill=True)
+        raise
+    return session.finish()
+
+
+def start(backend: Backend, files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Session:
+    """Start a command on files and return the run under way. Raises SandboxError like `run`."""
+    prepared = backend.prepare(limits)
+    try:
+        return prepared.start(files, command)
+    except BaseException:
+        prepared.discard()
+        raise

@@ -1,0 +1,122 @@
+"""Runs programs as plain child processes. Contains nothing: for code that one would run by hand anyway.
+
+Asked for by name only, and says so with a warning. Wall time and output are bounded and the process group is
+killed, so honest mistakes end; a hostile program reads, writes and sends whatever its user may, and can leave
+its group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kapelle.environments.sandbox.contract import Layer, Limits, check_files
+from kapelle.environments.sandbox.session import ProcessGroup, Session
+from kapelle.environments.sandbox.usage import longest_wait_s
+
+
+class UnsafeSandboxWarning(UserWarning):
+    """Programs run without containment."""
+
+
+class UnsafeSubprocess:
+    """The backend `unsafe_subprocess`."""
+
+    name = "unsafe_subprocess"
+
+    @property
+    def python(self) -> str:
+        """This process's own interpreter."""
+        return sys.executable
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return what there is: bounds of time and output, and a process group that can be left."""
+        return (
+            Layer("wall time, output bound", True, True, "by the supervisor"),
+            Layer("group kill", True, True, "of the process group, which a program can leave"),
+            *(
+                Layer(f"{name} namespace", False, False, "none in this backend")
+                for name in ("user", "mount", "pid", "network")
+            ),
+        )
+
+    def prepare(self, limits: Limits) -> PreparedSubprocess:
+        """Make a work directory, and warn."""
+        warnings.warn(
+            "The sandbox `unsafe_subprocess` contains nothing: programs run with your rights. Use `bubblewrap`.",
+            UnsafeSandboxWarning,
+            stacklevel=2,
+        )
+        return PreparedSubprocess(limits)
+
+
+class PreparedSubprocess:
+    """A temporary work directory of the host."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._work = Path(tempfile.mkdtemp(prefix="kapelle-"))
+        self._used = False
+
+    def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
+        """Write the files and start the command in a process group of its own."""
+        check_files(files, self._limits)
+        for path, content in files.items():
+            target = self._work / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        # Set by a shell, which becomes the command: the limits that every POSIX shell knows.
+        blocks, seconds = max(1, self._limits.file_bytes // 512), max(1, int(self._limits.cpu_s + 0.999))
+        bounded = f"ulimit -c 0; ulimit -S -t {seconds}; ulimit -H -t {seconds + 1}; ulimit -f {blocks}"
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'{bounded}; exec "$@"', "sh", *command],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._work,
+            env={
+                "PATH": os.environ.get("PATH", os.defpath),
+                "HOME": str(self._work),
+                "LANG": "C.UTF-8",
+                "PYTHONHASHSEED": "0",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            start_new_session=True,
+        )
+        self._used = True
+        return Session(process, UnsafeProcessGroup(process, self._work), self._limits)
+
+    def discard(self) -> None:
+        """Remove the work directory; does nothing after `start`."""
+        if not self._used:
+            shutil.rmtree(self._work, ignore_errors=True)
+
+
+class UnsafeProcessGroup(ProcessGroup):
+    """A process group and its work directory; the run's processes cannot be told from others of the host."""
+
+    def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
+        super().__init__(process)
+        self._work = work
+
+    def waited_s(self) -> float:
+        """Return for how long a thread of the run has waited for a core, at most."""
+        return longest_wait_s(self._process.pid)
+
+    def kill(self, within_s: float) -> None:
+        """Kill the group. Its leader is reaped later, so its number still names it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Remove the work directory."""
+        shutil.rmtree(self._work, ignore_errors=True)

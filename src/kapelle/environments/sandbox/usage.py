@@ -1,0 +1,505 @@
+"""What the processes of a sandbox use now: summed from /proc without trusting anything in them, or told by a cgroup.
+
+Resource limits of the kernel bind single processes; this sums over all of a run's processes, so that many small ones
+cannot do what one large one may not. What /proc does not tell is counted as the most that it can be: a pipe or a
+socket as full, shared anonymous memory as touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import platform
+import re
+import secrets
+import stat
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.seccomp import SHARED_ANONYMOUS_BYTES
+from kapelle.errors import SandboxError
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PIPE_BYTES = 65536
+"""What a pipe holds; the filter refuses to make it larger."""
+_LIBC = ctypes.CDLL(None)
+_KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
+_MAPPINGS_BYTES = 1 << 19
+"""Of /proc/<pid>/maps: some ten thousand mappings, a hundred times what a Python with libraries has."""
+_LOCK_BYTES = 256
+"""At least what the kernel keeps of a record lock, for which it has no limit."""
+_LOCKS_BYTES = 1 << 17
+"""Of /proc/locks: some two thousand locks; a database has a few."""
+_LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
+"""In a line of /proc/locks, the device (hexadecimal) and the inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of one run at one moment."""
+
+    cpu_s: float
+    memory_bytes: int
+    files: int
+    countable: bool = True
+    """False when there is what no honest program has: more mappings or locks than are read, a lock on a file of the host, or
+    what may not be read."""
+
+
+def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
+    """Return what a process and all its descendants use, with the tmpfs `mounts` that they see.
+
+    A process that ends while it is read counts as nothing. Memory that several processes share is divided among them
+    only when the plain sum is above the limit: that is slower to read.
+    """
+    locked = lock_bytes(init_pid, mounts)
+    cpu_ticks, countable = 0, locked is not None
+    held, shared, holders, descriptors = [], set[bytes](), list[Path](), 0
+    waiting = [init_pid]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            threads = _threads(pid)
+            waiting += _children(threads)
+            cpu_ticks += sum(int(ticks) for ticks in _stat(Path(f"/proc/{pid}"))[11:15])
+            descriptors += sum(len(_names(thread / "fd")) for thread in threads)
+            holders += threads
+            found = _private_bytes(pid, threads)
+            if found is not None:
+                held.append(found)
+                shared |= _shared_anonymous(found[0])
+        except OverflowError:
+            countable = False
+        except PermissionError:
+            # The kernel says so of a process that is ending, too.
+            countable = countable and not _has_memory(pid)
+        except (OSError, ValueError, IndexError):
+            continue
+    files, written = written_by(init_pid, mounts)
+    kept = len(shared) * SHARED_ANONYMOUS_BYTES + _socket_bytes(init_pid) + written + (locked or 0)
+    private = sum(size for _, size in held)
+    if private + kept + descriptors * _PIPE_BYTES > memory_limit:
+        # Only then is each looked at: there may be thousands.
+        kept += _pipe_bytes(holders)
+    if private + kept > memory_limit:
+        private = _divided(held, memory_limit - kept)
+    return Usage(cpu_ticks / _TICKS_PER_S, private + kept, files, countable)
+
+
+def longest_wait_s(init_pid: int) -> float:
+    """Return for how long the one of a process's and its descendants' threads that waited longest has waited for a core.
+
+    Of those that live; 0 where the kernel does not tell.
+    """
+    waited, waiting = 0, [init_pid]
+    while waiting:
+        with contextlib.suppress(OSError):
+            threads = _threads(waiting.pop())
+            waiting += _children(threads)
+            for thread in threads:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    waited = max(waited, int((thread / "schedstat").read_bytes().split()[1]))
+    return waited / 1e9
+
+
+def times_of(init_pid: int) -> tuple[float, float]:
+    """Return the seconds of CPU of a process and all its descendants, and of those the ones in the kernel."""
+    everywhere, in_kernel, waiting = 0, 0, [init_pid]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+            waiting += _children(_threads(pid))
+            ticks = [int(field) for field in _stat(Path(f"/proc/{pid}"))[11:15]]
+            everywhere, in_kernel = everywhere + sum(ticks), in_kernel + ticks[1] + ticks[3]
+    return everywhere / _TICKS_PER_S, in_kernel / _TICKS_PER_S
+
+
+def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
+    """Return the number of files in the tmpfs `mounts` that a process sees, and their bytes."""
+    files, size = 0, 0
+    for mount in mounts:
+        try:
+            # The mount point itself cannot be renamed or replaced from within.
+            status = os.statvfs(f"/proc/{init_pid}/root{mount}")
+        except OSError:
+            continue
+        files += status.f_files - status.f_ffree
+        size += (status.f_blocks - status.f_bfree) * status.f_frsize
+    return files, size
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 when there is no such process."""
+    try:
+        return int(_stat(Path(f"/proc/{pid}"))[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _stat(process: Path) -> list[bytes]:
+    # The name stands in parentheses and may hold any byte, parentheses and spaces included.
+    return (process / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _threads(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def _children(threads: list[Path]) -> list[int]:
+    found: list[int] = []
+    for thread in threads:
+        # Of many threads some end while they are read: that hides neither the others nor their children.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (thread / "children").read_bytes().split())
+    return found
+
+
+def _has_memory(pid: int) -> bool:
+    try:
+        return any(b"RssAnon:" in (thread / "status").read_bytes() for thread in _threads(pid))
+    except OSError:
+        return False
+
+
+def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
+    """Return the anonymous memory of a process, what it shares with its forks included, its page tables, and where that was read.
+
+    Any living thread tells: the first one may have ended, and then does not.
+    """
+    for place in (Path(f"/proc/{pid}"), *threads):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            size = _sum_of(place / "status", (b"RssAnon:", b"VmSwap:", b"VmPTE:"))
+            if size is not None:
+                return place, size
+    return None
+
+
+def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
+    """Return one of the processes for each memory: a child of `vfork` has its parent's until it starts its program."""
+    found: list[tuple[Path, int]] = []
+    for place, size in held:
+        if not any(_is_one_memory(place, other) for other, _ in found):
+            found.append((place, size))
+    return found
+
+
+def _is_one_memory(place: Path, other: Path) -> bool:
+    """Return what kcmp(2) says; False where it may not be asked."""
+    number = _KCMP.get(platform.machine())
+    return number is not None and _LIBC.syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
+
+
+def _divided(held: list[tuple[Path, int]], room: int) -> int:
+    """Return the sum with what is shared divided, or as much of it as is above `room`: they grow while they are read."""
+    total = 0
+    for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
+        try:
+            # The kernel divides what several processes share by their number.
+            divided = _sum_of(place / "smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
+            tables = _sum_of(place / "status", (b"VmPTE:",)) or 0
+            total += size if divided is None else min(divided + tables, size)
+        except OSError:
+            # It may not be read, or has ended since, and then holds nothing.
+            total += size if _has_memory(int(place.parts[2])) else 0
+        if total > room:
+            break
+    return total
+
+
+def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
+    lines = [line.split() for line in file.read_bytes().splitlines() if line.startswith(names)]
+    return sum(int(line[1]) * 1024 for line in lines) if lines else None
+
+
+def _shared_anonymous(thread: Path) -> set[bytes]:
+    """Return names of the pieces of shared anonymous memory that a process maps, or the start of one.
+
+    Raises OverflowError when there are too many mappings to read.
+    """
+    text = _all_of(thread / "maps", _MAPPINGS_BYTES)
+    if b"/dev/zero" not in text:
+        return set()
+    return {
+        b"".join(line.split()[3:5]) for line in text.splitlines() if line.endswith(b"/dev/zero (deleted)")
+    }
+
+
+def _all_of(file: Path, most: int) -> bytearray:
+    """Read a file of the kernel's; OverflowError when it has more bytes than `most`."""
+    text = bytearray()
+    with file.open("rb", buffering=0) as source:
+        while chunk := source.read(65536):
+            text += chunk
+            if len(text) > most:
+                raise OverflowError
+    return text
+
+
+def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
+    """Return what the kernel keeps of the run's record locks.
+
+    None for more than are read, and for one on a file that is not in the tmpfs `mounts` of the run: the host, or another
+    run, may wait for that.
+    """
+    try:
+        # As the run's own /proc shows it: locks of others are not in it.
+        lines = _all_of(Path(f"/proc/{init_pid}/root", "proc/locks"), _LOCKS_BYTES).splitlines()
+        # Whether a process has this one's pid namespace, as in a sandbox that is refused for it.
+        if not lines or Path(f"/proc/{init_pid}/ns/pid").readlink() == Path("/proc/self/ns/pid").readlink():
+            return 0
+        devices = (os.stat(f"/proc/{init_pid}/root{mount}").st_dev for mount in mounts)  # noqa: PTH116
+        # As /proc/locks writes them.
+        own = {f"{os.major(device):02x}:{os.minor(device):02x}".encode() for device in devices}
+    except OverflowError:
+        return None
+    except OSError:
+        return 0
+    if any(place.rpartition(b":")[0] not in own for line in lines for place in _LOCKED.findall(line)):
+        return None
+    return len(lines) * _LOCK_BYTES
+
+
+def _pipe_bytes(threads: list[Path]) -> int:
+    """Return the most that the pipes can hold of which threads have descriptors; each thread may have some of its own."""
+    pipes = set[tuple[int, int]]()
+    with contextlib.suppress(OSError):  # this process has no descriptors left: the next look tells
+        for folder in (thread / "fd" for thread in threads):
+            for name in _names(folder):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                    status = os.stat(f"{folder}/{name}")  # noqa: PTH116
+                    if stat.S_ISFIFO(status.st_mode):
+                        pipes.add((status.st_dev, status.st_ino))
+        return len(pipes) * _PIPE_BYTES
+    return 0
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.listdir(folder)  # noqa: PTH208 (many, every few milliseconds)
+    return []
+
+
+def _socket_bytes(init_pid: int) -> int:
+    """Return the most that all Unix sockets of the run can hold, those on their way and in queues included."""
+    try:
+        sockets = Path(f"/proc/{init_pid}/net/unix").read_bytes().count(b"\n") - 1
+    except OSError:
+        return 0
+    return max(sockets, 0) * _most_of_a_socket()
+
+
+@functools.cache
+def _most_of_a_socket() -> int:
+    # A sender is stopped once it is over its bound, and writes half of that at once.
+    return int(Path("/proc/sys/net/core/wmem_default").read_text()) * 3 // 2
+
+
+def tcp_bytes(init_pid: int) -> int:
+    """Return at least what the queues of all TCP sockets of a run's own network hold: twice their bytes, for the kernel's own."""
+    held = 0
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(f"/proc/{init_pid}/net/{name}").read_text().splitlines()[1:]:
+                sending, _, waiting = line.split()[4].partition(":")
+                held += int(sending, 16) + int(waiting, 16)
+    return 2 * held
+
+
+# -------- The CPU time of a process and all its descendants, also of those that ended and were never waited for
+#
+# /proc adds the time of a child to its parent when the parent waits for it. A parent that ignores SIGCHLD never does, and
+# what such children used is gone. A performance counter that children inherit keeps it (perf_event_open(2)).
+
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+_SIZE = 64
+"""Bytes of the first published `struct perf_event_attr`, which every kernel takes."""
+_SOFTWARE, _TASK_CLOCK = 1, 1
+_INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
+_CLOSE_ON_EXEC = 8
+
+
+@functools.cache
+def task_clock_works() -> bool:
+    """Return whether this process may count so: containers and `kernel.perf_event_paranoid` above 2 forbid it."""
+    try:
+        os.close(open_clock(0))
+    except OSError:
+        return False
+    return True
+
+
+def open_clock(pid: int) -> int:
+    """Return a descriptor of a clock that counts from here on for a process (0: this one) and what it will start.
+
+    Raises OSError where that is not allowed.
+    """
+    number = _PERF_EVENT_OPEN.get(platform.machine())
+    if number is None:
+        raise OSError(f"the number of perf_event_open on {platform.machine()} is not known")
+    flags = _INHERIT | _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
+    wanted = ctypes.create_string_buffer(
+        struct.pack("=IIQ24xQ16x", _SOFTWARE, _SIZE, _TASK_CLOCK, flags), _SIZE
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(number, wanted, pid, -1, -1, _CLOSE_ON_EXEC))
+    if fd < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return fd
+
+
+def read_clock(fd: int) -> float:
+    """Return the seconds counted so far."""
+    return int.from_bytes(os.read(fd, 8), "little") / 1e9
+
+
+# -------- The strong mode: a cgroup for each run, in which the kernel bounds memory and processes, counts CPU, and kills all
+#
+# This needs cgroup v2 and a folder of it that this process may use: one that systemd has delegated
+# (`systemd-run --user --scope --property=Delegate=yes kapelle train …`), or one with `memory` and `pids` in its
+# `cgroup.subtree_control` in whose child `kapelle` this process is.
+
+LEAF = "kapelle"
+"""Where this process itself stands: a cgroup with processes may not pass controllers on."""
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_CONTROLLERS = ("memory", "pids")
+_RUN = "run-"
+_OVERHEAD = 4
+"""Processes beside the program's: bubblewrap, and the shell that waits for it."""
+_GONE_WITHIN_S = 0.4
+
+
+class RunCgroup:
+    """The cgroup of one run."""
+
+    def __init__(self, parent: Path, limits: Limits) -> None:
+        """Make it, empty. Raises SandboxError when the kernel refuses."""
+        self._folder = parent / f"{_RUN}{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            self._folder.mkdir()
+            self._write("memory.max", limits.memory_bytes)
+            self._write("memory.oom.group", 1)
+            self._write("pids.max", limits.processes + _OVERHEAD)
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap accounting
+                self._write("memory.swap.max", 0)
+        except OSError as error:
+            self.close()
+            raise SandboxError(f"No cgroup can be made in {parent}: {error.strerror}.") from error
+
+    def add(self, pid: int) -> None:
+        """Move a process into it; what that starts from then on is in it too. Raises SandboxError."""
+        try:
+            self._write("cgroup.procs", pid)
+        except OSError as error:
+            raise SandboxError(f"A sandbox cannot be moved to {self._folder}: {error.strerror}.") from error
+
+    def cpu_s(self) -> float:
+        """Return the seconds of CPU of all that ever ran in it."""
+        return self._numbers("cpu.stat").get("usage_usec", 0) / 1e6
+
+    def memory_bytes(self) -> int:
+        """Return what it holds and the kernel could not drop: everything but pages of files that are also on disk."""
+        held = self._numbers("memory.stat")
+        return int((self._folder / "memory.current").read_text()) - held.get("file", 0) + held.get("shmem", 0)
+
+    def ran_out_of_memory(self) -> bool:
+        """Return whether the kernel has killed in it because it was full."""
+        return self._numbers("memory.events").get("oom_kill", 0) > 0
+
+    def kill(self) -> None:
+        """Kill everything in it at once."""
+        with contextlib.suppress(OSError):
+            self._write("cgroup.kill", 1)
+
+    def close(self) -> None:
+        """Remove it, once the dead are gone from it; where they take long, the next one to be closed removes it."""
+        until = time.monotonic() + _GONE_WITHIN_S
+        _left.add(self._folder)
+        while True:
+            for folder in tuple(_left):
+                with contextlib.suppress(OSError):  # the dead are still there
+                    with contextlib.suppress(FileNotFoundError):
+                        folder.rmdir()
+                    _left.discard(folder)
+            if self._folder not in _left or time.monotonic() > until:
+                return
+            self.kill()
+            time.sleep(0.005)
+
+    def _write(self, name: str, value: int) -> None:
+        # Not created: a file that the kernel does not offer must not look like one that it took.
+        with (self._folder / name).open("r+") as file:
+            file.write(str(value))
+
+    def _numbers(self, name: str) -> dict[str, int]:
+        rows = (line.split() for line in (self._folder / name).read_text().splitlines())
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+
+
+_left: set[Path] = set()
+"""Cgroups of runs that have ended, whose dead were still there."""
+
+
+@functools.cache
+def strong_or_why_not() -> Path | str:
+    """Return the folder in which cgroups of runs can be made, or the reason that there is none."""
+    try:
+        return find_folder(_ROOT, _OWN)
+    except SandboxError as error:
+        return str(error)
+
+
+def find_folder(root: Path, own: Path) -> Path:
+    """Return the folder in which cgroups of runs can be made, for a file system and a file like /proc/self/cgroup.
+
+    Raises SandboxError with the reason that there is none.
+    """
+    paths = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
+    if not paths or not (root / "cgroup.controllers").is_file():
+        raise SandboxError("cgroup v2 is not mounted as the one hierarchy")
+    here = root / paths[0]
+    folder = here.parent if here.name == LEAF else here
+    missing = [
+        name for name in _CONTROLLERS if name not in (folder / "cgroup.controllers").read_text().split()
+    ]
+    if missing:
+        raise SandboxError(f"{folder} has no controller {' and '.join(missing)}")
+    if not os.access(folder, os.W_OK):
+        raise SandboxError(f"{folder} is not delegated to this user")
+    if here == folder:
+        # systemd marks a cgroup that its processes may divide.
+        marks = []
+        for name in ("user.delegate", "trusted.delegate"):
+            with contextlib.suppress(OSError):
+                marks.append(os.getxattr(folder, name))
+        if b"1" not in marks:
+            raise SandboxError(
+                f"{folder} is not delegated; start with `systemd-run --user --scope --property=Delegate=yes`"
+            )
+    try:
+        if here == folder:
+            # A cgroup with processes passes no controllers on: they move into its child `kapelle`.
+            (folder / LEAF).mkdir(exist_ok=True)
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (folder / LEAF / "cgroup.procs").write_text(pid)
+        control = folder / "cgroup.subtree_control"
+        not_yet = [name for name in _CONTROLLERS if name not in control.read_text().split()]
+        if not_yet:
+            control.write_text(" ".join(f"+{name}" for name in not_yet))
+    except OSError as error:
+        raise SandboxError(f"{folder} passes no controllers on: {error.strerror}") from error
+    if not (folder / LEAF / "cgroup.kill").is_file():
+        raise SandboxError("this kernel has no cgroup.kill; Linux 5.14 has")
+    # Remove the cgroups of runs whose trainer was killed; the kernel keeps one in which something lives.
+    for left in folder.glob(f"{_RUN}*"):
+        if not Path("/proc", left.name.removeprefix(_RUN).partition("-")[0]).exists():
+            with contextlib.suppress(OSError):
+                left.rmdir()
+    return folder

@@ -1,0 +1,558 @@
+"""Who is how strong: ratings from games between pairs, and what payoff tables say where strength is not one number.
+
+Two views of a league. *Ratings* put each member on one line: Bradley and Terry's model (1952) on Elo's scale, with
+intervals, and OpenSkill's (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* take the table of
+payoffs itself: where A beats B, B beats C and C beats A, no line is right, and α-Rank (1903.01373), Nash averaging
+(1806.02643) and the effective diversity of a pool (1901.08106) say what remains true. The same meta-strategies tell a
+population whom to play next (PSRO, 1711.00832).
+
+numpy, scipy, OpenSpiel and OpenSkill are imported by the functions that use them; the last three come with the extra
+`games`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Literal, get_args
+
+from kapelle.errors import ConfigError, did_you_mean
+from kapelle.functional.statistics import t_quantile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    Array = NDArray[np.float64]
+
+# -------- Ratings from games between pairs: Bradley and Terry's model (1952), with intervals from the profile likelihood
+#
+# A draw is half a win. Players can be compared if games link them, directly or through others. Ratings are on Elo's scale
+# (400 points are odds of ten to one).
+
+Results = Mapping[tuple[int, int], tuple[int, int, int]]
+"""Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
+Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
+"""The same where games count in part, as those do that depend on one another."""
+PRIOR = 0.5
+"""Wins and losses against an average player that are added for everybody, so that a player who only won has a finite rating."""
+ELO = 400 / math.log(10)
+"""Points of Elo's scale for one nat of log-odds."""
+
+
+def linked(count: int, results: Tallies) -> list[list[int]]:
+    """Return the sets of players that games link, the largest first; players without games are omitted."""
+    near: dict[int, set[int]] = {}
+    for one, other in results:
+        near.setdefault(one, set()).add(other)
+        near.setdefault(other, set()).add(one)
+    left, found = [k for k in range(count) if k in near], []
+    while left:
+        members, waiting = set(), [left[0]]
+        while waiting:
+            each = waiting.pop()
+            if each not in members:
+                members.add(each)
+                waiting.extend(near[each])
+        found.append(sorted(members))
+        left = [k for k in left if k not in members]
+    return sorted(found, key=len, reverse=True)
+
+
+def ratings(
+    members: Sequence[int],
+    results: Tallies,
+    shared: Sequence[Tallies] = (),
+    *,
+    zero: int | None = None,
+) -> dict[int, tuple[float, float, float]]:
+    """Return rating, lower and upper end of its 95 % interval for linked players, above their mean or above the player `zero`.
+
+    The interval holds the ratings that the games do not contradict: those whose profile likelihood is less than 1.96²/2
+    nats below the best. A drawn game says more than a coin flip would, so with draws the likelihood is weighted for each
+    player by how much less the points vary (the sandwich variance; Pace, Salvan and Sartori 2011, Statistica Sinica 21).
+
+    `shared` has the same games, by groups that are not independent within (one deal, which every pair played): the
+    variance is then taken between the groups, with Student's quantile.
+    """
+    import numpy as np
+
+    count = len(members)
+    place = {each: k for k, each in enumerate(members)}
+    points_MM, games_MM, draws_MM = (np.zeros((count, count)) for _ in range(3))
+    for (one, other), (wins, draws, losses) in results.items():
+        if one not in place or other not in place:
+            continue
+        k, n = place[one], place[other]
+        points_MM[k, n] += wins + draws / 2
+        points_MM[n, k] += losses + draws / 2
+        draws_MM[k, n] += draws
+        draws_MM[n, k] += draws
+        games_MM[k, n] += wins + draws + losses
+        games_MM[n, k] += wins + draws + losses
+
+    def chances(strength_M: Array) -> Array:
+        return np.asarray(1 / (1 + np.exp(-(strength_M[:, None] - strength_M[None, :]))))
+
+    def likelihood(strength_M: Array) -> float:
+        prior = PRIOR * (strength_M - 2 * np.logaddexp(0, strength_M)).sum()
+        gap_MM = strength_M[:, None] - strength_M[None, :]
+        return float(prior - (points_MM * np.logaddexp(0, -gap_MM)).sum())
+
+    def slopes(strength_M: Array) -> tuple[Array, Array]:
+        chance_MM, average_M = chances(strength_M), 1 / (1 + np.exp(-strength_M))
+        gradient_M = (points_MM - games_MM * chance_MM).sum(1) + PRIOR * (1 - 2 * average_M)
+        known_MM = games_MM * chance_MM * (1 - chance_MM)
+        return gradient_M, np.diag(known_MM.sum(1) + 2 * PRIOR * average_M * (1 - average_M)) - known_MM
+
+    def highest(strength_M: Array, contrast_M: Array | None = None, at: float = 0.0) -> Array:
+        """Return the most likely strengths; with a contrast, those in which it has the value `at`."""
+        for _ in range(100):
+            gradient_M, information_MM = slopes(strength_M)
+            if contrast_M is None:
+                step_M = np.linalg.solve(information_MM, gradient_M)
+            else:
+                bordered = np.block(
+                    [[information_MM, contrast_M[:, None]], [contrast_M[None, :], np.zeros((1, 1))]]
+                )
+                step_M = np.linalg.solve(bordered, np.append(gradient_M, at - contrast_M @ strength_M))[:-1]
+            step_M *= min(1.0, 2 / max(float(np.abs(step_M).max()), 1e-300))
+            strength_M = strength_M + step_M
+            if np.abs(step_M).max() < 1e-9:
+                break
+        return strength_M
+
+    best_M = highest(np.zeros(count))
+    most = likelihood(best_M)
+    inverse_MM = np.linalg.inv(slopes(best_M)[1])
+    chance_MM = chances(best_M)
+    if len(shared) > 1:
+        meat_MM = np.zeros((count, count))
+        for group in shared:
+            gradient_M = np.zeros(count)
+            for (one, other), (wins, draws, losses) in group.items():
+                if one in place and other in place:
+                    k, n = place[one], place[other]
+                    over = wins + draws / 2 - (wins + draws + losses) * chance_MM[k, n]
+                    gradient_M[k] += over
+                    gradient_M[n] -= over
+            meat_MM += np.outer(gradient_M, gradient_M)
+        meat_MM *= len(shared) / (len(shared) - 1)
+        quantile = t_quantile(0.975, len(shared) - 1)
+    else:
+        # The variance of points that are 1, ½ or 0 with mean p is p(1 − p) less a quarter of the share of draws.
+        varied_MM = games_MM * chance_MM * (1 - chance_MM) - draws_MM / 4
+        meat_MM = np.diag(varied_MM.sum(1)) - varied_MM
+        quantile = NormalDist().inv_cdf(0.975)
+    rated = {}
+    for each, k in place.items():
+        contrast_M = np.full(count, -1 / count) if zero is None else -np.eye(count)[place[zero]]
+        contrast_M[k] += 1
+        if not contrast_M.any():
+            rated[each] = (0.0, 0.0, 0.0)
+            continue
+        toward_M = inverse_MM @ contrast_M
+        width, met = float(contrast_M @ toward_M), float(games_MM[k].sum())
+        # Where every game was drawn the points varied not at all: as many more that are decided could have been missed.
+        varies = max(
+            float(toward_M @ meat_MM @ toward_M) / width, 3 / (met + 3) if draws_MM.any() or shared else 1.0
+        )
+        centre, ends = float(contrast_M @ best_M), []
+        for side in (-1.0, 1.0):
+            span, strength_M = quantile * math.sqrt(width * varies), best_M
+            for _ in range(30):  # the root of the drop is nearly linear in the distance
+                strength_M = highest(strength_M, contrast_M, centre + side * span)
+                root = math.sqrt(max(0.0, 2 * (most - likelihood(strength_M))) / varies)
+                if abs(root / quantile - 1) < 1e-6:
+                    break
+                span *= quantile / root
+            ends.append(ELO * (centre + side * span))
+        rated[each] = (ELO * centre, ends[0], ends[1])
+    return rated
+
+
+def openskill(
+    members: Sequence[int], results: Results, seed: int = 0
+) -> dict[int, tuple[float, float, float]]:
+    """Return OpenSkill's rating μ of linked players with μ ± 1.96 σ, by its Plackett–Luce model with a prior of 25 ± 25/3.
+
+    It reads one game after the other, so that later games count more; as results have no order, one is drawn by the seed.
+    σ is the model's own uncertainty, which never falls below what its τ adds each game: it is no confidence interval.
+    Raises ConfigError, naming the extra, without the package `openskill`.
+    """
+    check_packages("openskill")
+    from openskill.models import PlackettLuce
+
+    model = PlackettLuce()
+    rated = {each: model.rating() for each in members}
+    games = [
+        (*pair, ranks)
+        for pair, counts in sorted(results.items())
+        if pair[0] in rated and pair[1] in rated
+        for count, ranks in zip(counts, ([0.0, 1.0], [0.0, 0.0], [1.0, 0.0]), strict=True)
+        for _ in range(count)
+    ]
+    random.Random(seed).shuffle(games)
+    for one, other, ranks in games:
+        ((rated[one],), (rated[other],)) = model.rate([[rated[one]], [rated[other]]], ranks=ranks)
+    z = NormalDist().inv_cdf(0.975)
+    return {each: (own.mu, own.mu - z * own.sigma, own.mu + z * own.sigma) for each, own in rated.items()}
+
+
+Package = Literal["openskill", "open_spiel", "scipy"]
+
+
+def check_packages(*packages: Package, what: str = "This") -> None:
+    """Raise ConfigError, naming the extra, if a package that ratings or meta-strategies (`what`) need is missing."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"{what} needs the package {missing[0]}: pip install 'kapelle[games]'.")
+
+
+def can_measure_diversity() -> bool:
+    """Return whether the package is there that `effective_diversity` needs."""
+    return find_spec("scipy") is not None
+
+
+# -------- Meta-games: a table of payoffs instead of a line
+#
+# Legend of shapes: P players, M members (of one pool), A, B, … members of the first, second, … player's pool.
+
+Solver = Literal["nash", "alpha_rank", "prd", "uniform"]
+"""How a meta-strategy is found; see `meta_strategy`."""
+SOLVER_NEEDS: Mapping[Solver, tuple[Package, ...]] = {
+    "nash": ("scipy",), "alpha_rank": ("open_spiel",), "prd": ("open_spiel",), "uniform": (),
+}  # fmt: skip
+
+
+def log_odds(count: int, results: Results) -> Array:
+    """Return an antisymmetric (M, M) table: log-odds of the row's win against the column's, 0 where they did not meet.
+
+    A draw is half a win, and half a win and half a loss are added, so that who never lost has finite odds.
+    """
+    import numpy as np
+
+    odds_MM = np.zeros((count, count))
+    for (one, other), (wins, draws, losses) in results.items():
+        odds_MM[one, other] = math.log((wins + draws / 2 + 0.5) / (losses + draws / 2 + 0.5))
+        odds_MM[other, one] = -odds_MM[one, other]
+    return odds_MM
+
+
+def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
+    """Return one distribution over its members for each player of a table of payoffs (P, A, B, …).
+
+    - `nash` (two players): in a zero-sum table the equilibrium strategy of the highest entropy, which is unique; in any
+      other the equilibrium of the highest sum of payoffs, by mixed-integer programming (Sandholm, Gilpin and Conitzer,
+      AAAI 2005).
+    - `alpha_rank`: each player's share of OpenSpiel's α-Rank (1903.01373) in the limit of strong selection.
+    - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over its course of 20,000 steps.
+    - `uniform`: all members alike.
+
+    Raises ConfigError for an unknown solver, a table that is none, and `nash` with other than two players.
+    """
+    import numpy as np
+
+    table = np.asarray(payoffs, dtype=np.float64)
+    solvers: Mapping[str, Callable[[Array], list[Array]]] = {
+        "nash": _nash, "alpha_rank": _alpha_marginals, "prd": _replicator, "uniform": _uniform,
+    }  # fmt: skip
+    if by not in solvers:
+        known = get_args(Solver)
+        raise ConfigError(
+            f"No meta-strategy is called '{by}'; there are {', '.join(known)}.{did_you_mean(by, known)}"
+        )
+    if table.ndim < 2 or table.shape[0] != table.ndim - 1 or 0 in table.shape or not np.isfinite(table).all():
+        raise ConfigError(
+            f"A table of payoffs has the shape (players, members of the first, members of the second, …) and finite numbers; this one has {table.shape}."
+        )
+    return solvers[by](table)
+
+
+def alpha_rank(
+    *payoffs: ArrayLike, alpha: float | None = None, population: int = 50, local: bool = True
+) -> Array:
+    """Return OpenSpiel's α-Rank: the share of time that evolving populations spend in each profile of members, flat.
+
+    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population for each player.
+    `alpha` is the strength of selection; None is its limit, in which a mutant that earns more takes over and one that
+    earns less hardly ever does (chance 1 %). `local`: in one population, fitness counts the present opponent alone.
+    """
+    check_packages("open_spiel")
+    import numpy as np
+    from open_spiel.python.egt import alpharank
+
+    if not all(np.isfinite(np.asarray(table, dtype=np.float64)).all() for table in payoffs):
+        raise ConfigError("α-Rank needs finite payoffs, and some of these are not.")
+    with np.errstate(over="ignore"):  # of two exponentials in a quotient: its limit is right
+        _, _, share, _, _ = alpharank.compute(
+            [np.asarray(table, dtype=np.float64) for table in payoffs],
+            m=population,
+            alpha=100 if alpha is None else alpha,
+            use_local_selection_model=local,
+            use_inf_alpha=alpha is None,
+        )
+    return np.asarray(share, dtype=np.float64)
+
+
+def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
+    """Return the Nash average of an antisymmetric table (M, M), and each member's payoff against it (1806.02643).
+
+    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that are
+    beaten by a mixture of others have none. `log_odds` makes such a table of results.
+    """
+    import numpy as np
+
+    table = np.asarray(advantages, dtype=np.float64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or not table.size or not np.isfinite(table).all():
+        raise ConfigError(
+            f"Nash averaging takes a square table of finite numbers; this one has the shape {table.shape}."
+        )
+    if np.abs(table + table.T).max() > 1e-9 * max(1.0, float(np.abs(table).max())):
+        raise ConfigError(
+            "Nash averaging takes an antisymmetric table: what a row wins of a column, the column loses to the row."
+        )
+    share_M = _most_even(table)
+    return share_M, table @ share_M
+
+
+def effective_diversity(advantages: ArrayLike) -> float:
+    """Return pᵀ⌊A⌋₊p of a pool under its Nash average p (1901.08106, definition 4): how much its best members beat one another.
+
+    0 where one member beats all others, however many those are.
+    """
+    import numpy as np
+
+    share_M, _ = nash_averaging(advantages)
+    return float(share_M @ np.maximum(np.asarray(advantages, dtype=np.float64), 0.0) @ share_M)
+
+
+def effective_number(distribution: ArrayLike) -> float:
+    """Return exp(entropy): as many members drawn alike would be as hard to guess."""
+    import numpy as np
+
+    share_M = np.asarray(distribution, dtype=np.float64)
+    share_M = share_M[share_M > 0]
+    return float(np.exp(-(share_M * np.log(share_M)).sum()))
+
+
+def cycle(beats: Sequence[tuple[int, int]]) -> list[int]:
+    """Return members of which each beats the next and the last beats the first, as few as there are; empty without such.
+
+    `beats` holds (winner, loser). Where it is empty, a line of ratings holds every relation of the table.
+    """
+    under: dict[int, list[int]] = {}
+    for winner, loser in sorted(beats):
+        under.setdefault(winner, []).append(loser)
+    shortest: list[int] = []
+    for start in sorted(under):
+        paths, seen = [[start]], {start}
+        while paths and (not shortest or len(paths[0]) < len(shortest)):
+            path = paths.pop(0)
+            for after in under.get(path[-1], ()):
+                if after == start:
+                    shortest, paths = path, []
+                    break
+                if after not in seen:
+                    seen.add(after)
+                    paths.append([*path, after])
+    return shortest
+
+
+def _uniform(table: Array) -> list[Array]:
+    import numpy as np
+
+    return [np.full(count, 1 / count) for count in table.shape[1:]]
+
+
+def _alpha_marginals(table: Array) -> list[Array]:
+    share = alpha_rank(*table).reshape(table.shape[1:])
+    axes = range(share.ndim)
+    return [share.sum(tuple(other for other in axes if other != axis)) for axis in axes]
+
+
+def _replicator(table: Array) -> list[Array]:
+    check_packages("open_spiel")
+    import numpy as np
+    from open_spiel.python.algorithms.projected_replicator_dynamics import projected_replicator_dynamics
+
+    # Steps of a thousandth are small next to payoffs of about 1, whatever the game's unit.
+    scale = np.abs(table - table.mean(tuple(range(1, table.ndim)), keepdims=True)).max()
+    found = projected_replicator_dynamics(list(table / (scale or 1.0)), prd_iterations=20_000)
+    return [np.asarray(each) / np.sum(each) for each in found]
+
+
+def _nash(table: Array) -> list[Array]:
+    import numpy as np
+
+    if table.shape[0] != 2:
+        raise ConfigError(
+            f"The meta-strategy nash is for two players, and the table has {table.shape[0]}. Take alpha_rank or prd."
+        )
+    total = table[0] + table[1]
+    if np.ptp(total) <= 1e-9 * max(1.0, float(np.abs(table).max())):
+        return [_most_even(table[0]), _most_even(table[1].T)]
+    return _best_equilibrium(table)
+
+
+def _most_even(payoffs_AB: Array) -> Array:
+    """Return the row player's equilibrium strategy of the highest entropy, in a zero-sum table of the rows' payoffs.
+
+    All equilibrium strategies are the p with p·column ≥ value for every column. Rows and columns that no equilibrium
+    plays are found by linear programs; on the others the entropy is maximised through its dual, which is smooth there:
+    by strict complementarity (Goldman and Tucker 1956) the constraints of played columns are equations, and the others
+    leave room.
+    """
+    check_packages("scipy")
+    import numpy as np
+
+    size = float(np.abs(payoffs_AB - payoffs_AB.mean()).max()) or 1.0
+    scaled_AB = (payoffs_AB - payoffs_AB.mean()) / size
+    share_A, slack_B, value, middle_A = _reach(scaled_AB)
+    share_B, slack_A, _, _ = _reach(-scaled_AB.T)
+    # Of a row's share and its slack one is 0 but for rounding, in which their product is about 1e-9. Where a row is played
+    # alike with others within a millionth, both are small; it is left out if with it no strategy holds what the game is worth.
+    for sure in (1.0, 1e3, 1e6):
+        rows, columns = share_A > sure * slack_A, share_B > sure * slack_B
+        if rows.any() and columns.any():
+            found_A = _most_even_on(scaled_AB - value, rows, columns)
+            if (found_A @ scaled_AB).min() >= value - 1e-8:
+                return found_A
+    return middle_A
+
+
+def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> Array:
+    """Return the strategy of the highest entropy on `rows` that concedes nothing to any column, and nothing more to `columns`.
+
+    `excess_AB`: payoffs above the value of the game.
+    """
+    import numpy as np
+    from scipy.optimize import minimize
+
+    excess_RB = excess_AB[rows]
+
+    def shares(price_B: Array) -> Array:
+        weight_R = excess_RB @ price_B
+        weight_R = np.exp(weight_R - weight_R.max())
+        return np.asarray(weight_R / weight_R.sum())
+
+    def dual(price_B: Array) -> tuple[float, Array]:
+        weight_R = excess_RB @ price_B
+        most = float(weight_R.max())
+        return most + math.log(np.exp(weight_R - most).sum()), excess_RB.T @ shares(price_B)
+
+    equations = np.vstack([excess_RB[:, columns].T, np.ones(len(excess_RB))])
+    if np.linalg.matrix_rank(equations, tol=1e-9) == len(excess_RB):  # one strategy alone
+        share_R = np.linalg.lstsq(equations, np.append(np.zeros(columns.sum()), 1.0), rcond=None)[0]
+    else:
+        bounds = [(None, None) if played else (0.0, None) for played in columns]
+        price_B = minimize(
+            dual, np.zeros(len(columns)), jac=True, method="L-BFGS-B", bounds=bounds,
+            options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 20_000},
+        ).x  # fmt: skip
+        binding = columns | (price_B > 1e-7)
+        for _ in range(100):  # Newton's method, on what binds, for the last digits
+            share_R, slope_B = shares(price_B), dual(price_B)[1] * binding
+            if np.abs(slope_B).max() < 1e-14:
+                break
+            own_RB = excess_RB * binding
+            curvature = own_RB.T @ (share_R[:, None] * own_RB) - np.outer(slope_B, slope_B)
+            step_B, before, length = (
+                np.linalg.lstsq(curvature, slope_B, rcond=1e-12)[0],
+                dual(price_B)[0],
+                1.0,
+            )
+            while length > 1e-6 and dual(price_B - length * step_B)[0] > before:
+                length /= 2
+            price_B = price_B - length * step_B
+        share_R = shares(price_B)
+    found_A = np.zeros(len(rows))
+    found_A[rows] = np.maximum(share_R, 0) / np.maximum(share_R, 0).sum()
+    return found_A
+
+
+def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
+    """Return, over all equilibrium strategies of the rows, each row's largest share and each column's largest excess, the value, and a strategy in their midst.
+
+    A zero-sum table of the rows' payoffs, of a size of about 1.
+    """
+    import numpy as np
+    from scipy.optimize import linprog
+
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    A, B = payoffs_AB.shape
+    # Variables: the rows' shares, and the value that every column concedes.
+    best = linprog(
+        np.append(np.zeros(A), -1.0), A_ub=np.hstack([-payoffs_AB.T, np.ones((B, 1))]), b_ub=np.zeros(B),
+        A_eq=np.append(np.ones(A), 0.0)[None, :], b_eq=[1.0], bounds=[(0, 1)] * A + [(None, None)], options=options,
+    )  # fmt: skip
+    assert best.success, f"every finite table has a value: {best.message}"
+    value = float(best.x[-1])
+    share_A = best.x[:A].copy()
+    excess_B, known = share_A @ payoffs_AB - value, [best.x[:A]]
+    for reached, goals in ((share_A, np.eye(A)), (excess_B, payoffs_AB.T)):
+        for k in np.flatnonzero(reached < 1e-3):
+            most = linprog(
+                -goals[k], A_ub=-payoffs_AB.T, b_ub=np.full(B, 1e-9 - value), A_eq=np.ones((1, A)), b_eq=[1.0],
+                bounds=(0, 1), options=options,
+            )  # fmt: skip
+            if most.success and (most.x @ payoffs_AB).min() > value - 2e-9:
+                np.maximum(share_A, most.x, out=share_A)
+                np.maximum(excess_B, most.x @ payoffs_AB - value, out=excess_B)
+                known.append(most.x)
+    middle_A = np.maximum(np.mean(known, axis=0), 0.0)
+    return share_A, excess_B, value, middle_A / middle_A.sum()
+
+
+def _best_equilibrium(table: Array) -> list[Array]:
+    """Return the equilibrium of the highest sum of payoffs in a two-player table.
+
+    A member is either played, or its regret is anything up to the widest range of payoffs: one binary variable each.
+    """
+    check_packages("scipy")
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    low, size = float(table.min()), float(np.ptp(table)) or 1.0
+    first_AB, second_BA = (table[0] - low) / size, (table[1].T - low) / size
+    A, B = first_AB.shape
+    eye_A, eye_B = np.eye(A), np.eye(B)
+
+    def block(**parts: Array) -> Array:
+        """Return rows over the variables: shares p, q, values u, v, and whether members are left out, a, b."""
+        widths = {"p": A, "q": B, "u": 1, "v": 1, "a": A, "b": B}
+        count = next(iter(parts.values())).shape[0]
+        return np.hstack([parts.get(name, np.zeros((count, width))) for name, width in widths.items()])
+
+    ones_A, ones_B = np.ones((A, 1)), np.ones((B, 1))
+    constraints = [
+        LinearConstraint(block(p=ones_A.T), 1, 1),
+        LinearConstraint(block(q=ones_B.T), 1, 1),
+        LinearConstraint(block(q=-first_AB, u=ones_A), 0, np.inf),  # nobody earns more than the value
+        LinearConstraint(block(p=-second_BA, v=ones_B), 0, np.inf),
+        LinearConstraint(block(q=-first_AB, u=ones_A, a=-eye_A), -np.inf, 0),  # who earns less is left out
+        LinearConstraint(block(p=-second_BA, v=ones_B, b=-eye_B), -np.inf, 0),
+        LinearConstraint(block(p=eye_A, a=eye_A), -np.inf, 1),
+        LinearConstraint(block(q=eye_B, b=eye_B), -np.inf, 1),
+    ]
+    worth = block(u=np.array([[-1.0]]), v=np.array([[-1.0]]))[0]
+    whole = block(a=np.ones((1, A)), b=np.ones((1, B)))[0]
+    found = milp(worth, integrality=whole, bounds=Bounds(0, 1), constraints=constraints)
+    assert found.success, f"every finite table has an equilibrium: {found.message}"
+    p_A, q_B = found.x[:A], found.x[A : A + B]
+
+    def exact(share_A: Array, other_B: Array, against_BA: Array) -> Array:
+        """Return the nearest share that leaves the other player's members equal: the program is exact to 1e-6 alone."""
+        rows, columns = share_A > 1e-6, other_B > 1e-6
+        own = against_BA[np.ix_(columns, rows)]
+        equations = np.vstack([own - own.mean(0), np.ones(rows.sum())])
+        wanted = np.append(np.zeros(columns.sum()), 1.0)
+        moved = share_A[rows] + np.linalg.lstsq(equations, wanted - equations @ share_A[rows], rcond=None)[0]
+        full_A = np.zeros(len(share_A))
+        full_A[rows] = np.maximum(moved, 0)
+        return full_A
+
+    return [exact(p_A, q_B, second_BA), exact(q_B, p_A, first_AB)]

@@ -1,0 +1,452 @@
+"""Checks that an environment is fit for training, without a model: for built-in environments and for yours.
+
+    findings = await conform(environment)
+
+Each finding names the check and its result. Nothing is sampled from a model: worlds are driven by hand, with the
+environment's own script, with nonsense and with attempts to be paid for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from kapelle.environment import (
+    CAPABILITIES,
+    Answerable,
+    Environment,
+    OneSeat,
+    Private,
+    Scripted,
+    ShowsImages,
+    Symmetric,
+    Teachable,
+    asks_questions,
+    check_capabilities,
+    check_declared,
+    offers,
+    size_of,
+    task_of,
+)
+from kapelle.errors import DataError, EpisodeError, KapelleError
+from kapelle.rollout.conformance.driving import (
+    LONGEST,
+    NOTHING,
+    SECONDS,
+    DrivenWorld,
+    Finding,
+    accepts,
+    always,
+    attempt,
+    by_agent,
+    drive,
+    scripted,
+)
+from kapelle.runs.episode_json import dump_episode, load_episode
+from kapelle.runtime.deadlines import GaveUp
+from kapelle.runtime.foreign_code import Unfit, asked, reason
+from kapelle.settings.base import Settings
+from kapelle.types import Episode, Split, Task
+
+__all__ = ["Finding", "Private", "Symmetric", "conform", "drive"]
+
+TASKS = 12
+"""Tasks of each split that are checked."""
+SPLITS: tuple[Split, Split] = ("train", "test")
+
+
+async def conform(
+    environment: Environment, agents: Sequence[str] | None = None, tasks: int = TASKS
+) -> list[Finding]:
+    """Return the finding of every check; raises what `Environment.check` raises (missing data, wrong teams).
+
+    `agents` are names in seat order; None uses the smallest team that can play.
+    """
+    found = [declared(environment)]
+    try:
+        check_declared(environment, SECONDS)
+    except Unfit as error:
+        return [*found, Finding("description", "failed", str(error))]
+    bounds = "rewards in {} to {}".format(*environment.reward_range)
+    found.append(Finding("description", "ok", f"{bounds}; train and test sources are named"))
+    if found[0].status == "failed":
+        return found
+    try:
+        teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
+        # Where it accepts none of these, its own `check` says below which team it takes.
+        seats = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
+        asked("check", SECONDS, environment.check, seats)
+        check_capabilities(environment, len(seats), SECONDS)
+        chosen = {split: first_tasks(environment, split, tasks) for split in SPLITS}
+    except (Unfit, EpisodeError) as error:
+        return [*found, Finding("tasks", "failed", str(error))]
+    if empty := [split for split, own in chosen.items() if not own]:
+        return [
+            *found,
+            Finding("tasks", "failed", f"the {empty[0]} split has no task: `size('{empty[0]}')` is 0"),
+        ]
+    train = chosen["train"]
+    work: dict[str, Callable[[], Finding | list[Finding] | Awaitable[Finding | list[Finding]]]] = {
+        "settings": lambda: settings_survive(environment),
+        "tasks": lambda: same_tasks(environment, chosen),
+        "other process": lambda: same_in_another_process(environment, chosen),
+        "splits": lambda: splits_apart(environment, chosen),
+        "determinism": lambda: same_worlds(environment, train, seats),
+        "private views": lambda: private_views(environment, train, seats),
+        "rewards": lambda: rewards_in_range(environment, train, seats),
+        "records": lambda: outcomes_kept(environment, train, seats),
+        "seats": lambda: seats_alike(environment, train, seats),
+        "gold": lambda: gold_pays(environment, chosen),
+    }
+    for name, each in work.items():
+        try:
+            result = each()
+            if isinstance(result, Awaitable):
+                result = await result
+        except Unfit as error:
+            # Every further check would stumble over the same method.
+            return [*found, Finding(name, "failed", str(error))]
+        except EpisodeError as error:
+            result = Finding(name, "failed", str(error))
+        except (KapelleError, KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except (Exception, GaveUp, SystemExit) as error:  # noqa: BLE001 - the environment's own code
+            return [*found, Finding(name, "failed", f"the environment's code raises {reason(error)}")]
+        found += result if isinstance(result, list) else [result]
+    return found
+
+
+# -------- Check what it declares, its settings and its tasks
+
+
+def first_tasks(environment: Environment, split: Split, count: int) -> list[Task]:
+    """Return the first tasks of a split, at most `count`; Unfit for a size or a task that is none."""
+    size = size_of(environment, split, SECONDS)
+    return [
+        task_of(environment, split, k, SECONDS) for k in range(count if size is None else min(count, size))
+    ]
+
+
+def declared(environment: Environment) -> Finding:
+    """Return which capabilities the environment declares, and what of them is missing or was not declared."""
+    name, kind = "capabilities", type(environment)
+    had = list(filter(lambda capability: offers(environment, capability), CAPABILITIES))
+    for capability in had:
+        for part in _parts_of(capability):
+            if getattr(kind, part, None) is vars(capability)[part]:
+                return Finding(name, "failed", f"it declares `{capability.__name__}` and has no `{part}`")
+    own = [
+        vars(cls)
+        for cls in kind.__mro__
+        if not cls.__module__.startswith(("kapelle.", "pydantic.", "builtins"))
+    ]
+    meant = [
+        f"`{part}` (`kapelle.environment.{capability.__name__}`)"
+        for capability in CAPABILITIES
+        if capability not in had
+        for part in _parts_of(capability)
+        if any(inspect.isfunction(found.get(part)) for found in own)
+    ]
+    if meant:
+        return Finding(
+            name,
+            "not checked",
+            f"{', '.join(meant)} is there but not declared: inherit from it too, if it is meant",
+        )
+    named = ", ".join(sorted(capability.__name__ for capability in had))
+    return Finding(name, "ok", f"it declares {named or 'none'}")
+
+
+def _parts_of(capability: type) -> list[str]:
+    return [part for part in vars(capability) if not part.startswith("_")]
+
+
+def fingerprint(environment: Environment, count: int) -> list[list[str]]:
+    """Return id, question and data of the first tasks of both splits, as text."""
+    return [_task_row(task) for split in SPLITS for task in first_tasks(environment, split, count)]
+
+
+def _task_row(task: Task) -> list[str]:
+    return [task.id, task.question, json.dumps(task.data, sort_keys=True)]
+
+
+def settings_survive(environment: Environment) -> Finding:
+    """Return whether the settings are the same after they were written to a recipe and read again."""
+    if not isinstance(environment, Settings):
+        return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
+    again = type(environment)(**environment.model_dump(mode="json"))
+    if again != environment:
+        return Finding("settings", "failed", "written as JSON and read again, they have changed")
+    return Finding("settings", "ok", "they survive being written to a recipe")
+
+
+def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
+    """Return whether tasks are the same when asked for again, have different ids and are plain JSON."""
+    name = "tasks"
+    for split, tasks in chosen.items():
+        again = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
+        for before, after in zip(tasks, again, strict=True):
+            if before != after:
+                return Finding(name, "failed", f"task {before.id} has changed when it is asked for again")
+        ids = [task.id for task in tasks]
+        if len(set(ids)) < len(ids):
+            return Finding(name, "failed", f"two tasks of the {split} split have one id")
+        for task in tasks:
+            try:
+                if json.loads(json.dumps(task.data)) != task.data:
+                    return Finding(name, "failed", f"the data of task {task.id} change when written as JSON")
+            except (TypeError, ValueError, RecursionError) as error:
+                return Finding(name, "failed", f"the data of task {task.id} are not JSON: {error}")
+    return Finding(name, "ok", f"{sum(map(len, chosen.values()))} tasks, the same when asked for again")
+
+
+def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
+    """Return whether a fresh process makes the same tasks from the same settings."""
+    name = "other process"
+    if not isinstance(environment, Settings):
+        return Finding(name, "not checked", "the environment is no `kapelle.Settings`")
+    here = [_task_row(task) for split in SPLITS for task in chosen[split]]
+    asked = json.dumps(
+        {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
+    )
+    # Another hash seed, so that a dependence on the order of a set shows.
+    ran = subprocess.run(
+        [sys.executable, "-m", "kapelle.rollout.conformance"],
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(name, "failed", f"a fresh process cannot make the tasks: {last}")
+    if json.loads(ran.stdout) != here:
+        return Finding(name, "failed", "a fresh process makes different tasks from the same settings")
+    return Finding(name, "ok", "a fresh process makes the same tasks")
+
+
+def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
+    """Return whether train and test share a question among the checked tasks; of pictures, whether one about the same picture."""
+    pictures = offers(environment, ShowsImages)  # what a picture shows is in the task's data
+
+    def asked(task: Task) -> str:
+        return task.question + (f" of {json.dumps(task.data, sort_keys=True)}" if pictures else "")
+
+    questions = {split: {asked(task) for task in tasks if task.question} for split, tasks in chosen.items()}
+    shared = questions["train"] & questions["test"]
+    if shared:
+        game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"
+        mend = game if len(questions["train"]) == 1 else ""  # one text for all tasks asks for nothing
+        said = f"train and test share the question {min(shared)[:60]!r}{mend}"
+        return Finding("splits", "failed", said)
+    if not questions["train"]:
+        return Finding("splits", "not checked", "the tasks of a game have no questions")
+    return Finding("splits", "ok", "the checked tasks share no question")
+
+
+# -------- Check worlds: repeatable, discreet, rewards in range, stored without loss, fair to seats
+
+
+async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether one seed and the same texts give the same episode twice."""
+    name = "determinism"
+    for task in tasks[:4]:
+        for say in (scripted(environment, task), always("?")):
+            first, second = [await attempt(environment, task, agents, say, seed=5) for _ in range(2)]
+            if first != second:
+                return Finding(
+                    name, "failed", f"task {task.id}, played twice with one seed and the same texts, differs"
+                )
+    return Finding(name, "ok", "one seed and the same texts give the same episode")
+
+
+async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether looking changes nothing and secrets stay with the agents that own them, at the start and after every step.
+
+    Episodes are played by the script and by nonsense. What somebody has said is no secret from then on.
+    """
+    name = "private views"
+    nonsense = always("?")
+    speakers = [(task, nonsense) for task in tasks]
+    if offers(environment, Scripted):
+        speakers += [(task, scripted(environment, task)) for task in tasks]
+    for task, say in speakers:
+        secrets: list[tuple[str, str]] = []
+        if offers(environment, Private):
+            for owner in agents:
+                own: object = asked("private", SECONDS, environment.private, task, owner, agents)
+                if isinstance(own, str) or not isinstance(own, Sequence):
+                    raise Unfit(f"`private` returns {own!r:.60}; return a tuple of texts.")
+                if wrong := [each for each in own if not isinstance(each, str) or not each]:
+                    raise Unfit(
+                        f"`private` names the secret {wrong[0]!r:.60}; name texts that are not empty."
+                    )
+                secrets += [(owner, each) for each in own]
+        moves = dict.fromkeys(agents, 0)
+        world = await DrivenWorld.open(environment, task, agents, 0)
+        try:
+            for steps in range(LONGEST):
+                when = f"after step {steps}" if steps else "at the start"
+                views = {agent: world.observe(agent) for agent in agents}
+                if {agent: world.observe(agent) for agent in reversed(agents)} != views:
+                    return Finding(
+                        name,
+                        "failed",
+                        f"what an agent sees of task {task.id} {when} depends on who looked before",
+                    )
+                for (owner, secret), (agent, view) in itertools.product(secrets, views.items()):
+                    if agent != owner and secret in view:
+                        # Some of the view on both sides of the secret.
+                        at = view.index(secret)
+                        shown = view[max(0, at - 60) : at + len(secret) + 60]
+                        return Finding(
+                            name,
+                            "failed",
+                            f"'{agent}' sees a secret of '{owner}' in task {task.id} {when}: {secret[:60]!r} in {shown[:200]!r}",
+                        )
+                movers = world.movers()
+                if not movers:
+                    break
+                actions = {agent: say(agent, views[agent], moves[agent]) for agent in movers}
+                await world.step(actions)
+                moves |= {agent: moves[agent] + 1 for agent in movers}
+                secrets = [each for each in secrets if not any(each[1] in text for text in actions.values())]
+        except EpisodeError:
+            continue  # Nonsense may fail an episode; "rewards" and "records" report those that fail.
+        finally:
+            await world.close()
+    note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"
+    return Finding(name, "ok", f"looking changes nothing{note}")
+
+
+async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether every text pays finite numbers in the declared range to members of the team."""
+    low, high = environment.reward_range
+    name, refused = "rewards", 0
+    slack = 1e-9 * max(1.0, abs(low), abs(high))
+    for task in tasks[:4]:
+        for say in (scripted(environment, task), *map(always, NOTHING)):
+            played = await attempt(environment, task, agents, say)
+            if isinstance(played, str):
+                refused += 1
+                continue
+            for agent, total in played.paid.items():
+                if agent not in agents:
+                    return Finding(name, "failed", f"task {task.id} pays '{agent}', who is not in the team")
+                if not math.isfinite(total) or not low - slack <= total <= high + slack:
+                    return Finding(name, "failed", f"task {task.id} pays {total}, outside {[low, high]}")
+            success = played.outcome.success
+            if success is not None and not 0.0 <= success <= 1.0:
+                return Finding(name, "failed", f"task {task.id} reports success {success}, outside [0, 1]")
+    note = f"; {refused} texts made an episode fail" if refused else ""
+    return Finding(name, "ok", f"finite and within {[low, high]} for every text{note}")
+
+
+async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether outcomes are the same after they were written and read again."""
+    for task in tasks[:4]:
+        played = await attempt(environment, task, agents, scripted(environment, task))
+        if isinstance(played, str):
+            return Finding("records", "failed", f"task {task.id}, played by its script, fails: {played}")
+        o = played.outcome
+        episode = Episode(task, 0, tuple(agents), (), dict(o.rewards), o.success, dict(o.info), o.truncated)
+        try:
+            read = load_episode(json.loads(dump_episode(episode)))
+        except DataError as error:
+            return Finding("records", "failed", str(error))
+        if read != episode:
+            return Finding(
+                "records", "failed", f"the outcome of task {task.id} changes when it is written and read"
+            )
+    return Finding("records", "ok", "outcomes can be written and read again")
+
+
+async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
+    """Return whether exchanging the texts of two seats exchanges what they earn, where seats are alike."""
+    name = "seats"
+    if offers(environment, OneSeat):
+        said = (
+            "it has one seat, so agents have no views and no pay of their own. Several work on each move by `workflow.name: chain`; "
+            "`play` and `tool_use` train one"
+        )
+        return Finding(name, "not checked", said)
+    if len(agents) < 2 and asks_questions(environment):
+        agents = ("agent_0", "agent_1")
+        if not accepts(environment, agents):
+            return Finding(name, "not checked", "it is played alone")
+    alike = environment.symmetric if offers(environment, Symmetric) else asks_questions(environment)
+    if not alike or len(agents) < 2:
+        return Finding(name, "not checked", "it does not declare its seats alike (`Symmetric`)")
+    for task in tasks[:4]:
+        good, bad = scripted(environment, task, "solver"), always("?")
+        one, other = agents[0], agents[1]
+        straight = await attempt(environment, task, agents, by_agent({one: good}, bad))
+        crossed = await attempt(environment, task, agents, by_agent({other: good}, bad))
+        if isinstance(straight, str) or isinstance(crossed, str):
+            continue
+        here = (straight.paid[one], straight.paid[other])
+        if here != (crossed.paid[other], crossed.paid[one]):
+            return Finding(
+                name, "failed", f"in task {task.id} exchanging the texts of two seats changes what they earn"
+            )
+    return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
+
+
+# -------- Check that the right answer earns the full reward and nothing else does
+
+
+async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
+    """Return whether the script's solution earns the full reward and nothing else does."""
+    names = ("solver",)
+    solvable = asks_questions(environment) and offers(environment, Scripted)
+    if offers(environment, Teachable) and environment.teacher is not None:
+        why = "`environment.teacher` gives its demonstrations, and may know the roles of one team alone, or be wrong"
+        return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
+    if not solvable or not accepts(environment, names):
+        why = "it has no script that solves a question alone"
+        return [Finding("gold", "not checked", why), Finding("cheating", "not checked", why)]
+    high = environment.reward_range[1]
+    for task in (*chosen["train"], *chosen["test"]):
+        played = await attempt(environment, task, names, scripted(environment, task))
+        if isinstance(played, str):
+            return [Finding("gold", "failed", f"task {task.id}, solved by the script, fails: {played}")]
+        if played.paid["solver"] != high or played.outcome.success not in (None, 1.0):
+            said = f"{played.paid} (success {played.outcome.success})"
+            return [
+                Finding("gold", "failed", f"task {task.id}, solved by the script, pays {said}, not {high}")
+            ]
+    found = [Finding("gold", "ok", "the script's solution earns the full reward")]
+    for task in chosen["train"]:
+        # Nonsense, the question and solutions of other tasks, except those that happen to give the
+        # answer.
+        tasks = chosen["train"]
+        assert offers(environment, Answerable), "others have no solutions to try"
+        gold = asked(
+            "extract", SECONDS, environment.extract, scripted(environment, task)("solver", task.question, 0)
+        )
+        solutions = [scripted(environment, other)("solver", other.question, 0) for other in tasks]
+        for text in [
+            text
+            for text in (*NOTHING, task.question, *solutions)
+            if asked("extract", SECONDS, environment.extract, text) != gold
+        ]:
+            played = await attempt(environment, task, names, always(text))
+            if not isinstance(played, str) and (
+                played.paid["solver"] >= high or played.outcome.success == 1.0
+            ):
+                return [
+                    *found,
+                    Finding("cheating", "failed", f"task {task.id} pays the full reward for {text[:60]!r}"),
+                ]
+    return [
+        *found,
+        Finding("cheating", "ok", "nonsense, the question itself and other tasks' solutions are not paid"),
+    ]

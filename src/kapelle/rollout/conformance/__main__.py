@@ -1,0 +1,30 @@
+"""`python -m kapelle.rollout.conformance`: print the tasks that settings on standard input make, for a comparison."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, cast
+
+from kapelle.environment import environment_class
+from kapelle.errors import KapelleError
+from kapelle.rollout.conformance import fingerprint
+from kapelle.settings.schema import timed
+
+if TYPE_CHECKING:
+    from kapelle.environment import Environment
+
+
+def main() -> None:
+    """Print the fingerprint of the environment whose settings are read from standard input."""
+    asked = json.load(sys.stdin)
+    settings = asked["settings"]
+    environment = timed(environment_class(settings["name"]), "environment")(**settings)
+    json.dump(fingerprint(cast("Environment", environment), asked["count"]), sys.stdout)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KapelleError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,564 @@
+"""How good is the team: accuracy with an interval, per agent, and against the same tokens spent otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil, comb
+from statistics import fmean, median
+from typing import Any
+
+from kapelle.environment import Answerable, Environment, asks_questions, offers
+from kapelle.functional.statistics import MeanScore, area_under_curve, missing_text, rate_of
+from kapelle.rollout.episodes import rollout, shared_rollout
+from kapelle.rollout.play import Play
+from kapelle.rows import TurnKey, label_of, turns_of
+from kapelle.runs.definitions import UNSCORED, by_part, own_returns, reported_counts, rollout_metrics
+from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.schema import EvaluationConfig
+from kapelle.setup.problems import choose_tasks
+from kapelle.team import Team
+from kapelle.types import Episode, Group, Sampling, Split, Task, Turn, as_table
+from kapelle.workflows.solo import Solo
+from kapelle.workflows.vote import majority
+
+Returns = Callable[[Episode], Mapping[str, float]]
+"""What each agent earned in an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long an agent's answers are, in tokens; those of an endpoint as its server counts them."""
+
+    answers: int
+    mean: float
+    median: float
+    p95: int
+    """95 of 100 answers are no longer."""
+    longest: int
+    cut: float
+    """Share of the answers that ended at a limit of tokens."""
+    read: float
+    """Mean length of the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results on problems that nothing was trained on; `print` shows the rate with what it is the mean of."""
+
+    problems: int
+    """Problems played: one episode for each, or `samples`."""
+    success: float | None
+    """Mean team score over the `scored` problems; the share of solved ones where a problem is solved or not (pass@1)."""
+    interval: tuple[float, float] | None
+    """95 %: Wilson's for shares, Student's t for graded scores."""
+    reward: Mapping[str, float]
+    """Mean undiscounted return of each agent over the episodes that paid anything; absent if none did."""
+    tokens: float
+    """Mean completion tokens of the whole team per attempt at a problem."""
+    failed: int
+    """Episodes that ended in an error; they are in no mean."""
+    scored: int = 0
+    """Episodes with a team score: those that `success` is the mean of."""
+    reason: str = ""
+    """Why episodes failed or were not scored, the most frequent reason."""
+    parts: Mapping[str, MeanScore] = field(default_factory=dict)
+    """Further rates by name: `seen` and `not seen` for every boolean that the environment reports in `info`; `pass@4` where a
+    problem has several answers (`at_k`); `aime` and `aime pass@4` for a set of `evaluation.sets`."""
+    part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each number that the environment reports in `Outcome.info`, `name/agent` for each agent's of a mapping."""
+    paid: Mapping[str, float] = field(default_factory=dict)
+    """Mean of what each reward function or judge of `rewarded` returned, before its weight, by the name that metrics have."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of how many episodes each of these means is: `info/NAME` and `paid/NAME`."""
+    games: bool = False
+    """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
+    fewer: str = ""
+    """Why fewer problems were played than asked for (`Rate.fewer`); empty where none is missing."""
+    groups: tuple[Group, ...] = field(default=(), repr=False)
+    """The episodes themselves."""
+    verifier: Mapping[str, Any] | None = None
+    """For a run that trains a verifier: how well it judges (`training.held_out.Judgement`); the team is not trained then."""
+    judged: Mapping[str, Any] | None = None
+    """For a run that a verifier pays: how well it judges what the team said here (`training.held_out.Judgement`)."""
+    stderr: float | None = None
+    """Standard error of `success` over problems; None where fewer than two were scored."""
+    lengths: Mapping[str, Lengths] = field(default_factory=dict)
+    """How long each agent's answers are."""
+    cost: float | None = None
+    """What one attempt at a problem cost on average, by `evaluation.prices`; None without prices."""
+
+    @property
+    def rate(self) -> MeanScore:
+        """The team's success with what it is the mean of."""
+        return MeanScore(
+            self.success,
+            self.interval,
+            self.scored,
+            self.problems,
+            self.failed,
+            self.reason,
+            self.fewer,
+            self.stderr,
+        )
+
+    def __str__(self) -> str:
+        """Return the rate; for games, which are not solved or not, each agent's mean return."""
+        if self.success is not None or not self.reward:
+            return str(self.rate)
+        paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
+        missing = missing_text(self.failed, self.fewer) + (f": {self.reason}" if self.failed else "")
+        return f"return {paid}, played {self.problems - self.failed} of {self.problems}{missing}"
+
+    def _repr_html_(self) -> str:
+        """Return the result as a table, for notebooks."""
+        parts = [(name, str(part)) for name, part in self.parts.items()]
+        paid = [(f"return of {agent}", f"{value:.4g}") for agent, value in self.reward.items()]
+        return as_table([("result", str(self)), *parts, *paid, ("tokens per problem", f"{self.tokens:.4g}")])
+
+    def row(self) -> dict[str, Any]:
+        """Return the numbers as plain JSON."""
+        row: dict[str, Any] = {
+            "problems": self.problems,
+            "success": self.success,
+            "interval": None if self.interval is None else list(self.interval),
+            "stderr": self.stderr,
+            "reward": dict(self.reward),
+            "tokens": self.tokens,
+            "scored": self.scored,
+            "failed": self.failed,
+            "reason": self.reason,
+            "parts": {
+                name: {
+                    "success": part.value,
+                    "interval": None if part.interval is None else list(part.interval),
+                    "stderr": part.stderr,
+                    "scored": part.scored,
+                    "problems": part.played,
+                }
+                for name, part in self.parts.items()
+            },
+            "lengths": {agent: asdict(lengths) for agent, lengths in self.lengths.items()},
+            **({} if self.cost is None else {"cost": self.cost}),
+            **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
+            **({} if self.judged is None else {"judged": dict(self.judged)}),
+        }
+        if self.info:
+            row["info"] = dict(self.info)
+        if self.paid:
+            row["paid"] = dict(self.paid)
+        if self.counts:
+            row["counts"] = dict(self.counts)
+        if self.games:
+            row["games"] = True
+        if self.fewer:
+            row["fewer"] = self.fewer
+        if self.part_reward:
+            row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
+        return row
+
+    def scalars(self) -> dict[str, float]:
+        """Return every number under a separate name, as trackers need them."""
+        row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
+        found = {name: float(value) for name, value in row.items()}
+        if self.success is not None:
+            found["success"] = self.success
+        if self.interval is not None:
+            found |= {"success_low": self.interval[0], "success_high": self.interval[1]}
+        found |= {f"reward/{agent}": value for agent, value in self.reward.items()}
+        judged = self.judged or {}
+        found |= {
+            f"judged/{key}": judged[key] for key in ("auc", "auc_within") if judged.get(key) is not None
+        }
+        found |= {f"info/{name}": value for name, value in self.info.items()}
+        found |= {f"paid/{name}": value for name, value in self.paid.items()}
+        for agent, lengths in self.lengths.items():
+            found |= {f"length/{agent}": lengths.mean, f"cut/{agent}": lengths.cut}
+        if self.cost is not None:
+            found["cost"] = self.cost
+        for name, part in self.parts.items():
+            found |= {f"scored/{name}": float(part.scored)}
+            if part.value is not None:
+                found |= {f"success/{name}": part.value}
+        return found
+
+
+def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
+    """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all.
+
+    The number is left out where it is the setting's default, which the user may not have chosen.
+    """
+    if found >= asked:
+        return ""
+    size, settings = environment.size(split), EvaluationConfig()
+    if asked in (settings.problems, settings.problems_while_training):
+        return f"all of its {split} split" if size is not None else f"all that differ of its {split} split"
+    if size is not None:
+        return f"{asked} asked, its {split} split has {size}"
+    return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
+
+
+def greedy_play(play: Play) -> Play:
+    """Return the same play with greedy sampling for every agent."""
+    return replace(
+        play,
+        sampling={
+            agent.name: replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)
+            for agent in play.team.agents
+        },
+    )
+
+
+def decoded(play: Play, settings: EvaluationConfig) -> Play:
+    """Return the same play, sampled as evaluations are."""
+    own = {
+        "temperature": 0.0 if settings.always_greedy else settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "max_tokens": settings.max_tokens,
+    }
+    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    if settings.always_greedy:
+        given |= {"top_p": 1.0, "top_k": 0}
+    return replace(
+        play,
+        sampling={agent.name: replace(play.sampling_of(agent), **given) for agent in play.team.agents},
+    )
+
+
+async def evaluate_tasks(
+    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns
+) -> Evaluation:
+    """Play every task once and summarise; `returns` shares the team's reward (`Algorithm.returns`)."""
+    groups = await rollout(play, tasks, 1, derive_seed(seed, "evaluation"))
+    play.engine.release_caches()
+    return summarise(groups, returns)
+
+
+def evaluate_shared(
+    play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
+) -> Evaluation:
+    """Do the same from synchronous code, each of the play's ranks its share, with several `samples` of each task."""
+    seed = derive_seed(seed, "evaluation")
+    groups = shared_rollout(play, tasks, samples, seed)
+    play.engine.release_caches()
+    found = summarise(groups, returns)
+    if samples == 1:
+        return found
+    return replace(found, parts={**found.parts, **at_k(groups, samples, play.environment, seed)})
+
+
+def evaluate_held_out(
+    play: Play,
+    settings: EvaluationConfig,
+    problems: int,
+    seed: int,
+    returns: Returns = own_returns,
+    fits: Callable[[Task], bool] | None = None,
+) -> Evaluation:
+    """Play `problems` of the environment's test split and of each further set, and summarise; `settings` say how they are sampled.
+
+    Rates of a set are parts of the result under its name; its episodes' tasks have the name as their part. Tasks that `fits` is
+    false for are left out.
+    """
+    tasks = choose_tasks(play.environment, "test", problems, fits=fits)
+    result = evaluate_shared(decoded(play, settings), tasks, seed, returns, settings.samples)
+    parts, groups = dict(result.parts), list(result.groups)
+    for name, environment in settings.sets.items():
+        plan = settings.of_set(name)
+        own = replace(decoded(play, plan), environment=environment, workers=None)
+        chosen = choose_tasks(environment, "test", problems, fits=fits)
+        chosen = [replace(task, part=task.part or name) for task in chosen]
+        found = evaluate_shared(own, chosen, derive_seed(seed, "set", name), returns, plan.samples)
+        parts |= {name: found.rate, **{f"{name} {part}": rate for part, rate in found.parts.items()}}
+        groups += found.groups
+    fewer = why_fewer(play.environment, "test", problems, len(tasks))
+    cost = cost_of(groups, settings.prices) if settings.prices else None
+    return replace(
+        result, fewer=fewer, parts=parts, lengths=lengths_of(groups), cost=cost, groups=tuple(groups)
+    )
+
+
+def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
+    """Return how long the answers of each agent are; those of failed episodes are left out."""
+    turns: dict[str, list[Turn]] = {}
+    for group in groups:
+        for episode in group.valid:
+            for turn in episode.turns:
+                turns.setdefault(turn.agent, []).append(turn)
+    found = {}
+    for agent, own in turns.items():
+        read, written = zip(*(tokens_of(turn) for turn in own), strict=True)
+        ordered = sorted(written)
+        found[agent] = Lengths(
+            answers=len(own),
+            mean=fmean(written),
+            median=median(written),
+            p95=ordered[ceil(0.95 * len(ordered)) - 1],
+            longest=ordered[-1],
+            cut=fmean(turn.finish_reason == "length" for turn in own),
+            read=fmean(read),
+        )
+    return found
+
+
+def tokens_of(turn: Turn) -> tuple[int, int]:
+    """Return how many tokens a turn read and wrote; a server's own numbers, where it gave them."""
+    return turn.usage or (len(turn.prompt_ids), len(turn.completion_ids))
+
+
+def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
+    """Return what one episode cost on average, by prices of a million tokens read and written (`evaluation.prices`).
+
+    Every episode counts, those that failed too: their tokens are paid for.
+    """
+    free = prices.get("default", (0.0, 0.0))
+    episodes = [episode for group in groups for episode in group.episodes]
+    spent = 0.0
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        (read, written), (reading, writing) = tokens_of(turn), prices.get(turn.agent, free)
+        spent += (read * reading + written * writing) / 1e6
+    return spent / max(1, len(episodes))
+
+
+def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
+    """Return avg@k, pass@j for powers of two up to k and for k, and maj@k of groups of k = `samples` answers.
+
+    pass@j is the chance that one of j answers solves the problem, estimated without bias from the c solved of n answers that were
+    scored: 1 − C(n − c, j) / C(n, j) (2107.03374 §2.1). A problem with fewer than j of them has none. Intervals are over problems:
+    answers to one problem are not independent.
+    """
+    scores = [[e.success for e in group.valid if e.success is not None] for group in groups]
+    failed = sum(not group.valid for group in groups)
+    means = [sum(own) / len(own) for own in scores if own]
+    found = {f"avg@{samples}": rate_of(means, len(groups), failed)}
+    for j in sorted({*(2**power for power in range(samples.bit_length())), samples}):
+        solved = [(len(own), sum(score >= 1.0 for score in own)) for own in scores if len(own) >= j]
+        chances = [1.0 - comb(n - c, j) / comb(n, j) for n, c in solved]
+        found[f"pass@{j}"] = rate_of(chances, len(groups), failed)
+    if offers(environment, Answerable) and asks_questions(environment):
+        chosen = [Group(group.task, (chosen_by_majority(environment, group, seed),)) for group in groups]
+        found[f"maj@{samples}"] = summarise(chosen).rate
+    return found
+
+
+def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
+    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean.
+
+    Of several episodes per task the success is a mean over tasks, each of them the mean of its episodes.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    scores = [
+        episode.success for episode in episodes if episode.error is None and episode.success is not None
+    ]
+    failed = sum(episode.error is not None for episode in episodes)
+    # The most frequent reason why episodes failed, or else why they have no score.
+    errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
+    reasons = errors or Counter(
+        str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
+    )
+    reason = reasons.most_common(1)[0][0] if reasons else ""
+    rate = rate_of(scores, len(episodes), failed, reason)
+    if len(groups) < len(episodes):
+        by_task = [[e.success for e in group.valid if e.success is not None] for group in groups]
+        means = [sum(own) / len(own) for own in by_task if own]
+        rate = rate_of(means, len(groups), sum(not group.valid for group in groups), reason)
+    # An episode that neither paid nor scored anything leaves its return unknown, unless the environment pays by the turn.
+    by_turn = any(turn.reward for group in groups for e in group.valid for turn in e.turns)
+    paid = [
+        Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
+        for g in groups
+    ]
+    # The rate of each boolean that the environment reports in `info`.
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        for name, value in episode.info.items():
+            if isinstance(value, bool) and episode.error is None:
+                members.setdefault(str(name) if value else f"not {name}", []).append(episode)
+    metrics = rollout_metrics(paid, returns)
+    agents = episodes[0].agents if episodes else ()
+    earned = {agent: metrics.get(f"return/{agent}") for agent in agents}
+    return Evaluation(
+        problems=len(groups),
+        success=rate.value,
+        interval=rate.interval,
+        reward={agent: value for agent, value in earned.items() if value is not None},
+        tokens=sum(len(t.completion_ids) for e in episodes for t in e.turns) / max(1, len(episodes)),
+        failed=rate.failed,
+        scored=rate.scored,
+        stderr=rate.stderr,
+        reason=rate.reason,
+        parts={
+            name: rate_of([e.success for e in part if e.success is not None], len(part), 0)
+            for name, part in sorted(members.items())
+        },
+        part_reward={
+            part: {agent: metrics[f"return/{part}/{agent}"] for agent in agents}
+            for part in by_part([episode for episode in episodes if episode.error is None])
+        },
+        info={
+            name.removeprefix("info/"): value for name, value in metrics.items() if name.startswith("info/")
+        },
+        paid={
+            name.removeprefix("paid/"): value for name, value in metrics.items() if name.startswith("paid/")
+        },
+        counts={name: count for name, count in reported_counts(paid).items() if name in metrics},
+        games=bool(episodes) and not any(episode.task.question for episode in episodes),
+        groups=tuple(groups),
+    )
+
+
+def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
+    """Return the rate of each agent's own terminal rewards, nothing shared.
+
+    Agents that were never paid have no score of their own and are absent.
+    """
+    return _own(groups, lambda episode, agent: episode.rewards[agent])
+
+
+def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
+    """Return the same for all rewards of an episode, for games that pay during play."""
+    return _own(groups, lambda episode, agent: episode.total(agent))
+
+
+def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> dict[str, MeanScore]:
+    episodes = [episode for group in groups for episode in group.episodes]
+    whole = [episode for episode in episodes if episode.error is None]
+    failed = len(episodes) - len(whole)
+    paid = dict.fromkeys(agent for episode in whole for agent in episode.rewards)
+    return {
+        agent: rate_of([earned(e, agent) for e in whole if agent in e.rewards], len(episodes), failed)
+        for agent in paid
+    }
+
+
+def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
+    """Return a verifier's mean score of each agent's turns, and how well it separates right from wrong ones.
+
+    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment's grades where there are any.
+    """
+    by_agent: dict[str, list[float]] = {}
+    judged: list[tuple[float, bool]] = []
+    for key, turn in turns_of(groups, trained_only=False):
+        by_agent.setdefault(turn.agent, []).append(score[key])
+        label = label_of(groups[key.group].episodes[key.episode], turn)
+        if label is not None:
+            judged.append((score[key], label > 0.5))
+    row = {f"verifier_score/{agent}": sum(values) / len(values) for agent, values in by_agent.items()}
+    area = area_under_curve([value for value, _ in judged], [right for _, right in judged])
+    return row if area is None else {**row, "verifier_auc": area}
+
+
+# -------- What the same number of tokens achieves without a team: one agent alone, and a majority vote of its answers
+#
+# A team that beats one agent may only have used more tokens. So each agent gets the team's mean number of tokens per
+# problem: once as the limit of a single answer, and once for several answers at temperature 1 that fit into it
+# together, of which the most frequent counts (self-consistency, 2203.11171).
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One way to spend the team's tokens."""
+
+    agents: tuple[str, ...]
+    """The agent that answers alone; several names if their weights, system messages and sampling are the same."""
+    answers: int
+    """Answers per problem; with more than one, the majority counts."""
+    result: Evaluation
+    """`result.tokens` counts the tokens of all answers."""
+    failed_answers: int = 0
+    """Answers that ended in an error, of all answers: they had no vote."""
+
+
+def soloists(play: Play) -> list[tuple[str, ...]]:
+    """Return the agents that can answer alone, identical ones together; empty for games.
+
+    Agents behind endpoints are left out: the tokens of their servers cannot be counted.
+    """
+    if not asks_questions(play.environment):
+        return []
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for agent in play.team.agents:
+        policy = play.team.policy(agent.name)
+        if policy.endpoint is None:
+            sampling = play.sampling_of(agent)
+            alone = policy.name, agent.system, sampling, repr(agent.chat_template_kwargs)
+            alike.setdefault(alone, []).append(agent.name)
+    return [tuple(names) for names in alike.values()]
+
+
+async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed: int) -> list[Baseline]:
+    """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
+
+    `play` is the team's, sampling included: one answer is sampled as the team's are. Tasks are those of the
+    team's evaluation; ties of a vote are drawn by `seed`. A team of one has no baseline.
+    """
+    found: list[Baseline] = []
+    votes: list[Baseline] = []
+    for names in soloists(play) if len(play.team.agents) > 1 else []:
+        alone = await answer_alone(play, tasks, names[0], tokens, seed)
+        found.append(Baseline(names, 1, alone, alone.failed))
+        answers = int(tokens // max(1.0, alone.tokens))
+        if answers > 1:
+            voted, failed = await _vote(play, tasks, names[0], tokens, answers, seed)
+            votes.append(Baseline(names, answers, voted, failed))
+    return found + votes
+
+
+async def answer_alone(play: Play, tasks: Sequence[Task], agent: str, tokens: float, seed: int) -> Evaluation:
+    """Let one agent answer every task with at most `tokens` (rounded) completion tokens."""
+    limit = max(1, round(tokens))
+    sampling = replace(play.sampling_of(play.team[agent]), max_tokens=limit)
+    groups = await rollout(_alone(play, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
+    return summarise(groups)
+
+
+async def vote(
+    play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
+) -> Evaluation:
+    """Let one agent answer every task `answers` times at temperature 1 and score the majority's answer.
+
+    The answers share `tokens` equally (rounded down), so that together they stay within it. Answers that failed have
+    no vote; a problem on which all failed has failed.
+    """
+    return (await _vote(play, tasks, agent, tokens, answers, seed))[0]
+
+
+async def _vote(
+    play: Play, tasks: Sequence[Task], agent: str, tokens: float, answers: int, seed: int
+) -> tuple[Evaluation, int]:
+    limit = max(1, int(tokens // answers))
+    own = play.sampling_of(play.team[agent])
+    sampling = Sampling(limit, temperature=1.0, stop=own.stop, constraint=own.constraint)
+    seed = derive_seed(seed, "vote", agent)
+    groups = await rollout(_alone(play, agent, sampling), tasks, answers, seed)
+    chosen = [Group(group.task, (chosen_by_majority(play.environment, group, seed),)) for group in groups]
+    spent = sum(len(turn.completion_ids) for group in groups for e in group.episodes for turn in e.turns)
+    failed = sum(len(group.episodes) - len(group.valid) for group in groups)
+    return replace(summarise(chosen), tokens=spent / max(1, len(groups))), failed
+
+
+def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
+    """Return the episode of a group whose answer most of them gave (`Episode.answer`); failed ones have no vote.
+
+    Answers are equal if `Answerable.extract` returns the same; ties are drawn by `seed` and the task.
+    """
+    assert offers(environment, Answerable), "a vote needs answers that can be compared"
+    voters = group.valid
+    if not voters:
+        return group.episodes[0]
+    answers = {str(k): episode.answer for k, episode in enumerate(voters)}
+    found = {k: environment.extract(text) for k, text in answers.items()}
+    text = majority(answers, found, derive_seed(seed, group.task.id))
+    return next(episode for episode in voters if episode.answer == text)
+
+
+def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
+    """Return the same world with one agent, which reads only the question."""
+    seat = replace(play.team[agent], prompt="{question}")
+    policy = play.team.policy(agent)
+    team = Team.alone(seat, policy, play.team.bases)
+    return replace(play, team=team, workflow=Solo(), sampling={agent: sampling})

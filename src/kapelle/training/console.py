@@ -1,0 +1,431 @@
+"""The progress of a run: the observer that gathers it, the values that views show, and the view of plain lines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from kapelle.functional.statistics import MeanScore, missing_text, share_text
+from kapelle.runs.definitions import DEMONSTRATED, UNSCORED, none_scored
+from kapelle.runs.reader import is_run
+from kapelle.runtime.console import printable, say
+from kapelle.training.observer import REMARKS
+
+if TYPE_CHECKING:
+    from kapelle.rollout.evaluation.evaluate import Evaluation
+    from kapelle.training.step_report import Step
+    from kapelle.types import Episode, Group
+
+
+Event = Literal["phase", "warmup", "step", "evaluation"]
+
+RETURN = "return/"
+"""Prefix of the returns that agents learn from, see `metrics.definitions.METRICS`."""
+
+SHOWN = 3
+"""Conversations that are shown at once."""
+
+RECENT = 30
+"""How many of the last steps the time left is estimated from."""
+
+REMEMBERED = 1000
+"""How many of the last steps' successes are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownConversation:
+    """One episode for people to read."""
+
+    question: str
+    texts: tuple[tuple[str, str], ...]
+    """(agent, text), in time order."""
+    score: float | None
+    """The team's success; None where the environment has none, or the episode failed."""
+    returns: Mapping[str, float] = field(default_factory=dict)
+    """What each seat was paid, in games without a notion of success."""
+    note: str = ""
+    """Shown in place of a verdict, for demonstrations and failed episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One evaluation on unseen problems."""
+
+    step: int
+    success: float | None
+    interval: tuple[float, float] | None
+    problems: int
+    reward: Mapping[str, float]
+    scored: int | None = None
+    """Problems that `success` is the mean of; None in rows of older versions."""
+    failed: int = 0
+    reason: str = ""
+    verifier: Mapping[str, Any] | None = None
+    """How well a verifier judges, where one is trained (`training.held_out.Judgement`)."""
+    games: bool = False
+    """Whether no task asks a question (`Evaluation.games`)."""
+    part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Part of a mixture → what each seat earned in it."""
+    fewer: str = ""
+    """Why fewer problems were played than asked for (`Rate.fewer`)."""
+
+    @property
+    def rate(self) -> MeanScore:
+        """The success together with what it is the mean of."""
+        scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
+        return MeanScore(
+            self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer
+        )
+
+    @property
+    def is_game(self) -> bool:
+        """Whether seats were paid and there is no success."""
+        return self.success is None and bool(self.reward)
+
+    def text(self) -> str:
+        """Return what was measured: the success, or in games what each seat earned."""
+        return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
+
+    def counts(self, what: str = "") -> str:
+        """Return what that is the mean of: `scored 500 of 500`, in games `played 16 of 16`, followed by `what`."""
+        if self.is_game:
+            played = f"played {self.problems - self.failed} of {self.problems}{what}"
+            return f"{played}{missing_text(self.failed, self.fewer)}"
+        if self.success is not None and self.scored is None:
+            return f"of {self.problems}{what}, how many were scored is not recorded"
+        return self.rate.counts(what)
+
+
+def point_of(row: Mapping[str, Any]) -> Point:
+    """Return a row of `evaluations.jsonl` as a point."""
+    interval = row["interval"]
+    return Point(
+        row["step"],
+        row["success"],
+        (interval[0], interval[1]) if interval else None,
+        row["problems"],
+        row["reward"],
+        row.get("scored"),
+        row.get("failed", 0),
+        row.get("reason", ""),
+        row.get("verifier"),
+        bool(row.get("games")),
+        row.get("part_reward", {}),
+        row.get("fewer", ""),
+    )
+
+
+def judged(verifier: Mapping[str, Any]) -> str:
+    """Return how well a verifier separates answers to one question: `AUC 0.812 [0.785, 0.839]`."""
+    if verifier["interval_within"] is None:
+        return "no AUC, as too few questions had right and wrong answers"
+    low, high = verifier["interval_within"]
+    return f"AUC {verifier['auc_within']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressLine:
+    """Everything that a view can show; replaced as a whole, so that a drawing thread sees a consistent state."""
+
+    event: Event = "phase"
+    """What has just happened."""
+    phase: str = "start"
+    detail: str = ""
+    step: int = 0
+    steps: int = 0
+    """Steps of the current phase; 0 for a phase without steps."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the last step of warm-up or training."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Mean return that each agent learns from, over the last step's episodes."""
+    learning: Mapping[str, float] = field(default_factory=dict)
+    """The loss's own metrics in the last step, by the names in `LEARNING`."""
+    idle: str = ""
+    """Why the last step had nothing to learn from; empty otherwise."""
+    history: tuple[float, ...] = ()
+    """The team's success (or mean reward) in each of the last `REMEMBERED` steps, as far as it is known."""
+    points: tuple[Point, ...] = ()
+    conversations: tuple[ShownConversation, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent by phase, without the current one."""
+    left: float | None = None
+    """Estimated seconds that the phase will still take; None before its second step and after its last."""
+
+
+def clock_text(seconds: float) -> str:
+    """Return a time as a clock shows it: `0:07`, `12:05`, `3:00:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+class Watch:
+    """An `Observer` that keeps the progress and passes it to a view at every change."""
+
+    def __init__(
+        self,
+        view: Callable[[ProgressLine], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        constant_sum: bool = False,
+    ) -> None:
+        """`constant_sum`: one seat wins what the others lose, so that the mean over seats is meaningless."""
+        self.now = ProgressLine()
+        self.notes: list[tuple[str, str]] = []
+        """Notes on `data` (such as omitted rows), `engine` and `cache`, as (name, text)."""
+        self.changes: list[str] = []
+        """What has changed for a resumed run."""
+        self._constant_sum = constant_sum
+        self._view = view
+        self._clock = clock
+        self._since = clock()
+        self._ended: deque[float] = deque(maxlen=RECENT)
+        """Times at which the last steps of this phase ended."""
+
+    def phase(self, name: str, detail: str) -> None:
+        """Note that a new phase of the run begins."""
+        if name in ("cache", "data", "engine", "learning"):
+            self.notes.append((name, detail))
+        if name == "resume":
+            self.changes.append(detail)
+        if name in REMARKS:
+            self._view(replace(self.now, event="phase", phase=name, detail=detail))
+            return
+        seconds = self.seconds()
+        if name in ("warm-up", "stopping"):
+            self._ended.clear()
+        self._since = self._clock()
+        # Training continues after an evaluation, and its bar with it; the warm-up's does not.
+        before = self.now
+        if before.phase == "warm-up":
+            before = replace(before, step=0, steps=0, metrics={}, left=None)
+            self._ended.clear()
+        self._show(replace(before, event="phase", phase=name, detail=detail, seconds=seconds))
+
+    def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """Note a step of the warm-up."""
+        left = self._left(steps - step)
+        self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics, left=left))
+
+    def step(self, step: Step, steps: int) -> None:
+        """Note a step of training."""
+        rewards = {
+            name.removeprefix(RETURN): value
+            for name, value in step.metrics.items()
+            if not none_scored(step.metrics)
+            if name.startswith(RETURN)
+            and "/" not in name.removeprefix(RETURN)  # a second slash: one part of a mixture
+        }
+        score = [step.metrics["success"]] if "success" in step.metrics else []
+        if not score and rewards and not self._constant_sum:
+            score = [sum(rewards.values()) / len(rewards)]
+        taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
+        shown = choose(step.groups, step.number)
+        self._show(
+            replace(
+                self.now,
+                event="step",
+                step=step.number,
+                steps=steps,
+                left=self._left(steps - step.number),
+                metrics=step.metrics,
+                rewards=rewards,
+                learning=learning(step.metrics),
+                idle=step.idle,
+                history=(*self.now.history, *score)[-REMEMBERED:],
+                conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
+            )
+        )
+
+    def _left(self, steps: int) -> float | None:
+        """Return the seconds that so many steps will take at the pace of the last ones, which includes evaluations."""
+        self._ended.append(self._clock())
+        taken = len(self._ended) - 1
+        return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Note an evaluation after `step` steps."""
+        point = point_of({"step": step, **result.row()})
+        shown = self.now.conversations or choose(result.groups, 0)
+        self._show(
+            replace(self.now, event="evaluation", points=(*self.now.points, point), conversations=shown)
+        )
+
+    def seconds(self) -> dict[str, float]:
+        """Return the time spent in each phase, including the current one so far."""
+        spent = dict(self.now.seconds)
+        spent[self.now.phase] = spent.get(self.now.phase, 0.0) + self._clock() - self._since
+        return spent
+
+    def _show(self, progress: ProgressLine) -> None:
+        self.now = progress
+        self._view(progress)
+
+
+def choose(groups: Sequence[Group], number: int) -> tuple[ShownConversation, ...]:
+    """Return conversations from different places of a step; another `number` gives other ones."""
+    places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
+    episodes = [groups[place].episodes for place in places]
+    return tuple(conversation(attempts[number % len(attempts)]) for attempts in episodes if attempts)
+
+
+def conversation(episode: Episode) -> ShownConversation:
+    """Return an episode's question, texts and result."""
+    texts = tuple((turn.agent, turn.text) for turn in episode.turns)
+    if episode.error is not None:
+        return ShownConversation(episode.task.question, texts, None, note="failed")
+    paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
+    # Games ask no question that could be answered rightly: the seats' returns are shown instead.
+    score = episode.success if episode.task.question or not paid else None
+    earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
+    return ShownConversation(episode.task.question, texts, score, earned)
+
+
+def demonstrated(shown: ShownConversation) -> ShownConversation:
+    """Return a conversation marked as a demonstration, without a result, which would describe the script and not the team."""
+    return replace(shown, score=None, returns={}, note="to be learned")
+
+
+LEARNING = {
+    "nll": "nats a token",
+    "nll_heard": "nats a heard token",
+    "preference_margin": "margin",
+    "preference_accuracy": "pairs right",
+    "verifier_accuracy": "verifier right",
+    "verifier_auc": "verifier AUC",
+}
+"""Metrics of a loss → their names in the terminal."""
+
+
+def learning(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the loss's own metrics by their terminal names, followed by the policy where there are several."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        kind, _, policy = name.partition("/")
+        if kind in LEARNING:
+            found.setdefault(kind, {})[policy] = value
+    return {
+        LEARNING[kind] if len(values) == 1 else f"{LEARNING[kind]} ({policy})": value
+        for kind, values in found.items()
+        for policy, value in values.items()
+    }
+
+
+# -------- The plain view of a run: one line per event, readable in a log file
+
+WARMUP_LINES = 10
+"""Lines that a warm-up prints."""
+
+
+class Lines:
+    """Prints every change of a run's progress as a line that starts with the seconds since the start."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        before: Sequence[str] = (),
+        run_dir: Path | None = None,
+    ) -> None:
+        """`before`: lines before the first one. `run_dir` is named once it exists, because a run that cannot begin has none."""
+        self._stream = stream
+        self._clock = clock
+        self._start = clock()
+        self._before = list(before)
+        self._run_dir = run_dir
+
+    def __call__(self, progress: ProgressLine) -> None:
+        """Print the newest event, if it is worth a line."""
+        while self._before:
+            say(self._before.pop(0), self._stream)
+        if self._run_dir is not None and is_run(self._run_dir):
+            say(f"The run is kept in {self._run_dir}.", self._stream)
+            self._run_dir = None
+        text = _line(progress)
+        if text:
+            say(f"[{self._clock() - self._start:6.1f} s] {text}", self._stream)
+
+
+def _line(progress: ProgressLine) -> str:
+    if progress.event == "warmup":
+        every = max(1, progress.steps // WARMUP_LINES)
+        if progress.step % every and progress.step != progress.steps:
+            return ""
+        loss = next((v for name, v in progress.metrics.items() if name.startswith("nll/")), None)
+        suffix = "" if loss is None else f"  {loss:.3f} nats a token"
+        return f"warm-up step {progress.step}/{progress.steps}{suffix}{_left(progress)}"
+    if progress.event == "step":
+        return _step(progress)
+    if progress.event == "evaluation":
+        point = progress.points[-1]
+        if point.verifier is not None:
+            return f"held-out questions after step {point.step}: {judged(point.verifier)} of {point.problems}"
+        why = f": {point.reason}" if point.reason else ""
+        what = "return " if point.is_game else ""
+        return f"unseen problems after step {point.step}: {what}{point.text()}, {point.counts()}{why}"
+    return f"{progress.phase}: {progress.detail}" if progress.detail else ""
+
+
+def _step(progress: ProgressLine) -> str:
+    rewards = "  ".join(f"{agent} {value:.3f}" for agent, value in progress.rewards.items())
+    learned = "  ".join(f"{value:.3f} {name}" for name, value in progress.learning.items())
+    speed = progress.metrics.get("time/tokens_per_second", 0.0)
+    parts = [f"step {progress.step}/{progress.steps}", *([learned] if learned else [])]
+    parts += [f"nothing to learn from: {progress.idle}"] if progress.idle else []
+    parts += [f"reward {rewards}"] if rewards else []
+    parts += [*_counts(progress.metrics, idle=bool(progress.idle)), f"{speed:.0f} tokens/s{_left(progress)}"]
+    if progress.conversations:
+        parts.append(one_line(progress.conversations[0]))
+    return "  ".join(parts)
+
+
+def _left(progress: ProgressLine) -> str:
+    return "" if progress.left is None else f"  {clock_text(progress.left)} left"
+
+
+def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
+    """Return notes on episodes that the step's figures leave out, because they failed or were not scored."""
+    samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
+    notes = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
+    if "success" in metrics and metrics.get("scored", samples) < samples:
+        notes.insert(0, f"scored {metrics['scored']:.0f} of {samples:.0f}")
+    elif unscored := metrics.get(UNSCORED):
+        notes.insert(0, f"scored {samples - unscored - failed * samples:.0f} of {samples:.0f}")
+    if (
+        metrics.get("dead_groups") == 1.0
+        and not idle
+        and not any(name.startswith(DEMONSTRATED) for name in metrics)
+    ):
+        notes.append("every attempt at a task earned the same")
+    undone = [name.partition("/")[2] for name in metrics if name.startswith("undone/")]
+    notes += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
+    return [*notes, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
+
+
+def one_line(shown: ShownConversation, width: int = 100) -> str:
+    """Return a conversation on one line: question → each agent's text → the verdict."""
+    each = max(12, width // (1 + len(shown.texts)))
+    words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
+    pieces = [printable(shown.question, each), *words]
+    return " → ".join([piece for piece in pieces if piece] + [verdict(shown)])
+
+
+def verdict(shown: ShownConversation) -> str:
+    """Return how a conversation ended: `right`, `wrong`, or the score in between; in games what each seat earned."""
+    earned = shown.score
+    if shown.note:
+        return shown.note
+    if earned is None and shown.returns:
+        return returns(shown.returns)
+    if earned is None:
+        return "no score"
+    return {1.0: "right", 0.0: "wrong"}.get(earned, f"{earned:.2f}")
+
+
+def returns(earned: Mapping[str, float]) -> str:
+    """Return what each seat earned: `first 0.125, second -0.125`."""
+    return ", ".join(f"{agent} {value:.3f}" for agent, value in earned.items())

@@ -1,0 +1,229 @@
+"""Turns as vectors: teams on different models, a model of one's own, and sentence-transformers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.episodes import episode, group, turn
+from tests.support.sentences import Letters, sentences
+from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
+from torch import Tensor
+
+from kapelle.algorithms.signals.embeddings import Embeddings, by_sentences, embedded_turns, turn_texts
+from kapelle.errors import ConfigError, ModelError
+from kapelle.models.language_model import LanguageModel, load_language_model
+from kapelle.models.weights import save_model
+from kapelle.rows import Embedding, TurnKey
+from kapelle.settings.schema import ModelConfig
+from kapelle.team import EMBEDDER
+from kapelle.training.trainer import Trainer
+from kapelle.types import Group, Message
+
+BOTH = pytest.mark.parametrize("name", ["vdn", "qmix"])
+TWO_MODELS = {
+    "lora": {"rank": 2, "alpha": 4.0},
+    "sampling": {"max_tokens": 4},
+    "agents": [{"name": "a"}, {"name": "b", "weights": {"model": "wide", "train": "lora"}}],
+}
+
+
+def wide(hidden: int = 24, seed: int = 5) -> LanguageModel:
+    """A Qwen3 model of another width than the tests' usual 16."""
+    return load_language_model(
+        ModelConfig.model_validate({"embedded": {**SIZE, "hidden": hidden, "heads": 3, "seed": seed}})
+    )
+
+
+def run(name: str, team: Any = None, models: Any = None, **algorithm: Any) -> Trainer:
+    fit = {"min_fill": 2, "updates": 3}
+    chosen = {"name": name, "group_size": 3, "credit_warmup_steps": 0, "fit": fit, **algorithm}
+    return Trainer(
+        **sections(
+            algorithm=chosen,
+            workflow={"name": "debate", "rounds": 2},
+            training={"steps": 3, "tasks_per_step": 2},
+            **({} if team is None else {"team": team}),
+        ),
+        models=models,
+    )
+
+
+def moved(trainer: Trainer) -> dict[str, bool]:
+    """Which learners two steps have moved, the second of them credited by the mixer."""
+    before = {name: frozen_copy(each.parameters) for name, each in learners_of(trainer.engine).items()}
+    rows = [step.metrics for step in trainer.steps(2)]
+    assert "credit_weight" in rows[1]
+    return {
+        name: not same_bits(before[name], frozen_copy(each.parameters))
+        for name, each in learners_of(trainer.engine).items()
+    }
+
+
+def read(trainer: Trainer, groups: Sequence[Group]) -> Mapping[TurnKey, Embedding]:
+    """Return what the trainer's algorithm reads of the groups."""
+    asked = trainer.algorithm.need(Embeddings)
+    assert asked is not None
+    return embedded_turns(asked.reader, groups, trainer.team, trainer.engine)
+
+
+def width(trainer: Trainer) -> int:
+    memory = trainer._loop._memory
+    assert memory is not None
+    state: Any = memory.state()
+    return int(state["replay"]["saw_BAD"].shape[-1])
+
+
+class TestDifferentModels:
+    @pytest.mark.slow
+    @BOTH
+    def test_a_team_on_two_models_learns_and_all_vectors_are_of_the_first(self, name: str) -> None:
+        with run(name, TWO_MODELS, {"wide": wide()}) as trainer:
+            assert moved(trainer) == {"a": True, "b": True}
+            assert width(trainer) == 16
+
+    @BOTH
+    def test_trained_in_full_the_reader_stays_as_it_was(self, name: str) -> None:
+        whole = {"agents": [{"name": "a", "weights": "shared"}, *TWO_MODELS["agents"][1:]]}  # type: ignore[index]
+        with run(name, {**TWO_MODELS, **whole}, {"wide": wide()}) as trainer:
+            played = next(trainer.steps(1)).groups
+            before = read(trainer, played)
+            next(trainer.steps(1))
+            after = read(trainer, played)
+            assert all(torch.equal(before[key].action_D, after[key].action_D) for key in before)
+
+
+class TestAModelOfOnesOwn:
+    def test_a_folder_reads_for_a_team_that_it_does_not_play_in(self, tmp_path: Path) -> None:
+        save_model(tmp_path / "reader", wide(hidden=36))
+        with run("vdn", embedder=str(tmp_path / "reader")) as trainer:
+            before = frozen_copy(trainer.models[EMBEDDER].base_parameters())
+            assert all(moved(trainer).values())
+            assert EMBEDDER not in learners_of(trainer.engine)
+            assert same_bits(before, frozen_copy(trainer.models[EMBEDDER].base_parameters()))
+            assert width(trainer) == 36
+
+    def test_what_it_reads_is_the_text_after_what_was_read_before(self) -> None:
+        # What an agent said is read after what it saw: by hand, the model's last hidden states averaged.
+        reader = wide(hidden=36)
+        with run("vdn", models={"reader": reader}, embedder="reader") as trainer:
+            step = next(trainer.steps(1))
+            found = read(trainer, step.groups)
+            (before, words) = turn_texts(step.groups)[TurnKey(0, 0, 2)]
+            assert step.groups[0].episodes[0].turns[0].text in before
+            prompt = reader.renderer.start([Message("user", before)])
+            tokens = torch.tensor([*prompt, *reader.renderer.completion(words)])
+            with torch.no_grad():
+                hidden = reader.model(tokens[None], output_hidden_states=True).hidden_states[-1][0]
+            seen = found[TurnKey(0, 0, 2)]
+            torch.testing.assert_close(seen.action_D, hidden[len(prompt) :].mean(0), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                seen.observation_D, hidden[: len(prompt)].mean(0), atol=1e-5, rtol=1e-4
+            )
+
+    def test_longer_than_its_context_the_end_is_read(self) -> None:
+        config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
+        with run("vdn", models={"reader": load_language_model(config)}, embedder="reader") as trainer:
+            played = [group(episode(turn("agent_0", 0, heard=(Message("user", "x" * 99),), text="y" * 60)))]
+            [seen] = read(trainer, played).values()
+            assert torch.isfinite(seen.observation_D).all()
+            assert torch.isfinite(seen.action_D).all()
+
+    def test_it_has_a_device_of_its_own(self) -> None:
+        with run("vdn") as trainer:
+            usual = trainer.team.places["base"]
+            places = Embeddings("reader", "meta").beside(trainer.team).places
+        assert places == {"base": usual, EMBEDDER: replace(usual, device="meta")}
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"embedder_device": "cpu"}, "name that base's path as `embedder`, or set `model={'device': …}`"),
+            ({"embedder": "reader", "embedder_device": "cuda:7"}, "algorithm={'embedder_device': 'cuda:7'}"),
+            ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm={'embedder_device': 'gpu'}"),
+        ],
+    )
+    def test_a_device_that_it_cannot_have_is_refused(self, given: dict[str, str], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            run("vdn", models={"reader": wide()}, **given)
+
+    def test_a_folder_that_is_not_there_is_refused_before_anything_loads(self) -> None:
+        with pytest.raises(ModelError, match=r"\./nowhere"):
+            run("vdn", embedder="./nowhere")
+
+
+@pytest.fixture
+def library() -> Iterator[None]:
+    with sentences():
+        yield
+
+
+class TestSentenceTransformers:
+    def test_not_installed_is_said_before_anything_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+        with pytest.raises(ConfigError, match=r"pip install 'kapelle\[embed\]'"):
+            run("vdn", embedder="sentence-transformers:all-MiniLM-L6-v2")
+
+    @pytest.mark.usefixtures("library")
+    def test_a_team_is_credited_by_its_vectors(self) -> None:
+        with run("qmix", TWO_MODELS, {"wide": wide()}, embedder="sentence-transformers:letters") as trainer:
+            assert moved(trainer) == {"a": True, "b": True}
+            assert width(trainer) == 3
+
+    @pytest.mark.usefixtures("library")
+    def test_it_is_told_its_device(self) -> None:
+        reader = {"embedder": "sentence-transformers:letters", "embedder_device": "cpu"}
+        with run("vdn", **reader):
+            assert Letters.device == "cpu"
+
+    @pytest.mark.usefixtures("library")
+    def test_a_name_that_it_does_not_know(self) -> None:
+        with pytest.raises(ModelError, match=r"'other' cannot be loaded: other is no known model"):
+            run("vdn", embedder="sentence-transformers:other")
+
+    @pytest.mark.usefixtures("library")
+    def test_a_silent_hub_is_said_at_once_and_a_name_of_no_hub_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kapelle.models.paths.hub_fault", lambda name, **_: "the hub is silent")
+        with pytest.raises(
+            ModelError, match=r"'sentence-transformers/unheard' .* not downloaded, and the hub is silent"
+        ):
+            run("vdn", embedder="sentence-transformers:unheard")
+        with pytest.raises(ModelError, match="'a/b/c' does not exist, and the hub has no names like it"):
+            run("vdn", embedder="sentence-transformers:a/b/c")
+
+    def test_each_text_is_encoded_once(self) -> None:
+        asked: list[str] = []
+
+        def encode(texts: Sequence[str]) -> Tensor:
+            asked.extend(texts)
+            return torch.ones(len(texts), 2)
+
+        heard = (Message("user", "q"),)
+        played = [group(*(episode(turn("a", 0, heard=heard, text=said)) for said in ("x", "y", "x")))]
+        assert len(by_sentences(played, encode)) == 3
+        assert asked == ["q", "x", "y"]
+
+
+def test_what_an_agent_read_is_its_conversation() -> None:
+    first = turn("a", 0, heard=(Message("system", "be kind"), Message("user", "1+1")), text="2")
+    again = turn(
+        "a",
+        2,
+        prompt_ids=(*first.prompt_ids, *first.completion_ids, 7),
+        heard=(Message("user", "sure?"),),
+        text="yes",
+    )
+    other = turn("b", 1, heard=(Message("user", "1+1"),), text="3")
+    found = turn_texts([group(episode(first, other, again))])
+    assert found == {
+        TurnKey(0, 0, 0): ("be kind\n\n1+1", "2"),
+        TurnKey(0, 0, 1): ("1+1", "3"),
+        TurnKey(0, 0, 2): ("be kind\n\n1+1\n\n2\n\nsure?", "yes"),
+    }

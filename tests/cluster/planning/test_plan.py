@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.tiny import tiny_model
+
+from kapelle.cli import main
+from kapelle.cli.plan import DOES_NOT_FIT
+from kapelle.cluster.planning import Plan, plan
+from kapelle.cluster.planning.memory import adapter_bytes, base_bytes
+from kapelle.cluster.planning.plan import peak, with_tasks
+from kapelle.cluster.planning.planned_run import planned_run
+from kapelle.cluster.planning.probe import probe
+from kapelle.environment import QuestionCounts
+from kapelle.models.embedded import settings_of
+from kapelle.models.outline import outline_of_settings
+from kapelle.models.weights import save_model
+from kapelle.settings.schema import EmbeddedConfig
+from kapelle.setup.preparation import prepare
+from kapelle.setup.recipe import load_recipe
+
+
+def test_a_step_is_played_without_weights() -> None:
+    work = plan("demo", "training.tasks_per_step=5").run.work
+    assert (work.tasks, work.group, work.played) == (5, 8, True)
+    first, second = work.turns
+    assert (first.agent, second.agent, first.moment, second.moment) == ("reasoner", "actor", 0, 1)
+    assert second.prompt > first.answer, "the second reads what the first said"
+
+
+def test_what_fits_is_the_largest_that_fits() -> None:
+    found = plan("demo", "model.device=cpu", gpu_memory=0.6)
+    assert not found.fits
+    assert found.limits is not None
+    run = replace(found.run, checkpointing=True)
+    most, rows = found.limits.tasks_per_step, found.limits.rows
+    assert peak(with_tasks(run, most)) <= 0.6e9 < peak(with_tasks(run, most + 1))
+    assert found.limits.microbatch_tokens >= run.microbatch_tokens
+    assert peak(replace(run, max_rows=rows)) <= 0.6e9
+    assert [each.setting for each in found.advice] == ["training.gradient_checkpointing=true"]
+    assert found.advice[-1].peak <= 0.6e9
+
+
+def test_changes_help_as_planned() -> None:
+    found = plan("demo", "model.device=cpu", "training.gradient_checkpointing=true", gpu_memory=0.6)
+    assert found.fits
+    assert found.advice == ()
+
+
+def test_processes_share_out_what_fsdp_shares_out(tmp_path: Path) -> None:
+    save_model(tmp_path / "model", tiny_model(layers=4, hidden=64))
+    pretrained = f"model.path={tmp_path / 'model'}"
+    settings = (pretrained, "team.sharing=shared", "algorithm.loss.kl_coefficient=0.1")
+    fsdp = (*settings, "train_engine.name=fsdp")
+
+    def update(*words: str, ranks: int) -> Mapping[str, int]:
+        [training] = plan("demo", *words, gpu_memory=80, ranks=ranks).processes
+        assert training.count == 1
+        return training.phases[1].kinds
+
+    alone, copied = update(*settings, ranks=1), update(*settings, ranks=4)
+    shared = update(*fsdp, ranks=4)
+    for kind in ("weights", "references", "optimiser"):
+        assert copied[kind] == alone[kind]
+    for kind in ("references", "optimiser"):
+        assert shared[kind] * 4 == pytest.approx(alone[kind], rel=1e-3)
+    assert alone["weights"] / 4 < shared["weights"] < alone["weights"]
+    kept = update(*fsdp, "train_engine.reshard_after_forward=false", ranks=4)
+    assert kept["weights"] == pytest.approx(1.25 * alone["weights"], rel=1e-3)
+    offloaded = update(*fsdp, "train_engine.cpu_offload=true", ranks=4)
+    assert (offloaded["references"], offloaded["optimiser"]) == (0, 0)
+    assert offloaded["weights"] == pytest.approx(shared["weights"] - alone["weights"] / 4, rel=1e-3)
+    on_cpu = plan("demo", *fsdp, ranks=4)
+    [training] = on_cpu.processes
+    assert on_cpu.devices["cpu"] == 4 * training.peak
+    sampling = training.phases[0].kinds["weights"]
+    assert sampling == pytest.approx(1.25 * alone["weights"], rel=1e-3), "whole, beside the part"
+
+
+def test_a_plan_for_several_processes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "train_engine.name=fsdp", "--processes", "4"]) == 0
+    assert "training on cpu, each of 4 processes: " in capsys.readouterr().out
+    assert main(["plan", "demo", "--processes", "0"]) == 2
+    assert "--processes" in capsys.readouterr().err
+
+
+def test_exit_codes_say_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "--gpu-memory", "80"]) == 0
+    assert "cpu: " in capsys.readouterr().out
+    assert main(["plan", "demo", "--gpu-memory", "0.5", "--json"]) == DOES_NOT_FIT
+    row = json.loads(capsys.readouterr().out)
+    assert not row["fits"]
+    assert row["processes"][0]["peak"] == max(
+        phase["total"] for phase in row["processes"][0]["phases"].values()
+    )
+    assert main(["plan", "demo", "--gpu-memory", "none"]) == 2
+    assert main(["plan", "demo", "--gpu-memory", "1e300"]) == 2
+
+
+def test_a_second_process_has_weights_of_its_own() -> None:
+    one, two = plan("demo"), plan("demo", "training.overlap=true", "training.max_staleness=1")
+    assert [process.name for process in two.processes] == ["training", "sampling process"]
+    sampling = two.processes[1].phases[0].kinds
+    assert sampling["weights"] == one.processes[0].phases[0].kinds["weights"]
+    assert sampling["optimiser"] == 0
+    assert [phase.name for phase in two.processes[0].phases] == ["update", "evaluation"]
+
+
+def test_what_is_only_scored_leaves_the_trainer_for_scoring_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "teacher", tiny_model())
+    words = "demo", "algorithm.name=distill", f"algorithm.teacher={tmp_path / 'teacher'}"
+    here, apart = plan(*words), plan(*words, "ray.scoring_workers=2")
+    assert [(process.name, process.count) for process in apart.processes] == [
+        ("training", 1),
+        ("scoring worker", 2),
+    ]
+    moved = apart.processes[1].phases[0].kinds["weights"]
+    assert moved == sum(4 * parameter.numel() for parameter in tiny_model().base_parameters().values())
+    assert (
+        here.processes[0].phases[0].kinds["weights"] == moved + apart.processes[0].phases[0].kinds["weights"]
+    )
+    assert main(["plan", *words, "ray.scoring_workers=2"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "scoring worker on cpu, each of 2 (`ray.scoring_workers`, with `--launch ray`), for teacher:reasoner"
+        in said
+    )
+    assert plan("demo", "ray.scoring_workers=2").processes == plan("demo").processes
+
+
+def test_a_pool_holds_the_models_of_its_agents_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "small", tiny_model())
+    small = sum(4 * parameter.numel() for parameter in tiny_model().base_parameters().values())
+    agents = f"{{name: reasoner, weights: lora}}, {{name: actor, weights: {{model: {tmp_path / 'small'}, train: full}}}}"
+    words = "demo", f"team={{agents: [{agents}]}}", "warmup=null", "training.tasks_per_step=8"
+    pools = "ray.rollout_workers=4", "ray.pools={tiny: {agents: [actor], workers: 2}}"
+    here, apart = plan(*words), plan(*words, *pools)
+    trainer, player, sampler = apart.processes
+    assert [(each.name, each.count) for each in apart.processes] == [
+        ("training", 1),
+        ("rollout worker", 4),
+        ("sampling worker of tiny", 2),
+    ]
+    held = here.processes[0].phases[0].kinds["weights"]
+    assert [phase.name for phase in trainer.phases] == ["update"], "others sample"
+    assert trainer.phases[0].kinds["weights"] == held, "the models of the pool too"
+    assert {phase.name: phase.kinds["weights"] for phase in sampler.phases} == {
+        "sampling": small,
+        "evaluation": small,
+    }
+    assert player.phases[0].kinds["weights"] == held - small
+    adapters = [each.phases[0].kinds["adapters"] for each in (here.processes[0], player, sampler)]
+    assert adapters == [adapters[0], adapters[0], 0]
+    # Each samples for one rollout worker at a time, and keeps nothing.
+    fewer = plan(*words, "ray.rollout_workers=8", pools[1]).processes[2].phases[0].kinds["KV cache"]
+    assert sampler.phases[0].kinds["KV cache"] == pytest.approx(2 * fewer, rel=0.05)
+    assert main(["plan", *words, *pools]) == 0
+    said = capsys.readouterr().out
+    assert "training on cpu, with all models of the team; nothing is sampled in it" in said
+    assert (
+        "sampling worker of tiny on cpu, each of 2 (`ray.pools.tiny`, with `--launch ray`), with the models of actor alone"
+        in said
+    )
+    assert (
+        "rollout worker on cpu, each of 4 (`ray.rollout_workers`, with `--launch ray`), with the models of reasoner alone"
+        in said
+    )
+
+
+def test_a_pool_is_on_the_gpus_that_its_workers_take(tmp_path: Path) -> None:
+    save_model(tmp_path, tiny_model())
+    pools = "ray.pools={all: {agents: [reasoner, actor], gpus: 1}}", f"model.path={tmp_path}", "warmup=null"
+    found = plan("demo", *pools, gpu_memory=80)
+    assert [(each.name, each.device) for each in found.processes] == [
+        ("training", "cuda"),
+        ("rollout worker", "cpu"),
+        ("sampling worker of all", "cuda of a sampling worker of all"),
+    ]
+    assert set(found.processes[1].phases[0].kinds) == {"process"}, "it holds no model"
+    without = plan("demo", pools[0].replace("gpus: 1", "gpus: 0"), *pools[1:], gpu_memory=80)
+    assert [each.device for each in without.processes] == ["cuda", "cpu", "cpu"]
+    assert set(found.devices) == {"cuda", "cpu", "cuda of a sampling worker of all"}
+    assert set(without.devices) == {"cuda", "cpu"}
+    halved = plan("demo", *pools, "model.dtype=bfloat16", gpu_memory=80)
+    weights = [each.processes[2].phases[0].kinds["weights"] for each in (found, halved)]
+    assert weights[0] == 2 * weights[1]
+
+
+@pytest.mark.parametrize(
+    ("pools", "told"),
+    [
+        (
+            "{big: {agents: [nobody]}}",
+            "`ray.pools.big.agents` names 'nobody', which is no agent of this team",
+        ),
+        ("{big: {agents: [actor]}}", "`ray.pools.big.agents` leaves out 'reasoner', which shares a model"),
+    ],
+)
+def test_pools_that_cannot_be_held_apart_are_refused_before_a_launch(
+    pools: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("plan", "validate"):
+        assert main([command, "demo", f"ray.pools={pools}"]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_what_an_outside_program_asks_may_fill_the_context() -> None:
+    team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
+    found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")
+    assert found.run.work.longest == 512
+    assert not found.run.work.played
+
+
+def test_rows_are_tasks_times_episodes() -> None:
+    def keys(*settings: str) -> int:
+        phases = {phase.name: phase for phase in plan("demo", *settings).processes[0].phases}
+        return phases["sampling"].kinds["KV cache"]
+
+    assert keys("training.tasks_per_step=8") == pytest.approx(2 * keys("training.tasks_per_step=4"), rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_probe_says_how_long_a_step_takes() -> None:
+    tiny = ("hidden=16", "layers=3", "heads=2", "kv_heads=1", "intermediate=32")
+    small = [f"model.embedded.{setting}" for setting in tiny]
+    prepared = prepare(load_recipe("demo", (), (*small, "training.tasks_per_step=2")).config)
+    run = planned_run(prepared, "cpu")
+    times = probe(prepared, run)
+    assert times.device == "cpu"
+    assert min(times.sampling, times.update) > 0
+    assert times.run == pytest.approx(times.step * run.steps)
+
+
+def test_four_bits_and_moments_of_one_byte_are_counted() -> None:
+    outline = outline_of_settings(settings_of(EmbeddedConfig()))
+    assert outline is not None
+    linear = sum(a * b for path, (a, b) in outline.layers.linear.items() if path != outline.layers.head)
+    rest = outline.parameters - linear
+    assert base_bytes(outline, 2, nf4=True) == pytest.approx(0.516 * linear + 2 * rest, rel=1e-3)
+    assert base_bytes(outline, 2, nf4=False) == 2 * outline.parameters
+    whole = [
+        plan("demo", "team.sharing=shared", f"optimizer.name={name}").weights.training_bytes
+        for name in ("adamw", "adamw_8bit")
+    ]
+    assert whole[1] / whole[0] == pytest.approx(6.03 / 12, rel=0.01)
+
+
+def test_passes_left_open_are_as_large_as_a_gpu_lets_them_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "model", tiny_model())
+    pretrained = f"model.path={tmp_path / 'model'}"
+
+    def tokens(*settings: str, gb: float) -> int:
+        found = plan("demo", pretrained, *settings, gpu_memory=gb)
+        assert found.fits
+        return found.run.pass_tokens("base")
+
+    few, more, most = (tokens(gb=gb) for gb in (0.66, 0.8, 80))
+    assert 1024 <= few < more < most == 1 << 16
+    assert tokens("training.gradient_checkpointing=true", gb=0.66) > few
+    assert tokens("training.microbatch_tokens=700", gb=80) == 700
+    assert plan("demo", gpu_memory=80).run.pass_tokens("base") == 4096  # the embedded model is on the CPU
+    words = ["plan", "demo", pretrained, "model.tf32=true", "model.dtype=bfloat16"]
+    assert main([*words, "--gpu-memory", "80"]) == 0
+    computes = "base on cuda: computes in bfloat16, products of float32 in TF32; passes of at most 65536 tokens (what fits"
+    assert computes in capsys.readouterr().out
+    assert main(["plan", "demo"]) == 0
+    assert "base on cpu: computes in float32; passes of at most 4096 tokens\n" in capsys.readouterr().out
+
+
+def test_several_adapters_on_a_gpu_are_stacked_twice_in_the_compute_type(tmp_path: Path) -> None:
+    """4 bytes a number, and 2 · 2 more in bfloat16; one adapter is stacked with nothing, and a CPU stacks none."""
+    save_model(tmp_path / "model", tiny_model())
+    pretrained = (f"model.path={tmp_path / 'model'}", "model.dtype=bfloat16")
+
+    def adapters(*settings: str) -> int:
+        run = plan("demo", *pretrained, *settings, gpu_memory=80).run
+        return sum(adapter_bytes(run, base) for base in run.team.bases)
+
+    assert adapters() == 2 * adapters("model.device=cpu")
+    both = "team.agents=[{name: reasoner, weights: {adapter: one}}, {name: actor, weights: {adapter: one}}]"
+    assert adapters(both) == adapters(both, "model.device=cpu")
+
+
+def test_judges_are_counted_in_the_process_that_plays(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    found = []
+    for name, judge in (
+        ("far", {"endpoint": "http://localhost:1/v1", "model": "x"}),
+        ("near", {"path": "embedded"}),
+    ):
+        rewards = [{"rubric": {"good": "Is it?"}, "judge": judge}]
+        recipe = {
+            "workflow": {"name": "solo"},
+            "algorithm": {"name": "grpo"},
+            "environment": {
+                "name": "rewarded",
+                "path": str(rows),
+                "eval_path": "none",
+                "rewards": rewards,
+            },
+            "evaluation": {"before_and_after": False},
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
+        found.append(plan(str(tmp_path / f"{name}.yaml")))
+    plain, judged = found
+    [before], [after] = plain.processes, judged.processes
+    [model] = judged.run.judges
+    assert plain.run.judges == ()
+    weights = 4 * model.outlines["base"].parameters
+    for one, other in zip(before.phases, after.phases, strict=True):
+        assert (one.name, one.kinds.get("judges")) == (other.name, None)
+        assert other.kinds["judges"] == weights
+    assert after.phases[0].total > before.phases[0].total + weights, "its answers take memory too"
+    assert after.phases[1].total == before.phases[1].total + weights, "nobody is asked in an update"
+
+
+def judged(place: Path, *rewards: Mapping[str, Any]) -> Plan:
+    """Return the plan of 4 tasks in groups of 8, answers of 20 tokens, that these judges pay."""
+    rows = place / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    recipe = {
+        "workflow": {"name": "solo"},
+        "algorithm": {"name": "grpo", "group_size": 8},
+        "training": {"tasks_per_step": 4},
+        "team": {"sampling": {"max_tokens": 20}},
+        "environment": {"name": "rewarded", "path": str(rows), "eval_path": "none", "rewards": rewards},
+        "evaluation": {"before_and_after": False},
+    }
+    (place / "judged.yaml").write_text(json.dumps(recipe))
+    return plan(str(place / "judged.yaml"))
+
+
+def test_questions_to_a_judge_are_counted_by_its_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near, far = {"path": "embedded"}, {"endpoint": "http://localhost:1/v1", "model": "x"}
+    rubric = {"rubric": {"good": "Is it?", "clear": "Is it clear?", "short": "Is it short?"}}
+    found = judged(tmp_path, {**rubric, "judge": near}, {"rank": "It is right.", "judge": far})
+    assert found.run.asked == {
+        "embedded": QuestionCounts(episode=1, at_once=16),
+        "x": QuestionCounts(group=2, at_once=16),
+    }, "all criteria in one question; a group in two orders"
+    assert {name: each["of a step"] for name, each in found.row()["judges"].items()} == {
+        "embedded": 4 * 8,
+        "x": 4 * 2,
+    }
+    found = judged(tmp_path, {**rubric, "judge": near}, {"rank": "It is right.", "judge": near})
+    assert found.run.asked == {"embedded": QuestionCounts(1, 2, 16)}, (
+        "they share the judge and its `concurrency`"
+    )
+    assert found.run.asked["embedded"].of_step(4, 8) == 40
+    assert found.run.asked["embedded"].of_step(4, 1) == 4, "nothing is compared with itself"
+    assert main(["plan", str(tmp_path / "judged.yaml")]) == 0
+    said = "the judge embedded is asked at most 40 questions in a step, 1 about each episode and 2 about each group;"
+    assert said in capsys.readouterr().out
+
+
+def test_a_judges_memory_follows_from_how_it_is_asked(tmp_path: Path) -> None:
+    far = {"endpoint": "http://localhost:1/v1", "model": "x"}
+
+    def places(judge: Mapping[str, Any], *rewards: Mapping[str, Any]) -> int:
+        [process] = judged(tmp_path, *({**each, "judge": judge} for each in rewards)).processes
+        return process.phases[0].kinds["KV cache"]
+
+    def cached(*rewards: Mapping[str, Any], **judge: Any) -> int:
+        return places({"path": "embedded", "max_tokens": 8, **judge}, *rewards) - places(far, *rewards)
+
+    rubric, rank = {"rubric": {"good": "Is it?"}}, {"rank": "It is right."}
+    assert cached(rubric, concurrency=1) * 16 == cached(rubric), "16 replies at once by default"
+    assert cached(rubric, concurrency=16) == cached(rubric, rubric), "the same judge twice"
+    assert cached(rubric, concurrency=100) == cached(rubric, concurrency=32), (
+        "4 × 8 answers are there to read"
+    )
+    assert cached(rank, concurrency=1) > cached(rubric, concurrency=1), "it reads all answers of a group"
+
+
+def test_how_names_were_read_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "learning_rate=1e-3"]) == 0
+    assert capsys.readouterr().out.count("# learning_rate is read as optimizer.lr\n") == 1
+    assert main(["plan", "demo", "learning_rate=1e-3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == ["learning_rate is read as optimizer.lr"]

@@ -1,0 +1,145 @@
+"""ROUGE, chrF and BLEU by hand, the packages' own results, and lengths with what they cost."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kapelle.environments.grading.text import overlap
+from kapelle.environments.grading.text.overlap import MAX_WORDS, Length, Metric, check_packages, similarity
+from kapelle.errors import ConfigError
+
+METRICS: tuple[Metric, ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu")
+CAT = "the cat sat on the mat"
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_reference_is_worth_all_and_nothing_in_common_nothing(metric: Metric) -> None:
+    assert similarity(metric, CAT, [CAT]) == pytest.approx(1.0)
+    assert similarity(metric, CAT, ["unlike", CAT]) == pytest.approx(1.0), "the nearest of several counts"
+    for text in ("", "  ", "...", "xyz", "word " * (MAX_WORDS + 1)):
+        assert similarity(metric, text, [CAT]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "score"),
+    [
+        ("rouge1", "a cat sat on mats", 2 * (3 / 5) * (3 / 6) / (3 / 5 + 3 / 6)),  # cat, sat, on
+        ("rouge2", "a cat sat on mats", 2 * (2 / 4) * (2 / 5) / (2 / 4 + 2 / 5)),  # cat sat, sat on
+        ("rougeL", "on the mat sat the cat", 2 * (3 / 6) * (3 / 6) / (3 / 6 + 3 / 6)),  # on the mat
+        ("rouge1", "The CAT, sat! on-the (mat)", 1.0),
+        ("bleu", "the cat sat", math.exp(1 - 6 / 3)),  # every word and pair is right, and it is too short
+        ("chrf", "the cat sat on the", None),
+    ],
+)  # fmt: skip
+def test_by_hand(metric: Metric, text: str, score: float | None) -> None:
+    found = similarity(metric, text, [CAT])
+    assert found == pytest.approx(score) if score is not None else 0.5 < found < 1.0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_it_is_what_the_packages_say(metric: Metric) -> None:
+    text, references = "a dog sat on the old mat", [CAT, "a dog was sitting on a mat"]
+    if metric.startswith("rouge"):
+        from rouge_score.rouge_scorer import RougeScorer
+
+        expected = RougeScorer([metric]).score_multi(references, text)[metric].fmeasure
+    else:
+        import sacrebleu
+
+        if metric == "bleu":
+            expected = sacrebleu.sentence_bleu(text, references).score / 100
+        else:
+            expected = (
+                sacrebleu.sentence_chrf(text, references, word_order=2 * (metric == "chrf++")).score / 100
+            )
+    assert similarity(metric, text, references) == pytest.approx(expected)
+
+
+def test_words_of_every_alphabet_count_and_stems_are_asked_for() -> None:
+    assert similarity("rouge1", "кошка на ковре", ["кошка на полу"]) == pytest.approx(2 / 3)
+    assert similarity("rouge1", "größte Häuser", ["große Häuser"]) == pytest.approx(1 / 2)
+    assert similarity("rouge1", "cats running", ["cat runs"]) == 0.0
+    assert similarity("rouge1", "cats running", ["cat runs"], stem=True) == 1.0
+    assert similarity("bleu", "我喜欢猫", ["我喜欢猫"], tokeniser="zh") == pytest.approx(1.0)
+
+
+def test_the_longest_texts_take_little_time() -> None:
+    began = time.process_time()
+    similarity("rougeL", "a b c d " * (MAX_WORDS // 4), ["a c b d " * (MAX_WORDS // 4)])
+    similarity("chrf", "abcd " * MAX_WORDS, ["acbd " * MAX_WORDS])
+    assert time.process_time() - began < 10.0
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "find_spec", lambda name: None if name == "rouge_score" else sys)
+    check_packages({"chrf": 1.0})
+    with pytest.raises(
+        ConfigError, match=r"The metric `rougeL` needs an extra: pip install 'kapelle\[text\]'"
+    ):
+        check_packages({"chrf": 1.0, "rougeL": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "kept"),
+    [
+        (Length(most=40), 40, 1.0),
+        (Length(most=40), 50, 0.75),
+        (Length(most=40, penalty=2.0), 50, 0.5),
+        (Length(most=40, penalty=100.0), 41, 0.0),
+        (Length(most=40), 400, 0.0),
+        (Length(least=20), 15, 0.75),
+        (Length(least=20, most=40), 30, 1.0),
+        (Length(target=50), 55, 1.0),
+        (Length(target=50), 45, 1.0),
+        (Length(target=50), 66, 0.8),
+        (Length(target=50, tolerance=0.0), 40, 0.8),
+        (Length(target=50), 0, 0.0),
+    ],
+)
+def test_what_a_missed_length_costs(length: Length, count: int, kept: float) -> None:
+    assert length.kept(count) == pytest.approx(kept)
+
+
+def test_lengths_are_counted_in_words_characters_or_tokens(tmp_path: Path) -> None:
+    from tests.support.tiny import tiny_model
+
+    from kapelle.models.weights import save_model
+
+    save_model(tmp_path / "model", tiny_model())
+    assert Length(most=9).count(" two  words\n") == 2
+    assert Length(most=9, unit="characters").count(" two  words\n") == 10
+    # The embedded model's tokens are bytes.
+    assert Length(most=9, unit="tokens", tokeniser=str(tmp_path / "model")).count("größer") == 8
+    for wrong in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError, match=r"Name the folder of a model that has a tokenizer\.json"):
+            Length(most=9, unit="tokens", tokeniser=str(wrong)).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "`length` sets no length. Give `target`, `most` or `least`"),
+        ({"target": 5, "most": 9}, "has a `target` and a limit"),
+        ({"least": 9, "most": 5}, "`length.least: 9` is above `most: 5`"),
+        ({"most": 9, "unit": "tokens"}, "needs a `tokeniser`"),
+        ({"most": 9, "tokeniser": "x"}, "other units need none"),
+        ({"most": 0}, "greater than or equal to 1"),
+        ({"most": 5, "penalty": 0.0}, "greater than 0"),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Length(**settings)
+
+
+def test_an_agent_reads_the_length_in_words() -> None:
+    assert [str(each) for each in (Length(target=50), Length(most=9), Length(least=3), Length(least=3, most=9, unit="characters"))] == [
+        "about 50 words", "at most 9 words", "at least 3 words", "3 to 9 characters",
+    ]  # fmt: skip

@@ -1,0 +1,130 @@
+"""Asking a reward server: again where that may help, never a score that it did not give."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from kapelle.environments.grading.served_scores import ServedScores
+
+Reply = tuple[int, Any]
+
+
+class Server:
+    """Gives its replies in order, the last one for ever; remembers what it was asked."""
+
+    def __init__(self, *replies: Reply | Exception) -> None:
+        self.replies = list(replies)
+        self.asked: list[httpx.Request] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return httpx.Response(
+            reply[0], content=reply[1] if isinstance(reply[1], bytes) else json.dumps(reply[1])
+        )
+
+
+def scored(score: Any, weights: str = "a") -> Reply:
+    return 200, {
+        "model": "m",
+        "weights": weights,
+        "results": [{"status": "scored", "score": score, "logit": 0.0}],
+    }
+
+
+def client(server: Server, retries: int = 3, kept: int = 10) -> ServedScores:
+    return ServedScores(
+        "http://localhost:1/", "THEIR_TOKEN", 60.0, retries, kept, httpx.MockTransport(server)
+    )
+
+
+async def test_it_is_asked_by_content_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THEIR_TOKEN", "secret")
+    server = Server(scored(0.25), scored(0.5))
+    scores = client(server)
+    found = [(await scores.grade("q", text)).score for text in ("a", "b", "a", "b")]
+    assert found == [0.25, 0.5, 0.25, 0.5]
+    assert [str(each.url) for each in server.asked] == ["http://localhost:1/v1/score"] * 2
+    assert json.loads(server.asked[1].content) == {"items": [{"question": "q", "answer": "b"}]}
+    assert {each.headers["authorization"] for each in server.asked} == {"Bearer secret"}
+
+
+async def test_the_cache_forgets_the_oldest_and_another_models_scores() -> None:
+    server = Server(*(scored(k / 10) for k in range(5)), scored(0.9, "b"), scored(0.8, "b"))
+    scores = client(server, kept=2)
+    for text, value in [("a", 0.0), ("b", 0.1), ("a", 0.0), ("c", 0.2), ("a", 0.0), ("b", 0.3), ("c", 0.4)]:
+        assert (await scores.grade("q", text)).score == value, text
+    assert (await scores.grade("q", "d")).score == 0.9
+    assert (await scores.grade("q", "c")).score == 0.8, "scored by the model that is there now"
+
+
+@pytest.mark.parametrize(
+    "fault", [(429, {}), (503, {}), (504, b""), (500, b"x"), httpx.ConnectError("refused"), httpx.ReadError("gone")]
+)  # fmt: skip
+async def test_what_passes_is_tried_again_after_longer_and_longer_pauses(
+    fault: Any, pauses: list[float]
+) -> None:
+    server = Server(fault, fault, fault, scored(0.5))
+    assert (await client(server).grade("q", "a")).score == 0.5
+    assert len(server.asked) == 4
+    assert [0.125 * 2**k <= pause <= 0.25 * 2**k for k, pause in enumerate(pauses)] == [True] * 3
+
+
+async def test_what_does_not_pass_is_ungraded_in_the_end(pauses: list[float]) -> None:
+    server = Server((429, {"error": {"message": "No room."}}))
+    grade = await client(server).grade("q", "a")
+    assert (grade.status, grade.score, len(server.asked)) == ("ungraded", 0.0, 4)
+    assert grade.explanation.endswith("gave no score: HTTP 429: No room.")
+    pauses.clear()
+    await client(server, retries=12).grade("q", "a")
+    assert max(pauses) <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((401, {"error": {"message": "The token is wrong."}}), "HTTP 401: The token is wrong."),
+        ((400, b"\xff"), "HTTP 400"),
+        ((413, [1]), "HTTP 413"),
+        ((200, b"no json"), "no JSON instead of an answer"),
+        ((200, []), "another form"),
+        ((200, {"results": []}), "another form"),
+        ((200, {"results": [{}, {}]}), "another form"),
+        ((200, {"results": ["x"]}), "no score from 0 to 1"),
+        ((200, {"results": [{"status": "scored"}]}), "no score from 0 to 1"),
+        ((200, {"results": [{"score": 1.0}]}), "no score from 0 to 1"),
+        ((200, {"results": [{"status": "ungraded", "reason": "too long"}]}), "says: too long"),
+        ((200, {"results": [{"status": "ungraded"}]}), "says: None"),
+        *((scored(value), "no score from 0 to 1") for value in (None, "1", True, -0.1, 1.1, [1])),
+        ((200, b'{"results": [{"status": "scored", "score": NaN}]}'), "no score from 0 to 1"),
+        ((200, b'{"results": [{"status": "scored", "score": 1e999}]}'), "no score from 0 to 1"),
+        ((200, b"[" * 100_000), "another form"),
+    ],
+)
+async def test_no_score_is_ever_made_up(reply: Reply, said: str, pauses: list[float]) -> None:
+    server = Server(reply)
+    scores = client(server)
+    grade = await scores.grade("q", "a")
+    assert grade.status == "ungraded"
+    assert said in grade.explanation
+    assert len(server.asked) == 1, "another attempt would bring the same"
+    server.replies = [scored(0.5)]
+    assert (await scores.grade("q", "a")).score == 0.5, "nothing was kept"
+
+
+async def test_a_late_answer_is_no_answer(pauses: list[float]) -> None:
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scores = ServedScores("http://localhost:1", "THEIR_TOKEN", 0.01, 1, 10, httpx.MockTransport(silent))
+    grade = await scores.grade("q", "a")
+    assert grade.status == "ungraded"
+    assert "not complete after 0.01 seconds" in grade.explanation

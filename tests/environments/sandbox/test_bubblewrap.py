@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kapelle.environments.sandbox import bubblewrap
+from kapelle.environments.sandbox import bubblewrap as arguments
+from kapelle.environments.sandbox import bubblewrap as boot
+from kapelle.environments.sandbox import bubblewrap as namespaces
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap, needs
+from kapelle.environments.sandbox.contract import Layer, Limits
+from kapelle.environments.sandbox.pool import BACKENDS, backend, layers, modes_required, require
+from kapelle.environments.sandbox.seccomp import filter_program, refused_calls
+from kapelle.environments.sandbox.session import WATCH_CLOSELY_S, WATCH_EVERY_S, look_again_s, run
+from kapelle.environments.sandbox.unsafe_subprocess import UnsafeSandboxWarning, UnsafeSubprocess
+from kapelle.errors import SandboxError
+
+
+def test_the_layers_that_must_be_there_are_named_and_there(sandbox: Bubblewrap) -> None:
+    required = {layer.name: layer.present for layer in layers("bubblewrap") if layer.required}
+    assert required == {
+        "user namespace": True,
+        "mount namespace": True,
+        "pid namespace": True,
+        "network namespace": True,
+        "unprivileged user": True,
+        "cleared environment": True,
+        "process limit": True,
+        "wall time, output bound, group kill": True,
+    }
+    assert {layer.name for layer in layers("bubblewrap") if not layer.required} == {
+        "seccomp",
+        "user id per run",
+        "cgroups",
+        "mode",
+    }
+    (mode,) = (layer for layer in layers("bubblewrap") if layer.name == "mode")
+    assert mode.detail.startswith(("strong: ", "weak: "))
+    require(sandbox)
+    assert f"bubblewrap: {mode.detail}" in modes_required()
+
+
+@pytest.mark.parametrize("missing", ["network namespace", "pid namespace"])
+def test_a_missing_required_layer_refuses(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    # The layers are looked at from inside, not inferred from what was asked for.
+    kept = {name: () if name == missing else options for name, options in arguments.LAYERS.items()}
+    if missing == "pid namespace":
+        kept[missing] = ("--ro-bind", "/proc", "/proc")
+    monkeypatch.setattr(arguments, "LAYERS", kept)
+    monkeypatch.setattr(bubblewrap, "_layers", bubblewrap._layers.__wrapped__)
+    with pytest.raises(SandboxError, match=missing):
+        sandbox.prepare(Limits())
+    with pytest.raises(SandboxError, match=f"{missing}.*unsafe_subprocess"):
+        require(sandbox)
+
+
+def test_without_bubblewrap_the_message_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(bubblewrap, "_layers", bubblewrap._layers.__wrapped__)
+    with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
+        Bubblewrap().prepare(Limits())
+
+
+def test_a_bubblewrap_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = subprocess.CompletedProcess([], 0, "bubblewrap 0.6.1\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: old)
+    monkeypatch.setattr(bubblewrap, "_layers", bubblewrap._layers.__wrapped__)
+    monkeypatch.setattr(bubblewrap, "require", lambda program, package: program)
+    with pytest.raises(SandboxError, match=r"bubblewrap 0\.6\.1 is too old. Install 0\.8\.0"):
+        Bubblewrap().prepare(Limits())
+
+
+@pytest.mark.parametrize(
+    ("root", "release", "present"),
+    [
+        (False, "5.13.0-52-generic", False),
+        (True, "5.13.0", True),
+        (False, "5.14.1", True),
+        (False, "6.1.0-rc3", True),
+    ],
+)
+def test_a_process_limit_that_counts_other_processes_is_none(
+    monkeypatch: pytest.MonkeyPatch, root: bool, release: str, present: bool
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    layer = bubblewrap._process_limit(root)
+    assert (layer.required, layer.present) == (True, present)
+
+
+def test_root_without_another_user_to_become_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = tmp_path / "uid_map"
+    one.write_text("         0       1000          1\n")
+    arguments._spare_uids.cache_clear()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(arguments, "_UID_MAP", one)
+    try:
+        with pytest.raises(SandboxError, match=r"no other user.*range of user ids"):
+            arguments.drop_privileges()
+    finally:
+        arguments._spare_uids.cache_clear()
+
+
+def test_a_home_is_not_shown_because_an_interpreter_was_installed_into_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in (
+        ".ssh/id",
+        "bin/python3.11",
+        "bin/own",
+        "lib/python3.11/os.py",
+        "lib/libpython3.11.so",
+        "lib/key",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = [str(Path(path).relative_to(tmp_path)) for path in needs(tmp_path / "bin/python3.11", tmp_path)]
+    assert shown == ["bin/python3.11", "lib/libpython3.11.so", "lib/python3.11"]
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/nonexistent"))
+    shown = [str(Path(path).relative_to(tmp_path)) for path in needs(tmp_path / "bin/python3.11", tmp_path)]
+    assert shown == ["bin/python3.11", "lib"]
+
+
+def test_an_unknown_backend_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(SandboxError, match="Did you mean 'bubblewrap'"):
+        backend("bublewrap")
+    assert set(BACKENDS) == {"bubblewrap", "docker", "unsafe_subprocess"}
+
+
+def test_the_unsafe_backend_says_so_every_time() -> None:
+    for _ in range(2):
+        with pytest.warns(UnsafeSandboxWarning, match="contains nothing"):
+            prepared = UnsafeSubprocess().prepare(Limits())
+        prepared.discard()
+    names = {layer.name for layer in UnsafeSubprocess().layers() if not layer.present}
+    assert names == {"user namespace", "mount namespace", "pid namespace", "network namespace"}
+
+
+def test_no_limit_can_be_switched_off() -> None:
+    for name in Limits.__slots__:
+        with pytest.raises(SandboxError, match=name):
+            Limits(**{name: -1 if name == "patience" else 0})
+
+
+def test_the_result_tells_what_a_run_used(sandbox: Bubblewrap) -> None:
+    program = b"import time\nheld = b'x' * 50_000_000\nuntil = time.process_time() + 0.2\nwhile time.process_time() < until: pass"
+    result = run(sandbox, {"p.py": program}, [sandbox.python, "p.py"])
+    assert 0.2 <= result.cpu_s < 1.0
+    assert 50_000_000 < result.peak_memory_bytes < 100_000_000
+
+
+def test_a_run_ends_before_the_trainer_when_the_machine_runs_out_of_memory(sandbox: Bubblewrap) -> None:
+    assert run(sandbox, {}, ["sh", "-c", "cat /proc/self/oom_score_adj & wait"]).stdout == b"1000\n"
+
+
+def test_a_sandbox_that_is_not_ready_in_time_says_so(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = sandbox.prepare(Limits())
+    monkeypatch.setattr("kapelle.environments.sandbox.session.BEGIN_WITHIN_S", 0.0)
+    with pytest.raises(SandboxError, match="not ready within 0 s"):
+        prepared.start({}, ["true"]).finish()
+
+
+def test_a_run_that_grows_fast_is_looked_at_soon() -> None:
+    mib = 1024**2
+    # Still, growing slowly, full in three looks; then in half of one, and full by now.
+    assert {look_again_s(grown * mib, 0.02, 100 * mib) for grown in (-50, 0, 1, 33)} == {WATCH_EVERY_S}
+    assert look_again_s(100 * mib, 0.02, 100 * mib) == pytest.approx(0.005)
+    assert look_again_s(100 * mib, 0.02, 1 * mib) == look_again_s(1, 0.02, 0) == WATCH_CLOSELY_S
+
+
+def test_where_nobody_can_count_lost_children_none_can_be_lost(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignore = [sandbox.python, "-c", "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"]
+    catch = [sandbox.python, "-c", "import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print(1)"]
+    for module in (bubblewrap, namespaces):
+        monkeypatch.setattr(module, "task_clock_works", lambda: False)
+    assert b"PermissionError" in run(sandbox, {}, ignore).stderr
+    assert run(sandbox, {}, catch).stdout == b"1\n"
+
+
+def test_sockets_and_pipes_count_as_full(sandbox: Bubblewrap) -> None:
+    program = b"""
+import os, socket, sys
+held = [socket.socketpair() for _ in range(50)], [os.pipe() for _ in range(10)]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    session = sandbox.prepare(Limits()).start({"p.py": program}, [sandbox.python, "p.py"])
+    assert session.receive(60.0) == b"ready"
+    usage = session._group.usage()
+    session.finish(kill=True)
+    sending = int(Path("/proc/sys/net/core/wmem_default").read_text())
+    assert usage is not None
+    assert usage.memory_bytes > 100 * sending + 10 * 65536 + 2_000_000
+
+
+def test_the_shared_library_of_the_host_is_not_mistaken_for_the_works(sandbox: Bubblewrap) -> None:
+    # A folder that the host has too (/dev/shm always) is not counted before the sandbox has its own.
+    assert all(run(sandbox, {}, ["true"], limits=Limits(files=40)).limit is None for _ in range(5))
+
+
+def test_the_interpreter_can_be_reached(sandbox: Bubblewrap) -> None:
+    result = run(
+        sandbox,
+        {},
+        [sandbox.python, "-I", "-c", "import sys, json, re, math; print(sys.version_info >= (3, 11))"],
+    )
+    assert result.stdout == b"True\n"
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_is_a_program_of_whole_instructions(machine: str, counted: bool, loopback: bool) -> None:
+    program = filter_program(machine, children_counted=counted, loopback=loopback)
+    assert program is not None
+    steps = list(struct.iter_unpack("=HBBI", program))
+    # The kernel refuses more than 4096 steps, and jumps past the end.
+    assert len(steps) < 4096
+    assert all(
+        index + 1 + max(step[1], step[2]) < len(steps) for index, step in enumerate(steps) if step[0] & 7 == 5
+    )
+    assert steps[-1] == (0x06, 0, 0, 0x7FFF0000)
+    assert len(set(refused_calls(machine).values())) == len(refused_calls(machine))
+
+
+def test_an_unknown_architecture_has_no_filter() -> None:
+    assert filter_program("riscv64") is None
+    assert refused_calls("riscv64") == {}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
+def test_every_refused_call_fails_with_eperm(sandbox: Bubblewrap) -> None:
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for name, number in {dict(refused_calls())!r}.items():
+    ctypes.set_errno(0)
+    if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != 1:
+        print(name, ctypes.get_errno())
+"""
+    result = run(sandbox, {"p.py": program.encode()}, [sandbox.python, "p.py"])
+    assert (result.stdout, result.exit_code) == (b"", 0)
+
+
+def test_a_layer_is_a_fact_with_a_reason() -> None:
+    for layer in Bubblewrap().layers():
+        assert isinstance(layer, Layer)
+        assert layer.detail
+    assert sys.platform == "linux" or not Bubblewrap().layers()[0].present
+
+
+def test_a_sandbox_that_breaks_before_the_program_starts_is_no_result(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_limit = {"descriptors": "ulimit -n none"}
+    with monkeypatch.context() as patch:
+        patch.setattr(boot, "kernel_limits", lambda limits: broken_limit)
+        with pytest.raises(SandboxError, match="could not start the program"):
+            run(sandbox, {}, ["true"])
+    for broken in ("echo no room >&2; exit 1", "exit 0", boot.UNPACK.replace("eval", "missing")):
+        monkeypatch.setattr(bubblewrap, "UNPACK", broken)
+        with pytest.raises(SandboxError, match="could not start the program"):
+            run(sandbox, {}, ["true"])
+        session = sandbox.prepare(Limits()).start({}, ["true"])
+        with pytest.raises(SandboxError, match="could not start the program"):
+            session.receive(5.0)
+        assert session.finish().stdout == b""
+
+
+def test_a_sandbox_that_died_while_it_waited_is_no_result(sandbox: Bubblewrap) -> None:
+    prepared = sandbox.prepare(Limits())
+    os.kill(prepared._process.pid, signal.SIGKILL)
+    session = prepared.start({}, ["true"])
+    with pytest.raises(SandboxError, match="could not start the program"):
+        session.finish()
+
+
+FEW = """
+import os, resource, sys
+from kapelle.errors import SandboxError
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.session import run
+
+def held():
+    return sorted(int(name) for name in os.listdir("/proc/self/fd"))
+
+box, limits = Bubblewrap(), Limits(wall_s=20.0)
+command = [box.python, "-c", "print(1)"]
+assert run(box, {}, command, b"", limits).ok  # what is looked up once is
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+ended = []
+for spare in range(1, 16):
+    before = held()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + spare, hard))
+    try:
+        ended.append(run(box, {}, command, b"", limits).ok)
+    except (SandboxError, OSError):
+        ended.append(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert held() == before, (spare, before, held())
+    try:
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child is left"
+    except ChildProcessError:
+        pass
+print(ended)
+assert ended[0] is None and ended[-1] is True and False not in ended, ended
+"""
+
+
+def test_too_few_descriptors_leave_none_open_and_no_process(sandbox: Bubblewrap) -> None:
+    done = subprocess.run([sys.executable, "-c", FEW], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.support.programs import output_of
+
+from kapelle.environments.sandbox.bubblewrap import Bubblewrap
+from kapelle.environments.sandbox.contract import Limits
+from kapelle.environments.sandbox.pool import shared_pool
+from kapelle.errors import SandboxError
+
+
+def test_who_asks_for_the_same_gets_the_same(sandbox: Bubblewrap) -> None:
+    one = shared_pool("bubblewrap", Limits(), 1)
+    assert shared_pool("bubblewrap", Limits(), 1) is one
+    assert shared_pool("bubblewrap", Limits(cpu_s=1.0), 1) is not one
+    assert (one.name, one.parallel) == ("bubblewrap", 1)
+
+
+def test_an_unknown_sandbox_is_refused() -> None:
+    with pytest.raises(SandboxError, match=r"no sandbox 'bubblewarp'. Did you mean 'bubblewrap'"):
+        shared_pool("bubblewarp", Limits(), 1)
+
+
+def test_a_fork_has_a_pool_of_its_own_and_leaves_its_parents_alone(sandbox: Bubblewrap) -> None:
+    program = (
+        "import os, sys\n"
+        "from kapelle.environments.sandbox import Limits, run\n"
+        "from kapelle.environments.sandbox.pool import shared_pool\n"
+        "pool = shared_pool('bubblewrap', Limits(), 1)\n"
+        "assert pool.wait_until_warm()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    own = shared_pool('bubblewrap', Limits(), 1)\n"
+        "    works = own is not pool and run(own, {}, [own.python, '-c', 'print(1)']).ok\n"
+        "    sys.exit(not works)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert run(pool, {}, [pool.python, '-c', 'print(1)']).ok\n"
+        "assert pool.wait_until_warm()\n"
+        "for task in os.listdir('/proc/self/task'):\n"
+        "    print(open(f'/proc/self/task/{task}/children').read())\n"
+    )
+    for number in output_of(program).split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)

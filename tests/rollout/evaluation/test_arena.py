@@ -1,0 +1,368 @@
+"""Who meets whom, what it says, and that luck is taken out of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tests.cli.conftest import TINY
+from tests.environments.adapters.test_textarena import Guess
+
+import kapelle
+from kapelle.comparison.contestants import enter, load
+from kapelle.errors import ConfigError
+from kapelle.functional.ratings import Results, ratings
+from kapelle.rollout.episodes import shared_rollout
+from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated, seatings
+from kapelle.setup.problems import choose_tasks
+from kapelle.types import Episode, Task
+
+KUHN = "kuhn_poker"
+
+
+def made(*meetings: Encounter, opposed: bool = True) -> Arena:
+    labels = tuple(dict.fromkeys(label for met in meetings for label in (met.one, met.other)))
+    deals = len(meetings[0].games)
+    return Arena("game", 2, deals, 0, labels, {}, {(m.one, m.other): m for m in meetings}, opposed)
+
+
+def met(one: str, other: str, *games: tuple[tuple[float, float] | None, ...]) -> Encounter:
+    return Encounter(one, other, ((0, 1), (1, 0)), games, (2 * len(games),) * 2, (1, None), (4, 4))
+
+
+def test_every_assignment_of_two_players_to_the_seats() -> None:
+    assert seatings(2, alone=False) == ((0, 1), (1, 0))
+    assert len(seatings(3, alone=False)) == 6
+    assert seatings(3, alone=True) == ((0, 0, 0),)
+
+
+def test_a_deal_is_won_over_both_seats_and_payoffs_are_over_deals() -> None:
+    """Whoever sits first wins 1, and in the last deal the one wins in both seats."""
+    luck: tuple[tuple[float, float], ...] = ((1.0, -1.0), (-1.0, 1.0))
+    arena = made(met("a", "b", luck, luck, luck, ((1.0, -1.0), (1.0, -1.0))))
+    assert arena.results == {(0, 1): (1, 3, 0)}
+    payoff, other = arena.payoff("a", "b"), arena.payoff("b", "a")
+    assert payoff is not None
+    assert other is not None
+    assert payoff.mean == 0.25 == -other.mean
+    assert payoff.low is not None
+    assert payoff.low == pytest.approx(0.25 - 3.182446 * 0.5 / 2, abs=1e-5), (
+        "Student's t of four deals: 0, 0, 0, 1"
+    )
+
+
+def test_a_deal_with_a_failed_episode_counts_nowhere() -> None:
+    arena = made(met("a", "b", ((1.0, -1.0), None), ((0.5, -0.5), (0.5, -0.5))))
+    payoff = arena.payoff("a", "b")
+    assert payoff is not None
+    assert (payoff.mean, payoff.deals, payoff.low) == (0.5, 1, None)
+    assert arena.results == {(0, 1): (1, 0, 0)}
+
+
+def test_the_gap_of_a_team_is_self_play_less_cross_play() -> None:
+    def both(one: str, other: str, *paid: float) -> Encounter:
+        return met(one, other, *(((each, each), (each, each)) for each in paid))
+
+    arena = made(both("a", "a", 3, 5), both("b", "b", 1, 3), both("a", "b", 1, 1), opposed=False)
+    assert arena.together
+    assert arena.elo == {}
+    gap, cross = arena.gap, arena.cross_play("b")
+    assert gap is not None
+    assert cross is not None
+    assert (gap.mean, cross.mean) == (2.0, 1.0)
+    assert arena.ranked == ("a", "b")
+    assert "self-play minus cross-play: +2.000" in str(arena)
+
+
+def test_a_team_is_paid_together_where_the_environment_pays_who_answers() -> None:
+    names = ("reasoner", "actor", "critic")
+    graded = Episode(Task("a", "1+1"), 0, names, rewards={"actor": 1.0, "critic": 0.5})
+    assert payoffs(graded, names, graded=True) == {"reasoner": 0.75, "actor": 1.0, "critic": 0.5}
+    assert payoffs(graded, names, graded=False) == {"reasoner": 0.0, "actor": 1.0, "critic": 0.5}, (
+        "of a game, who won"
+    )
+    nobody = Episode(Task("a", "1+1"), 0, names)
+    assert payoffs(nobody, names, graded=True) == dict.fromkeys(names, 0.0)
+
+
+@pytest.mark.slow
+def test_play_that_cycles_is_named_and_no_line_is_right_then() -> None:
+    def beats(one: str, other: str) -> Encounter:
+        return met(one, other, *[((1.0, -1.0), (1.0, -1.0))] * 25, ((0.0, 0.0), (1.0, -1.0)))
+
+    arena = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("paper", "rock"))
+    assert arena.cycle == ("rock", "scissors", "paper")
+    assert all(abs(rating) < 1 for rating, _, _ in arena.elo.values())
+    assert list(arena.shares["nash_average"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert list(arena.shares["alpha_rank"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
+    assert "play cycles: rock beats scissors beats paper beats rock" in str(arena)
+    line = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("rock", "paper"))
+    assert line.cycle == ()
+    assert "no cycle beyond chance" in str(line)
+
+
+def test_names_and_wide_tables_are_shown_whole() -> None:
+    """Square brackets are no markup, long names keep their end, and no row is broken."""
+    names = ["model[v1]", "x[/b]", f"runs-of-{'n' * 60}-12", *(f"player {k}" for k in range(13))]
+    pairs = [
+        met(one, other, ((1.0, -1.0), (0.5, -0.5))) for k, one in enumerate(names) for other in names[k + 1 :]
+    ]
+    shown = str(made(*pairs)).splitlines()
+    for name in ("model[v1]", "x[/b]", "n-12"):
+        assert sum(name in line for line in shown) == 2, "in the list of players and in the matrix"
+    matrix = shown[next(k for k, line in enumerate(shown) if line.startswith("payoff against")) + 1 :]
+    assert [line.split()[0] for line in matrix[:16]] == [str(k) for k in range(1, 17)]
+    assert matrix[16].endswith("`arena.csv` has its 95 % intervals")
+
+
+def test_a_meeting_is_the_same_from_the_disk() -> None:
+    meeting = met("a", "b", ((1.0, -1.0), None))
+    assert Encounter.of(json.loads(json.dumps(meeting.row()))) == meeting
+
+
+class TestGames:
+    @pytest.mark.slow
+    def test_payoffs_are_those_that_the_game_has(self) -> None:
+        """An equilibrium of Kuhn poker against itself, and against random play, by enumeration."""
+        import pyspiel
+
+        from kapelle.environments.openspiel.games import equilibrium
+
+        game = pyspiel.load_game(KUHN)
+        nash = pyspiel.TabularPolicy({k: list(v.items()) for k, v in equilibrium(str(game), 0.01).items()})
+        uniform = pyspiel.UniformRandomPolicy(game)
+        root = game.new_initial_state()
+        first = pyspiel.expected_returns(root, [nash, uniform], -1, True)[0]
+        second = pyspiel.expected_returns(root, [uniform, nash], -1, True)[1]
+        found = kapelle.arena("nash", "random", environment=KUHN, games=600).payoff("nash", "random")
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= (first + second) / 2 <= found.high
+        assert found.high - found.low < 0.15
+
+    def test_the_same_player_by_two_names_has_the_same_luck(self) -> None:
+        result = kapelle.arena("one=random", "two=random", "nash", environment=KUHN, games=30)
+        same = result.meeting("one", "two")
+        assert same is not None
+        assert all(deal is not None and deal[0] == deal[1] for deal in same.deals)
+        one, two = result.meeting("one", "nash"), result.meeting("two", "nash")
+        assert one is not None
+        assert two is not None
+        assert one.games == two.games
+
+    @pytest.mark.slow
+    def test_an_invalid_move_costs_its_player_nothing_but_the_game(self) -> None:
+        """The game pays both together nothing; penalties stay out of it, and how often they were due is said."""
+        result = kapelle.arena("model=embedded", "random", environment=KUHN, games=4)
+        found = result.meeting("model", "random")
+        assert found is not None
+        assert all(pair is not None and sum(pair) == 0 for deal in found.games for pair in deal)
+        assert result.invalid("model") == 1.0
+        assert result.invalid("random") is None
+        model, other = result.row()["players"]
+        assert (model["invalid"], other["invalid"], other["turns"]) == (1.0, None, None)
+        assert model["turns"] == found.turns[0], "the share is of so many turns"
+
+    def test_scripted_players_are_ranked_as_they_play(self) -> None:
+        players = ("random", "weak=mcts(simulations=3)", "strong=mcts(simulations=100)")
+        result = kapelle.arena(*players, environment="tic_tac_toe", games=30)
+        assert result.ranked == ("strong", "weak", "random")
+        assert result.cycle == ()
+        skill = result.openskill
+        assert skill["strong"][0] > skill["weak"][0] > skill["random"][0]
+
+    @pytest.mark.slow
+    def test_rock_paper_scissors_cycles(self) -> None:
+        """Nash averaging leaves out who plays at random: it beats nobody. To α-Rank, which counts no lead within chance, it is their equal."""
+        moves = [f"{name}=scripted(moves={name})" for name in ("Rock", "Paper", "Scissors")]
+        result = kapelle.arena(*moves, "random", environment="matrix_rps", games=30)
+        assert set(result.cycle) == {"Rock", "Paper", "Scissors"}
+        average = result.shares["nash_average"]
+        assert average["random"] < 0.05
+        assert [average[name] for name in result.cycle] == pytest.approx([1 / 3] * 3, abs=0.1)
+        assert list(result.shares["alpha_rank"].values()) == pytest.approx([1 / 4] * 4, abs=1e-6)
+        assert max(rating for rating, _, _ in result.elo.values()) < 40
+
+    @pytest.mark.slow
+    def test_models_play_games_of_textarena(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A stand-in of the package, as the adapter's own tests have it."""
+        module = ModuleType("textarena")
+        vars(module)["make"] = lambda _: Guess()
+        monkeypatch.setitem(sys.modules, "textarena", module)
+        settings = ["environment.id=Guess-v0", "environment.max_moves=2", "team.sampling.max_tokens=4"]
+        result = kapelle.arena(
+            "one=embedded", "two=embedded", environment="textarena", settings=settings, games=3
+        )
+        assert result.failed == 0
+        assert result.payoff("one", "two") is not None
+        with pytest.raises(ConfigError, match="'random' is neither a run nor a model"):
+            enter(("random", "a=embedded"), "textarena", settings)
+
+    def test_three_seats_are_filled_by_two(self) -> None:
+        result = kapelle.arena("random", "scripted", environment="kuhn_poker(players=3)", games=10)
+        found = result.meeting("random", "scripted")
+        assert found is not None
+        assert {len(deal) for deal in found.games} == {6}
+        for deal in found.games:
+            for seating, pair in zip(found.seatings, deal, strict=True):
+                assert pair is not None
+                assert pair[0] * seating.count(0) + pair[1] * seating.count(1) == pytest.approx(0)
+
+    def test_hanabi_is_played_together(self) -> None:
+        result = kapelle.arena("random", "hanabi", environment="hanabi_very_small", games=20)
+        assert result.together
+        alone, gap = result.self_play("hanabi"), result.gap
+        assert alone is not None
+        assert gap is not None
+        assert alone.mean > 2
+        assert gap.mean > 0
+        assert set(result.meetings) == {("random", "random"), ("random", "hanabi"), ("hanabi", "hanabi")}
+
+    @pytest.mark.slow
+    def test_models_play_games_of_pettingzoo(self) -> None:
+        pytest.importorskip("pettingzoo")
+        result = kapelle.arena(
+            "one=embedded",
+            "two=embedded",
+            environment="pettingzoo",
+            settings=["environment.path=tests.environments.adapters.zoo_games", "team.sampling.max_tokens=4"],
+            games=2,
+        )
+        assert result.failed == 0
+        share = result.invalid("one")
+        assert share is not None
+        assert 0 < share <= 1
+        with pytest.raises(ConfigError, match="'nash' is neither a run nor a model, and pettingzoo"):
+            enter(
+                ("nash", "a=embedded"),
+                "pettingzoo",
+                ["environment.path=tests.environments.adapters.zoo_games"],
+            )
+
+
+class TestRuns:
+    """Runs of recipes with tiny models: `a` and `b` share a base, `whole` trains all weights on a mixture of games."""
+
+    @pytest.fixture(scope="class")
+    def runs(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        with pytest.MonkeyPatch.context() as patch:
+            folder = tmp_path_factory.mktemp("arena")
+            patch.setenv("KAPELLE_CACHE", str(folder / "cache"))
+            for name, recipe in (("a", "kuhn"), ("b", "kuhn"), ("whole", "self_play_games")):
+                own = [each for each in TINY if not each.startswith(("algorithm", "model.embedded.context"))]
+                with kapelle.Trainer.from_recipe(
+                    recipe, *own, "training.tasks_per_step=3", run_dir=folder / name
+                ) as trainer:
+                    trainer.train()
+            yield folder
+
+    @pytest.mark.slow
+    def test_adapters_of_one_base_are_in_one_bank(self, runs: Path) -> None:
+        words = [str(runs / "a"), f"start={runs / 'a'}@0", str(runs / "b")]
+        loaded = load(enter(words, None, ()), lambda _: None)
+        bases = {base for each in loaded.contestants.values() if each.team for base in each.team.bases}
+        assert len(bases) == 1
+        names = sorted(loaded.play.engine.policies)
+        assert names == ["a:first", "a:second", "b:first", "b:second", "start:first", "start:second"]
+        result = kapelle.arena(*words, "nash", games=4)
+        assert result.failed == 0
+        assert [result.invalid(label) is not None for label in result.labels] == [True, True, True, False]
+
+    @pytest.mark.slow
+    def test_an_adapters_folder_plays_on_the_base_that_it_names(self, runs: Path) -> None:
+        """Against a player that draws nothing, an adapter in both seats earns what the run does in the seat that it was trained in."""
+        folder = runs / "a" / "checkpoints" / "00000002" / "policies" / "first"
+        words = [f"adapter={folder}", str(runs / "a"), "scripted"]
+        entered = enter(words, KUHN, ())
+        loaded = load(entered, lambda _: None)
+        assert (
+            len({base for each in loaded.contestants.values() if each.team for base in each.team.bases}) == 1
+        )
+        result = kapelle.arena(*words, environment=KUHN, settings=["team.sampling.max_tokens=8"], games=6)
+        alone, team = result.meeting("adapter", "scripted"), result.meeting("a", "scripted")
+        assert alone is not None
+        assert team is not None
+        assert alone.failed == team.failed == 0
+        first = alone.seatings.index((0, 1))
+        assert [deal[first] for deal in alone.games] == [deal[first] for deal in team.games]
+
+    @pytest.mark.slow
+    def test_other_weights_under_a_name_are_another_player(self, runs: Path, tmp_path: Path) -> None:
+        first, second = (
+            runs / "a" / "checkpoints" / "00000002" / "policies" / name for name in ("first", "second")
+        )
+        named = [f"x={tmp_path / 'x'}", "random"]
+        shutil.copytree(first, tmp_path / "x")
+        before = enter(named, KUHN, ()).players[0].identity
+        shutil.rmtree(tmp_path / "x")
+        shutil.copytree(first, tmp_path / "x")
+        assert enter(named, KUHN, ()).players[0].identity == before, "a copy is the same"
+        shutil.rmtree(tmp_path / "x")
+        shutil.copytree(second, tmp_path / "x")
+        assert enter(named, KUHN, ()).players[0].identity != before
+
+    @pytest.mark.slow
+    def test_a_run_plays_with_the_weights_of_its_checkpoint(self, runs: Path) -> None:
+        """The same episodes as `Trainer.from_run`'s, from adapters and from weights that were trained as a whole."""
+        for name in ("a", "whole", "a@1"):
+            entered = enter([f"x={runs / name}", "random"], None, ())
+            loaded = load(entered, lambda _: None)
+            team, _ = seated(entered.names, (loaded.contestants["x"],) * 2, (0, 0))
+            with kapelle.Trainer.from_run(f"{runs / name}") as trainer:
+                tasks = choose_tasks(trainer.play.environment, "test", 6)
+                theirs, ours = (
+                    [turn for group in shared_rollout(play, tasks, 1, 3) for turn in group.episodes[0].turns]
+                    for play in (trainer.play, replace(loaded.play, team=team))
+                )
+                assert [turn.completion_ids for turn in ours] == [turn.completion_ids for turn in theirs]
+                for one, other in zip(ours, theirs, strict=True):
+                    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+    @pytest.mark.slow
+    def test_a_game_is_told_as_the_run_has_learned_to_read_it(self, runs: Path) -> None:
+        entered = enter([str(runs / "whole"), "nash"], KUHN, ())
+        assert entered.config.environment.model_dump()["wording"] == "short"
+        assert entered.notes == ()
+        entered = enter([str(runs / "whole"), "nash"], KUHN, ["environment.wording=full"])
+        assert entered.notes == (
+            'whole reads the game in other words than those that it was trained with (environment.wording="short")',
+        )
+        with pytest.raises(
+            ConfigError, match=r"'a' was trained on kuhn_poker\(\), and the arena plays leduc_poker\(\)"
+        ):
+            enter([str(runs / "a"), "nash"], "leduc_poker", ())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("luck", [0.0, 1.5])
+def test_ratings_from_common_deals_are_as_sure_as_they_say(luck: float) -> None:
+    """A deal favours some players over all others: 120 leagues of five players and 40 deals.
+
+    If games counted as independent, intervals would cover 87 of 100 with luck.
+    """
+    inside = []
+    for seed in range(120):
+        generator = random.Random(seed)
+        deals: list[Results] = []
+        for _ in range(40):
+            favour = [generator.gauss(0, luck) for _ in range(5)]
+            chances = {
+                (k, n): 1 / (1 + math.exp(favour[n] - favour[k])) for k, n in combinations(range(5), 2)
+            }
+            deals.append(
+                {pair: (1, 0, 0) if generator.random() < p else (0, 0, 1) for pair, p in chances.items()}
+            )
+        total = {pair: tuple(sum(deal[pair][k] for deal in deals) for k in range(3)) for pair in deals[0]}
+        rated = ratings(range(5), total, deals)  # type: ignore[arg-type]
+        inside += [low <= 0 <= high for _, low, high in rated.values()]
+    assert sum(inside) / len(inside) == pytest.approx(0.95, abs=0.03)

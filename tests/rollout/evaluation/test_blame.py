@@ -1,0 +1,468 @@
+"""Blame: the drop of a turn is what the team loses by it, known by hand for teams whose words are counted out."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from tests.support.plugins import Endless
+from tests.support.tiny import sections
+from tests.support.trees import (
+    NOTES,
+    TASK,
+    WINS,
+    Counting,
+    PaysTheFirst,
+    Wins,
+    actor,
+    at_grpo,
+    reasoner,
+    stage,
+)
+
+import kapelle
+from kapelle import Trainer
+from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.environment import Alive, Outcome
+from kapelle.errors import ConfigError, EpisodeError, RunDirectoryError
+from kapelle.rollout.episodes import play_episode, rollout
+from kapelle.rollout.evaluation import blame as measuring
+from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, moments_of
+from kapelle.rollout.play import Play
+from kapelle.runs.blamed import (
+    Blame,
+    BlamedEpisode,
+    BlamedTurn,
+    BlameFile,
+    blame_files,
+    episode_of,
+    episode_row,
+    read_blamed,
+    uncertainty,
+)
+from kapelle.runtime.event_loop import run_async
+from kapelle.types import Episode, Group, Task, Turn
+from kapelle.workflow import Scene
+from kapelle.workflows.chain import Chain
+
+HOW: dict[str, Any] = {"step": 3, "split": "eval", "samples": 10, "seed": 0, "settings": []}
+
+
+def acting(*words: Callable[[Request], str], engine: ScriptedEngine | None = None, **over: Any) -> Play:
+    """A reasoner and an actor who speak these words; without any, as the tables of `tests.support.trees` say."""
+    return replace(stage(at_grpo(), engine or Counting(*(words or (reasoner, actor))), **over), tree=None)
+
+
+def counted(*texts: str) -> Callable[[Request], str]:
+    """Say these texts in turn, over and over."""
+    following = cycle(texts)
+    return lambda _: next(following)
+
+
+def played(play: Play, first: str, last: str, seed: int = 1) -> Episode:
+    """An episode in which these two words were said."""
+    said = replace(play, engine=Counting(lambda _: first, lambda _: last))
+    return run_async(lambda: play_episode(said, TASK, seed))
+
+
+def blamed(play: Play, *episodes: Episode, **how: Any) -> Blame:
+    return measure_blame(play, [(0, each) for each in episodes], {**HOW, **how})
+
+
+class TestByHand:
+    def test_a_note_that_wins_never_is_what_lost(self) -> None:
+        """Three notes of ten are B, which always wins, and nothing else does: the actor is acquitted."""
+        play = acting(
+            counted(*"AAAAABBBCC"),
+            lambda request: "win" if request.messages[-1].content.startswith("B") else "lose",
+        )
+        (episode,) = blamed(play, played(play, "A", "lose")).episodes
+        note, answer = episode.turns
+        assert episode.values == (0.3, 0.0, 0.0)
+        assert (note.before, note.after, note.drop) == (0.3, 0.0, 0.3)
+        assert (answer.before, answer.after, answer.drop) == (0.0, 0.0, 0.0)
+        assert episode.culprit == note
+        assert [(each.text, each.times, each.success) for each in note.instead] == [
+            ("A", 5, 0.0), ("B", 3, 1.0), ("C", 2, 0.0),
+        ]  # fmt: skip
+
+    def test_right_notes_are_acquitted_where_the_actor_errs(self) -> None:
+        """Every note is right, and a quarter of the answers is wrong, among them this one."""
+        play = acting(lambda _: "B", counted("win", "win", "win", "lose"))
+        (episode,) = blamed(play, played(play, "B", "lose"), samples=8).episodes
+        note, answer = episode.turns
+        assert episode.values == (0.75, 0.75, 0.0)
+        assert (note.drop, answer.drop) == (0.0, 0.75)
+        assert sum(turn.drop or 0.0 for turn in episode.turns) == episode.values[0], "the drops add up"
+        assert episode.culprit == answer
+        assert answer.error == uncertainty([1.0] * 6 + [0.0] * 2), "the outcome itself is certain"
+        assert note.error == pytest.approx(2**0.5 * answer.error)
+        assert (episode.continuations, episode.failed) == (16, 0)
+
+    def test_a_solved_episode_has_gained(self) -> None:
+        play = acting(lambda _: "B", counted("win", "lose"))
+        result = blamed(play, played(play, "B", "lose"), played(play, "B", "win", seed=2))
+        lost, won = result.episodes
+        assert [turn.drop for turn in lost.turns] == [0.0, 0.5]
+        assert [turn.drop for turn in won.turns] == [0.0, -0.5]
+        assert won.culprit is None
+        assert result.lost_by == {"reasoner": 0, "actor": 1}
+        _, answers = result.rows()
+        assert (answers["failed"]["drop"], answers["solved"]["drop"], answers["lost"]) == (0.5, -0.5, 1)
+
+    def test_by_chance_the_estimates_lie_about_what_is_exact(self) -> None:
+        play = acting()
+        (episode,) = blamed(play, played(play, "A", "lose"), samples=300).episodes
+        exact = sum(NOTES[note] * WINS[note] for note in NOTES)
+        for found, true in zip(episode.values, (exact, WINS["A"], 0.0), strict=True):
+            assert found == pytest.approx(true, abs=4 * (true * (1 - true) / 300) ** 0.5)
+
+    def test_a_continuation_that_fails_is_in_no_mean(self) -> None:
+        play = acting(lambda _: "B", counted("win", "boom"))
+        (episode,) = blamed(play, played(play, "B", "lose")).episodes
+        assert episode.values == (1.0, 1.0, 0.0)
+        assert episode.failed == 10
+        assert {each.text: each.success for each in episode.turns[1].instead} == {"win": 1.0, "boom": None}
+
+
+class Both(Endless):
+    """Two at once: solved where both say yes."""
+
+    name: Literal["tests.rollout.evaluation.test_blame:Both"] = "tests.rollout.evaluation.test_blame:Both"
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> BothWorld:
+        return BothWorld()
+
+
+class BothWorld:
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def observe(self, agent: str) -> str:
+        return "?"
+
+    def movers(self) -> tuple[str, ...]:
+        return ()
+
+    async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+        self._said |= actions
+        return {}
+
+    def outcome(self) -> Outcome:
+        solved = float(set(self._said.values()) == {"yes"})
+        return Outcome(dict.fromkeys(self._said, solved), success=solved)
+
+    async def close(self) -> None:
+        pass
+
+
+class AtOnce(Chain):
+    async def run(self, scene: Scene) -> None:
+        said = await scene.together({name: [scene.observe(name)] for name in scene.names})
+        await scene.step({name: turn.text for name, turn in said.items()})
+
+
+class OneThenTwo(Chain):
+    async def run(self, scene: Scene) -> None:
+        first, *others = scene.names
+        note = await scene[first].say("?")
+        await scene.step({first: note.text})
+        said = await scene.together({name: ["?"] for name in others})
+        await scene.step({name: turn.text for name, turn in said.items()}, final="lose")
+
+
+class TestAtOnce:
+    def test_each_is_judged_alone_with_the_other_kept(self) -> None:
+        """The reasoner said yes and the actor no; half of the reasoner's words are yes and all of the actor's others."""
+        play = acting(counted("yes", "no"), lambda _: "yes", environment=Both(), workflow=AtOnce())
+        (episode,) = blamed(play, played(play, "yes", "no")).episodes
+        innocent, guilty = episode.turns
+        assert [turn.moment for turn in episode.turns] == [0, 0]
+        assert (innocent.before, innocent.drop) == (0.0, 0.0), "whatever it says, the other said no"
+        assert (guilty.before, guilty.drop) == (1.0, 1.0), "the other's yes is kept"
+        assert episode.values == (0.5, 0.0)
+        assert episode.continuations == 30
+        assert {each.text for each in innocent.instead} == {"yes", "no"}
+
+    def test_a_world_that_pays_an_earlier_turn_later_repeats(self) -> None:
+        names = ("first", "reasoner", "actor")
+        engine = ScriptedEngine(dict.fromkeys(names, lambda _: "lose"))
+        play = acting(names=names, engine=engine, environment=PaysTheFirst(), workflow=OneThenTwo())
+        episode = run_async(lambda: play_episode(play, TASK, 1))
+        assert [turn.reward for turn in episode.turns] == [2.0, 0.0, 0.0]
+        result = blamed(play, episode)
+        assert result.left_out == {}
+        assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
+
+    def test_turns_that_did_not_hear_one_another_are_one_moment(self) -> None:
+        def turn(agent: str, index: int, seen: int) -> Turn:
+            return Turn(agent, agent, 0, "", index, seen, (1,), (), (), "stop", "")
+
+        turns = [turn("a", 0, 0), turn("b", 1, 0), turn("a", 2, 2), turn("a", 3, 2), turn("b", 4, 4)]
+        assert moments_of(turns) == [range(2), range(2, 3), range(3, 4), range(4, 5)]
+
+
+class TestFile:
+    def test_what_was_interrupted_continues_and_ends_as_the_same_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(measuring, "AT_ONCE", 20)
+        engine = Counting(reasoner, actor)
+        play = acting(engine=engine)
+        groups = run_async(lambda: rollout(play, [Task(f"t{k}", "?") for k in range(16)], 1, 0))
+        chosen = choose_episodes(groups, 3)
+        engine.asked.clear()
+        (tmp_path / "a").mkdir()
+        whole = measure_blame(play, chosen, HOW, BlameFile(tmp_path / "a", HOW))
+        asked = len(engine.asked)
+        assert whole.file is not None
+        lines = whole.file.read_bytes().splitlines(keepends=True)
+        assert len(lines) == 1 + len(chosen) == 7
+        for kept in (0, 1, 4):  # and half of the next line
+            run = tmp_path / f"b{kept}"
+            again = BlameFile(run, HOW)
+            again.path.parent.mkdir(parents=True)
+            again.path.write_bytes(b"".join(lines[:kept]) + lines[kept][:30])
+            engine.asked.clear()
+            found = measure_blame(play, chosen, HOW, again)
+            assert again.path.read_bytes() == whole.file.read_bytes()
+            assert found.episodes == whole.episodes
+            assert (len(engine.asked) < asked) == (kept > 1)
+        engine.asked.clear()
+        assert measure_blame(play, chosen, HOW, BlameFile(tmp_path / "a", HOW)).episodes == whole.episodes
+        assert engine.asked == [], "nothing is left to play"
+
+    def test_a_stop_loses_one_batch_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measuring, "AT_ONCE", 20)
+        number = count()
+
+        def stopped(request: Request) -> str:
+            if next(number) == 25:
+                raise KeyboardInterrupt
+            return actor(request)
+
+        play = acting(reasoner, stopped)
+        lost = [(0, played(play, "A", "lose", seed=k)) for k in range(3)]
+        with pytest.raises(KeyboardInterrupt):
+            measure_blame(play, lost, HOW, BlameFile(tmp_path, HOW))
+        (path,) = blame_files(tmp_path)
+        assert [each.seed for each in read_blamed(path)[1]] == [0]
+
+    def test_a_folder_that_cannot_be_written_is_found_before_anything_is_played(self, tmp_path: Path) -> None:
+        engine = Counting(reasoner, actor)
+        lost = [(0, played(acting(), "A", "lose"))]
+        with pytest.raises(RunDirectoryError, match="Cannot write"):
+            measure_blame(acting(engine=engine), lost, HOW, BlameFile(tmp_path / "none", HOW))
+        assert engine.asked == []
+
+    def test_another_way_to_measure_has_another_file(self, tmp_path: Path) -> None:
+        names = {BlameFile(tmp_path, {**HOW, **more}).path for more in ({}, {"samples": 9}, {"weights": "x"})}
+        assert len(names) == 3
+
+    def test_damage_counts_as_not_measured(self, tmp_path: Path) -> None:
+        play = acting()
+        file = BlameFile(tmp_path, HOW)
+        measure_blame(play, [(0, played(play, "A", "lose", seed=k)) for k in range(2)], HOW, file)
+        head, first, second = file.path.read_bytes().splitlines()
+        episode = episode_of(json.loads(first))
+        assert json.loads(json.dumps(episode_row(episode))) == json.loads(first)
+        for broken in (b"7", b"{}", b"null", first.replace(b'"before": ', b'"before": 9'), b"[" * 100_000):
+            file.path.write_bytes(b"\n".join([head, broken, second, b""]))
+            assert [each.seed for each in read_blamed(file.path)[1]] == [1]
+        file.path.write_bytes(b"\n".join([first, second, b""]))
+        assert read_blamed(file.path) == ({}, []), "without a first line nobody knows how it was measured"
+        assert read_blamed(tmp_path / "none") == ({}, [])
+
+
+class Living(Wins, Alive):
+    name: Literal["tests.rollout.evaluation.test_blame:Living"] = "tests.rollout.evaluation.test_blame:Living"  # type: ignore[assignment]
+
+    @property
+    def alive(self) -> Sequence[str]:
+        return ("a weather service",)
+
+
+class TestRefused:
+    def test_a_world_that_relies_on_something_outside(self) -> None:
+        play = acting(environment=Living())
+        with pytest.raises(ConfigError, match=r"a weather service\. Its episodes cannot be replayed"):
+            blamed(play, played(play, "A", "lose"))
+
+    def test_a_world_that_does_not_repeat(self) -> None:
+        play = acting(environment=Wins(odd="shown"))
+        with pytest.raises(EpisodeError, match="'reasoner' reads another prompt at its turn 1") as raised:
+            blamed(play, played(play, "A", "lose"))
+        assert "\n" not in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("success", "error", "told"),
+        [
+            (1.0, None, "No episode failed: all 2 are solved"),
+            (None, None, "because the environment scores none"),
+            (0.0, "boom", "boom"),
+        ],
+    )
+    def test_episodes_among_which_nobody_failed(
+        self, success: float | None, error: str | None, told: str
+    ) -> None:
+        turn = Turn("a", "a", 0, "", 0, 0, (1,), (), (), "stop", "")
+        episodes = tuple(Episode(TASK, k, ("a",), (turn,), success=success, error=error) for k in range(2))
+        with pytest.raises(ConfigError, match=told):
+            choose_episodes([Group(TASK, episodes)], 5)
+
+
+class TestChosen:
+    def test_as_many_solved_ones_as_failed_ones(self) -> None:
+        turn = Turn("a", "a", 0, "", 0, 0, (1,), (), (), "stop", "")
+        scores = (0.0, 1.0, 1.0, 0.5, 1.0, 0.0)
+        group = Group(
+            TASK, tuple(Episode(TASK, k, ("a",), (turn,), success=each) for k, each in enumerate(scores))
+        )
+        assert [k for k, _ in choose_episodes([group], 2)] == [0, 3, 1, 2]
+        assert [k for k, _ in choose_episodes([group], 9)] == [0, 3, 5, 1, 2, 4]
+
+
+def test_few_continuations_that_end_alike_leave_room_for_doubt() -> None:
+    """Beta(9, 1) has the variance 9 / (100 · 11)."""
+    for alike in (0.0, 1.0):
+        assert uncertainty([alike] * 8) == pytest.approx((9 / 1100) ** 0.5)
+    assert uncertainty([]) == pytest.approx((1 / 12) ** 0.5), "the uniform distribution's"
+
+
+def test_the_costliest_turns_come_first_and_a_mean_has_the_error_of_its_episodes() -> None:
+    def episode(seed: int, drop: float) -> BlamedEpisode:
+        turn = BlamedTurn("a", 0, 1, 0, "", drop, 0.0, 0.1)
+        return BlamedEpisode("t", 0, seed, "", "", ("a", "b"), 0.0, (drop, 0.0), (turn,), 8, 0, 9)
+
+    result = Blame(HOW, tuple(episode(k, drop) for k, drop in enumerate((0.2, 0.6, 0.0, 0.4))))
+    assert [turn.drop for _, turn in result.costliest(2)] == [0.6, 0.4]
+    (row,) = result.rows()
+    assert row["failed"]["drop"] == pytest.approx(0.3)
+    assert row["failed"]["error"] == pytest.approx((0.2 / 3) ** 0.5 / 2), "s = √(0.2 / 3), by √4"
+    assert result.lost_by == {"a": 3, "b": 0}, "one was lost by nobody"
+    assert "a, turn 1: mean drop failed +0.300 ± 0.129" in str(result)
+
+
+class TestTrainer:
+    def test_training_goes_on_as_if_nobody_had_asked(self, tmp_path: Path) -> None:
+        losses = []
+        noisy = {
+            "name": "tests.support.plugins:Digest",
+            "noisy": True,
+        }  # draws from generators that all share
+        for asks in (False, True):
+            random.seed(3)
+            np.random.seed(3)
+            torch.manual_seed(3)
+            with Trainer(**sections(environment=noisy), run_dir=tmp_path / str(asks)) as trainer:
+                list(trainer.steps(1))
+                if asks:
+                    result = trainer.blame(episodes=2, samples=2)
+                    assert result.file is not None
+                    assert result.file.parent == tmp_path / "True" / "blame"
+                    assert len(read_blamed(result.file)[1]) == len(result.episodes)
+                    assert set(result.lost_by) == {"agent_0", "agent_1"}
+                losses.append([step.metrics["loss/agent_0"] for step in trainer.steps(2)])
+        assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize("workflow", ["chain", "parallel", "reflect", "router", "vote"])
+    def test_every_turn_of_every_workflow_can_be_continued_from(self, workflow: str) -> None:
+        with Trainer(**sections(workflow={"name": workflow})) as trainer:
+            result = trainer.blame(episodes=2, samples=2)
+            assert result.left_out == {}
+            for episode in result.episodes:
+                assert episode.failed == 0
+                assert all(turn.drop is not None and turn.instead for turn in episode.turns)
+                if len(episode.values) > len(episode.turns):  # nobody spoke at once
+                    drops = sum(turn.drop or 0.0 for turn in episode.turns)
+                    assert drops == pytest.approx((episode.values[0] or 0.0) - episode.success)
+
+    def test_nothing_is_written_without_a_run(self) -> None:
+        with Trainer(**sections()) as trainer:
+            result = trainer.blame(episodes=1, samples=1, split="train", seed=5)
+            assert (result.file, result.measured["seed"]) == (None, 5)
+            for wrong in ({"episodes": 0}, {"samples": True}, {"split": "test"}):
+                with pytest.raises(ConfigError, match=next(iter(wrong))):
+                    trainer.blame(**wrong)
+
+    def test_a_run_whose_world_relies_on_something_outside_is_refused_before_it_is_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Trainer(**sections(), run_dir=tmp_path / "run") as trainer:
+            trainer.train(1)
+        config = tmp_path / "run" / "config.yaml"
+        there = config.read_text()
+        assert "tests.support.plugins:Digest" in there
+        kept = [
+            line
+            for line in there.splitlines()
+            if not line.startswith(("  levels:", "  noisy:", "  tasks: null"))
+        ]
+        config.write_text(
+            "\n".join(kept).replace("tests.support.plugins:Digest", Living.__module__ + ":Living")
+        )
+        monkeypatch.setattr(Trainer, "from_run", None)
+        with pytest.raises(ConfigError, match="a weather service"):
+            kapelle.blame(tmp_path / "run")
+
+
+PROGRAM = """
+import os, random, sys
+import httpx
+
+with httpx.Client(base_url=os.environ["OPENAI_BASE_URL"], timeout=60.0) as client:
+    def say(agent, text):
+        body = {"model": f"team/{agent}", "messages": [{"role": "user", "content": text}]}
+        said = client.post("chat/completions", json=body)
+        said.raise_for_status()
+        return said.json()["choices"][0]["message"]["content"] or ""
+
+    plan = say("planner", f"plan {random.random() if 'moody' in sys.argv else ''}")
+    solved = float(sum(say("coder", f"do {plan}").encode()) % 3 == 0)
+    body = {"rewards": {"planner": solved, "coder": solved}, "success": solved}
+    client.post("reward", json=body).raise_for_status()
+"""
+
+
+@pytest.mark.slow
+class TestOutsidePrograms:
+    """What a program asks twice in the same words is replayed; what it asks otherwise is noticed."""
+
+    @pytest.mark.parametrize("moody", [False, True])
+    def test_they_are_continued_where_they_repeat(self, tmp_path: Path, moody: bool) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        command = [sys.executable, str(program), *(["moody"] if moody else [])]
+        made = sections(
+            environment={"name": "external", "port": 0, "command": command, "programs": 4},
+            workflow={"name": "external"},
+            evaluation={"problems": 8, "greedy": False, "before_and_after": False},
+            team={
+                "agents": [{"name": "planner"}, {"name": "coder"}],
+                "lora": {"rank": 2, "alpha": 4.0},
+                "sampling": {"max_tokens": 6},
+            },
+        )
+        with Trainer(**made) as trainer:
+            if moody:
+                with pytest.raises(
+                    EpisodeError, match=r"No episode of 'external' repeats.* 'planner' reads another prompt"
+                ):
+                    trainer.blame(episodes=1, samples=2)
+                return
+            result = trainer.blame(episodes=1, samples=2)
+            assert result.left_out == {}
+            for episode in result.episodes:
+                assert episode.failed == 0
+                assert [turn.agent for turn in episode.turns] == ["planner", "coder"]
+                assert all(turn.instead for turn in episode.turns)

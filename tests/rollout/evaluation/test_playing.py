@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.tiny import tiny_model
+
+from kapelle.errors import ConfigError, KapelleError
+from kapelle.models.weights import save_model
+from kapelle.rollout.evaluation.evaluate import evaluate_tasks
+from kapelle.rollout.evaluation.playing import model_config, open_play
+from kapelle.runtime.event_loop import run_async
+from kapelle.settings.weights import EndpointConfig
+
+
+def test_an_environment_is_played_by_one_agent_alone() -> None:
+    config = model_config("some/model", "arithmetic", ("environment.digits=3", "team.sampling.max_tokens=9"))
+    assert (config.model.path, config.team.sharing, config.team.agents) == ("some/model", "frozen", 1)
+    assert config.workflow.model_dump()["name"] == "solo"
+    assert config.environment.model_dump()["digits"] == 3
+    assert config.team.sampling.max_tokens == 9
+
+
+def test_a_game_is_played_in_parallel() -> None:
+    config = model_config("m", "matrix", ("team.agents=2",))
+    assert config.workflow.model_dump()["name"] == "parallel"
+
+
+def test_a_recipe_keeps_its_team_and_loses_its_own_weights(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        """
+        environment: {name: arithmetic}
+        workflow: {name: chain}
+        algorithm: {name: mappo}
+        warmup: {steps: 5}
+        team:
+          critic_sharing: shared
+          agents:
+            - {name: a, weights: {model: other/model, train: full}, system: Add.}
+            - {name: b, weights: {adapter: x}, share_critic_with: a}
+            - {name: c, weights: {endpoint: "http://host/v1", model: far}}
+        """
+    )
+    config = model_config("some/model", str(recipe))
+    assert not isinstance(config.team.agents, int)
+    assert [agent.name for agent in config.team.agents] == ["a", "b", "c"]
+    assert [agent.weights for agent in config.team.agents[:2]] == [None, None]
+    assert isinstance(config.team.agents[2].weights, EndpointConfig)
+    assert config.team.agents[0].system == "Add."
+    assert (config.model.path, config.team.sharing, config.warmup) == ("some/model", "frozen", None)
+
+
+def test_an_unknown_name_is_answered_with_the_environment_that_was_meant() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Unknown recipe or environment 'aritmetic'. Did you mean 'arithmetic'\?"
+    ):
+        model_config("m", "aritmetic")
+
+
+def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
+    model = tiny_model()
+    save_model(tmp_path / "model", model)
+    play = open_play(model_config(str(tmp_path / "model"), "arithmetic", ("team.sampling.max_tokens=4",)))
+    tasks = [play.environment.task("test", k) for k in range(3)]
+    result = run_async(lambda: evaluate_tasks(play, tasks, seed=0))
+    assert result.problems == 3
+    assert result.failed == 0
+    assert not any(turn.trained for group in result.groups for turn in group.episodes[0].turns)
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "settings", "problem"),
+    [
+        ("./nowhere", "arithmetic", (), "Model folder './nowhere' does not exist"),
+        ("embedded", "math", ("environment.path=nowhere",), "There is no file or folder 'nowhere'"),
+        (
+            "embedded",
+            "arithmetic",
+            ("model.embedded.context=16", "environment.digits=12"),
+            "The prompt of agent 'agent_0'",
+        ),
+        ("embedded", "matrix", (), "agent"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_a_model_loads(
+    monkeypatch: pytest.MonkeyPatch, model: str, environment: str, settings: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.setattr(
+        "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
+    )
+    with pytest.raises(KapelleError, match=problem):
+        open_play(model_config(model, environment, settings))

@@ -1,0 +1,245 @@
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from kapelle.environment import FAILED
+from kapelle.runs.definitions import (
+    MACHINE_METRICS,
+    METRICS,
+    MOST_REPORTED,
+    STEP_METRICS,
+    UPDATE_METRICS,
+    Metric,
+    describe,
+    reported_counts,
+    rollout_metrics,
+)
+from kapelle.types import Episode, FinishReason, Group, Json, Task, Turn
+
+TASK = Task("a", "12+30")
+
+
+def turn(
+    agent: str, tokens: int, finish: FinishReason = "stop", reward: float = 0.0, *, trained: bool = True
+) -> Turn:
+    return Turn(
+        agent=agent,
+        policy=f"{agent}-lora",
+        version=0,
+        weights_hash="h",
+        index=0,
+        seen=0,
+        prompt_ids=(1,),
+        completion_ids=(5,) * tokens,
+        logprobs=(-0.5,) * tokens,
+        finish_reason=finish,
+        text="x",
+        reward=reward,
+        trained=trained,
+    )
+
+
+def episode(reward: float, *turns: Turn, task: Task = TASK, success: float | None = None) -> Episode:
+    return Episode(task, 0, ("reasoner", "actor"), turns, {"actor": reward}, success)
+
+
+def test_the_row_of_a_step_by_hand() -> None:
+    task_b = Task("b", "1+1")
+    groups = [
+        Group(
+            TASK,
+            (
+                episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0),
+                episode(
+                    0.0, turn("reasoner", 6, "length", reward=0.5), turn("actor", 4, "error"), success=0.0
+                ),
+            ),
+        ),
+        Group(
+            task_b,
+            (
+                episode(
+                    0.5, turn("reasoner", 2), turn("actor", 3), turn("actor", 3), task=task_b, success=0.5
+                ),
+                replace(episode(9.0, turn("actor", 7), task=task_b, success=1.0), error="EpisodeError: x"),
+            ),
+        ),
+    ]
+    assert rollout_metrics(groups) == {
+        "samples": 4.0,
+        "failed_episodes": 0.25,
+        "scored": 3.0,
+        "success": 0.5,
+        "truncated": 0.0,
+        # The second group has one valid episode left: nothing varies.
+        "dead_groups": 0.5,
+        # The environment never scores the reasoner at the end: it has a return and no reward.
+        "return/reasoner": pytest.approx(0.5 / 3),
+        "length/reasoner": 4.0,
+        "turns/reasoner": 1.0,
+        "finish_length/reasoner": pytest.approx(1 / 3),
+        "reward/actor": 0.5,
+        "reward_max/actor": 0.75,
+        "return/actor": 0.5,
+        "length/actor": 3.0,
+        "turns/actor": pytest.approx(4 / 3),
+        "finish_length/actor": 0.0,
+        "tokens/reasoner-lora": 12.0,
+        "tokens/actor-lora": 19.0,
+    }
+
+
+def test_what_does_not_exist_is_absent() -> None:
+    assert rollout_metrics([]) == {"samples": 0.0}
+    failed = replace(episode(0.0), error="EpisodeError: x", rewards={})
+    assert rollout_metrics([Group(TASK, (failed,))]) == {"samples": 1.0, "failed_episodes": 1.0}
+    game = Episode(TASK, 0, ("row", "column"), (), {"row": 1.0})
+    row = rollout_metrics([Group(TASK, (game,))])
+    assert "success" not in row
+    assert "reward/column" not in row
+    assert row["turns/column"] == 0.0
+    assert "length/column" not in row
+    assert "dead_groups" not in row, "groups of one are meant for a critic"
+
+
+def test_a_group_is_dead_when_the_learners_cannot_tell_its_episodes_apart() -> None:
+    def share(*episodes: Episode) -> float:
+        return rollout_metrics([Group(TASK, episodes)])["dead_groups"]
+
+    speak = turn("actor", 1)
+    assert share(episode(1.0, speak), episode(1.0, speak)) == 1.0
+    assert share(episode(1.0, speak), episode(0.0, speak)) == 0.0
+    # The same sum on different ways is no difference; turn rewards count as well as terminal ones.
+    paid = turn("actor", 1, reward=1.0)
+    assert share(episode(1.0, speak), episode(0.0, paid)) == 1.0
+    # Only the frozen opponent's return varies: the learner has nothing to learn from.
+    frozen = turn("reasoner", 1, reward=1.0, trained=False)
+    assert share(episode(1.0, speak, frozen), episode(1.0, speak)) == 1.0
+    # In an evaluation nobody learns, and every seat counts.
+    mute = turn("actor", 1, trained=False)
+    assert share(episode(1.0, mute), episode(0.0, mute)) == 0.0
+
+
+def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> None:
+    members = (episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0), episode(0.0, success=0.0))
+    scored = tuple(
+        replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, task=replace(TASK, part="sums"))
+        for member in members
+    )
+    branch = replace(turn("actor", 2), index=1, parent=0, worth=0.0)
+    tree = replace(
+        episode(1.0, replace(turn("actor", 2), index=0, worth=1.0, dropped=3)),
+        branches=(branch,),
+        continued={"actor-lora": 5},
+    )
+    judged = {"reward/rubric": 0.5, "reward/rubric/clear": 0.5, "judge/disagreement": 0.1}
+    reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}, **judged})
+    silent = replace(reported, info={"unscored": "nobody said"}, success=None, rewards={})
+    mute = replace(silent, info={"unscored": "nobody said", "reward/rubric": None})
+    broken = replace(silent, info={"reward/rubric": FAILED}, error="it raised")
+    rows = [
+        rollout_metrics([Group(scored[0].task, scored)]),
+        rollout_metrics([Group(tree.task, (reported,))]),
+        rollout_metrics([Group(tree.task, (silent, reported))]),
+        rollout_metrics([Group(tree.task, (mute, broken, reported))]),
+    ]
+    assert ["unscored" in row for row in rows] == [False, False, True, True]
+    assert rows[1]["tokens/actor-lora"] == 2 + 2 + 5
+    assert rows[1]["tokens_continued/actor-lora"] == 5
+    assert rows[1]["dead_moments"] == 0.0
+    described = {name: describe(name) for row in rows for name in row}
+    assert None not in described.values()
+    assert set(described.values()) == set(METRICS)
+
+
+@pytest.mark.parametrize("table", [METRICS, STEP_METRICS, UPDATE_METRICS, MACHINE_METRICS])
+def test_every_metric_has_a_unit_a_meaning_a_warning_and_the_name_that_others_use(
+    table: tuple[Metric, ...],
+) -> None:
+    for metric in table:
+        assert metric.unit, metric.pattern
+        assert metric.meaning, metric.pattern
+        assert metric.warning, metric.pattern
+        assert metric.known_as, metric.pattern
+        assert metric.known_as != metric.pattern.partition("/")[0], "it says nothing beside ours"
+
+
+def test_descriptions_are_found_by_full_name_only() -> None:
+    found = describe("reward_max/agent a/b")
+    assert found is not None
+    assert found.pattern == "reward_max/<agent>"
+    assert describe("reward/") is None
+    assert describe("xreward/actor") is None
+    assert describe("losses/actor") is None
+    assert describe("loss") is None
+
+
+def test_what_the_loop_adds_is_described_too() -> None:
+    for name in ("staleness", "time/generate", "time/idle"):
+        found = describe(name)
+        assert found is not None
+        assert found.warning
+
+
+def test_each_reward_has_mean_spread_and_the_shares_it_said_nothing_or_failed() -> None:
+    paid: list[tuple[Json, str | None]] = [(1.0, None), (0.0, None), (None, None), (FAILED, "it raised")]
+    episodes = tuple(
+        Episode(TASK, k, ("ada",), info={"reward/exact": value, "reward/exact/ada": 2}, error=error)
+        for k, (value, error) in enumerate(paid)
+    )
+    row = rollout_metrics([Group(TASK, episodes)])
+    assert {name: value for name, value in row.items() if name.startswith("paid")} == {
+        "paid/exact": 0.5,
+        "paid_std/exact": 0.5,
+        "paid_none/exact": pytest.approx(1 / 3),  # of those that it was asked about and that did not fail
+        "paid_failed/exact": 0.25,
+        "paid/exact/ada": 2.0,
+        "paid_std/exact/ada": 0.0,
+    }
+
+
+def test_means_that_are_reported_say_of_how_many_episodes_they_are() -> None:
+    infos: list[tuple[dict[str, Json], str | None]] = [
+        ({"reward/exact": 1.0, "steps": 3, "tricks": {"ada": 2}}, None),
+        ({"reward/exact": None, "steps": 5}, None),
+        ({"reward/exact": FAILED, "steps": 9}, "it raised"),
+    ]
+    episodes = tuple(
+        Episode(TASK, k, ("ada",), info=info, error=error) for k, (info, error) in enumerate(infos)
+    )
+    counts = reported_counts([Group(TASK, episodes)])
+    assert counts == {"info/steps": 2, "info/tricks/ada": 1, "paid/exact": 1}
+    assert counts.keys() <= rollout_metrics([Group(TASK, episodes)]).keys()
+
+
+class TestWhatEnvironmentsReport:
+    """Numbers in `Outcome.info` are metrics by themselves."""
+
+    def of(self, *infos: Mapping[str, Json]) -> dict[str, float]:
+        episodes = tuple(Episode(TASK, k, ("ada", "ben"), info=info) for k, info in enumerate(infos))
+        row = rollout_metrics([Group(TASK, episodes)])
+        return {name: value for name, value in row.items() if name.startswith("info/")}
+
+    def test_a_number_is_averaged_over_the_episodes_that_report_it(self) -> None:
+        assert self.of({"steps": 3}, {"steps": 5}, {"other": "text"}) == {"info/steps": 4.0}
+
+    def test_a_number_for_each_agent_is_one_metric_each(self) -> None:
+        assert self.of({"tricks": {"ada": 2, "ben": 1}}, {"tricks": {"ada": 4}}) == {
+            "info/tricks/ada": 3.0,
+            "info/tricks/ben": 1.0,
+        }
+        assert self.of({"tricks": {"somebody": 2}}) == {}
+
+    def test_what_is_no_finite_number_is_left_out(self) -> None:
+        odd: dict[str, Json] = {"nan": math.nan, "inf": math.inf, "flag": True, "text": "3", "list": [1]}
+        assert self.of(odd, {"a/b": 1}, {"x" * 65: 1}) == {}
+        assert self.of({"x": math.nan}, {"x": 2.0}) == {"info/x": 2.0}
+
+    def test_a_name_for_each_task_does_not_flood_the_rows(self) -> None:
+        assert len(self.of(*({f"task_{k:03}": 1.0} for k in range(100)))) == MOST_REPORTED
+
+    def test_failed_episodes_report_nothing(self) -> None:
+        failed = Episode(TASK, 0, ("ada",), info={"x": 1.0}, error="boom")
+        assert "info/x" not in rollout_metrics([Group(TASK, (failed,))])
