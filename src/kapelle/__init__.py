@@ -61,7 +61,7 @@ HOMES: Mapping[str, str] = {
     "Workflow": "kapelle.workflow",
     "World": "kapelle.environment",
     "arena": "kapelle.comparison.arena",
-    "blame": "kapelle.training.blaming",
+    "blame": "kapelle.one_call",
     "load_recipe": "kapelle.setup.recipe",
     "train": "kapelle.one_call",
 }
@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from kapelle.errors import DataError as DataError
     from kapelle.errors import KapelleError as KapelleError
     from kapelle.models.language_model import LanguageModel as LanguageModel
+    from kapelle.one_call import blame as blame
     from kapelle.one_call import train as train
     from kapelle.rollout.evaluation.arena import Arena as Arena
     from kapelle.rollout.evaluation.evaluate import Evaluation as Evaluation
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     from kapelle.team import Agent as Agent
     from kapelle.team import Policy as Policy
     from kapelle.team import Team as Team
-    from kapelle.training.blaming import blame as blame
     from kapelle.training.step_report import Step as Step
     from kapelle.training.trainer import Summary as Summary
     from kapelle.training.trainer import Trainer as Trainer

@@ -1,4 +1,4 @@
-"""The common case in one call: a model, a data set, functions that pay, and agents.
+"""The common cases in one call: `train` a model on a data set with functions that reward it, and `blame` turns for lost episodes.
 
     run = kapelle.train("Qwen/Qwen3-0.6B", "train.jsonl", reward=exact, agents=["planner", "coder"], eval_dataset="test.jsonl")
     print(run)
@@ -33,6 +33,10 @@ from kapelle.environments.rewarded import (
 from kapelle.environments.tools.contract import ToolSettings
 from kapelle.environments.tools.functions import Functions as ToolFunctions
 from kapelle.errors import ConfigError, DataError, did_you_mean, raise_all
+from kapelle.rollout.evaluation.blame import refuse_alive
+from kapelle.runs.blamed import Blame
+from kapelle.runs.named_checkpoint import split_run
+from kapelle.runs.reader import read_config
 from kapelle.runs.writer import new_folder
 from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.runtime.ranks import launched_rank
@@ -42,12 +46,14 @@ from kapelle.settings.messages import as_written, in_python, made, unknown_keywo
 from kapelle.settings.schema import AgentConfig
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.recipe import derived, from_keywords
+from kapelle.training.blaming import blame_team, check_blame
 from kapelle.training.console import Lines, Watch
+from kapelle.training.observer import Observer
+from kapelle.training.provenance import config_of_run
 from kapelle.training.trainer import Metrics, Trainer
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
-    from kapelle.training.observer import Observer
     from kapelle.training.trainer import Summary
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
@@ -557,3 +563,29 @@ def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
             f"`{name}` is {section!r}. It is a section: give its settings by name, such as {name}={{'{EXAMPLES[name]}': …}}."
         )
     return section.model_dump(exclude_unset=True) if isinstance(section, Settings) else dict(section)
+
+
+@in_python(None)
+def blame(
+    run: str | Path,
+    *settings: str,
+    episodes: int = 50,
+    samples: int = 8,
+    split: str = "eval",
+    seed: int | None = None,
+    observer: Observer | None = None,
+) -> Blame:
+    """Return which turns lost episodes of a run (`RUN`, `RUN@best`, `RUN@12`), by the probability of success before and after each.
+
+    At most `episodes` failed ones and as many solved ones are played on from each of their moments, `samples` times. They are those that
+    the run recorded when it evaluated the checkpoint; where it did not, where `settings` such as `evaluation.problems=100` say what to
+    play, or for the split `train`, they are played first. `seed` is that of the continuations; without it the run's own. The result is
+    kept in the run's folder `blame`: called again, it continues where it was stopped. Raises the errors of `errors.py`.
+    """
+    check_blame(episodes, samples, split)
+    folder, _ = split_run(str(run))
+    read_config(folder)  # raises where there is no run
+    refuse_alive(config_of_run(folder, settings).environment)
+    options: dict[str, Any] = {} if observer is None else {"observer": observer}
+    with Trainer.from_run(run, *settings, **options) as trainer:
+        return blame_team(trainer, folder, settings, episodes, samples, split, seed)

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         # An unusable file is found before anything is played.
         with nullcontext() if out is None else new_file(out, "--json") as file:
-            from kapelle.training.blaming import blame
+            from kapelle.one_call import blame
 
             result = blame(
                 named[0],

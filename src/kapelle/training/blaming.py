@@ -1,8 +1,4 @@
-"""Blame for a run: which of its episodes are asked about, with which weights, and where the answer is kept.
-
-    import kapelle
-
-    print(kapelle.blame("runs/mine", episodes=20))
+"""Blame for a run: which of its episodes are asked about, and with which weights (`kapelle.blame`).
 
 `evaluation.blame` measures, `runs.blamed` keeps.
 """
@@ -14,21 +10,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kapelle.errors import ConfigError, DataError, RunDirectoryError
 from kapelle.rollout.episodes import PlaysGroups
 from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, refuse_alive
 from kapelle.rollout.evaluation.evaluate import decoded, evaluate_shared
 from kapelle.runs.blamed import Blame, BlameFile
-from kapelle.runs.named_checkpoint import split_run
-from kapelle.runs.reader import read_config, read_groups
+from kapelle.runs.reader import read_groups
 from kapelle.runtime.randomness import capture_random, restore_random
-from kapelle.settings.messages import in_python
 from kapelle.setup.preparation import short_enough
 from kapelle.setup.problems import choose_tasks
-from kapelle.training.observer import Observer
-from kapelle.training.provenance import config_of_run
 from kapelle.types import Group
 
 if TYPE_CHECKING:
@@ -36,34 +28,6 @@ if TYPE_CHECKING:
 
 SPLITS = ("eval", "train")
 """Episodes that can be asked about: of the evaluation, or of training tasks."""
-
-
-@in_python(None)
-def blame(
-    run: str | Path,
-    *settings: str,
-    episodes: int = 50,
-    samples: int = 8,
-    split: str = "eval",
-    seed: int | None = None,
-    observer: Observer | None = None,
-) -> Blame:
-    """Return which turns lost episodes of a run (`RUN`, `RUN@best`, `RUN@12`), by the probability of success before and after each.
-
-    At most `episodes` failed ones and as many solved ones are played on from each of their moments, `samples` times. They are those that
-    the run recorded when it evaluated the checkpoint; where it did not, where `settings` such as `evaluation.problems=100` say what to
-    play, or for the split `train`, they are played first. `seed` is that of the continuations; without it the run's own. The result is
-    kept in the run's folder `blame`: called again, it continues where it was stopped. Raises the errors of `errors.py`.
-    """
-    _check(episodes, samples, split)
-    folder, _ = split_run(str(run))
-    read_config(folder)  # raises where there is no run
-    refuse_alive(config_of_run(folder, settings).environment)
-    from kapelle.training.trainer import Trainer
-
-    options: dict[str, Any] = {} if observer is None else {"observer": observer}
-    with Trainer.from_run(run, *settings, **options) as trainer:
-        return blame_team(trainer, folder, settings, episodes, samples, split, seed)
 
 
 def blame_team(
@@ -79,7 +43,7 @@ def blame_team(
 
     The global random generators are left as they were, so that training goes on as it would have.
     """
-    _check(episodes, samples, split)
+    check_blame(episodes, samples, split)
     refuse_alive(trainer.config.environment)
     if trainer.algorithm.judges:
         raise ConfigError(
@@ -113,7 +77,8 @@ def blame_team(
         restore_random(drawn)
 
 
-def _check(episodes: int, samples: int, split: str) -> None:
+def check_blame(episodes: int, samples: int, split: str) -> None:
+    """Raise ConfigError for numbers below 1 and unknown splits."""
     for name, value in (("episodes", episodes), ("samples", samples)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"`{name}` of blame is {value!r}. Give a whole number of at least 1.")
