@@ -110,12 +110,10 @@ def test_its_place_is_found(mutant: Mutant) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
 def test_it_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
-    shutil.copytree(
-        ROOT / "src/kapelle", tmp_path / "kapelle", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(ROOT / "src/kapelle", tmp_path / "kapelle", ignore=shutil.ignore_patterns("__pycache__"))
     run = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", f"tests/{mutant.test}"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert subprocess.run(run, cwd=ROOT, env=environ, capture_output=True).returncode == 0
+    assert subprocess.run(run, cwd=ROOT, env=environ, capture_output=True, check=False).returncode == 0
     file = tmp_path / "kapelle" / mutant.file
     file.write_text(file.read_text("utf-8").replace(mutant.correct, mutant.broken), "utf-8")
-    assert subprocess.run(run, cwd=ROOT, env=environ, capture_output=True).returncode == 1
+    assert subprocess.run(run, cwd=ROOT, env=environ, capture_output=True, check=False).returncode == 1
