@@ -123,8 +123,8 @@ def test_a_run_whose_budget_is_spent_stops_with_the_reason_and_can_be_resumed(tm
     ("more", "reason"),
     [
         ({"algorithm": "ippo"}, "plays each task once"),
-        ({"algorithm": {"name": "remax", "group_size": 2}}, "an attempt that is played alone"),
-        ({"algorithm": "counterfactual"}, "plays single episodes again"),
+        ({"algorithm": {"name": "remax", "group_size": 2}}, "compares the episodes of a group"),
+        ({"algorithm": "counterfactual"}, "compares the episodes of a group"),
         (
             {"training": {"tasks_per_step": 2, "max_staleness": 1, "partial_rollouts": 0.5}},
             "partial_rollouts.* leaves groups unfinished",
