@@ -41,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         import asyncio
 
         from kapelle.rollout.conformance import conform
+        from kapelle.runtime.event_loop import run_async
 
         team = None if arguments.agents is None else [name.strip() for name in arguments.agents.split(",")]
         try:
-            findings = asyncio.run(conform(environment, team))
+            findings = run_async(lambda: conform(environment, team))
         except Absent:
             raise  # a team of other names would not mend it
         except ConfigError as error:
