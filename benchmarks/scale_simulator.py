@@ -71,7 +71,7 @@ class Plan:
     environment: float = 0.0
     """Mean seconds of a world's move, drawn from an exponential distribution."""
     together: bool = True
-    """Rows go on only when no episode is busy with its world (ADR 0025); False lets them go on."""
+    """Rows go on only when no episode is busy with its world; False lets them go on."""
     processes: int = 1
     samplers: int = 0
     """Processes that only sample; 0 lets all do both."""

@@ -31,7 +31,7 @@ python -m experiments run all --jobs 2       # everything; continues where it wa
 
 A prediction is a number for each seed, computed from what all arms did with that seed. The tables give its interquartile mean over seeds with a 95 %
 bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is none. *Not shown*: neither,
-or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is; an algorithm's page gives the verdict on those about this algorithm. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds. [ADR {adr}](adr/{file}) tells of the rule.
+or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is; an algorithm's page gives the verdict on those about this algorithm. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds.
 
 """
 
@@ -59,8 +59,7 @@ def write_page() -> None:
 
 def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
     """Return the text of the page."""
-    [adr] = (DOCS / "adr").glob("*-claims-judged-*.md")
-    lines = [HEAD.replace("{adr}", adr.name[:4]).replace("{file}", adr.name)]
+    lines = [HEAD]
     lines += ["| claim | of | verdict | CPU |\n|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
         pages = (

@@ -114,6 +114,6 @@ CLAIM = Claim(
         "By hand, at uniform policies: the best sum explains 0.467 of the weakest link's variance, the best monotone function all of it; in climbing they explain 0.18 and 0.48. What is left of a return's "
         "variance once the others are explained is 0.65 of it with the best sum (0.75 as far as `credit_weight` trusts that) and 0.43 with the best monotone mix. To a table, what agents read is all one, so that `qmix`'s state is a constant here, as it is within any one task: "
         "what it gains is by the shape of its mix alone. In a first run its update was less noisy than `vdn`'s by a tenth, not by the fifth that was predicted, which found a fault: an agent's baseline was the mix of the others with the *mean* of its own utilities, "
-        "which is not the mean of what the team would earn where a mix is bent (0.54 by hand, in place of 0.43, with levels as utilities). Since then it is that mean ([ADR 0091](adr/0091-a-mean-of-the-mix.md)), and 0.57 was to be expected. Contradicted would be a noisier one."
+        "which is not the mean of what the team would earn where a mix is bent (0.54 by hand, in place of 0.43, with levels as utilities). Since then it is that mean, and 0.57 was to be expected. Contradicted would be a noisier one."
     ),
 )

@@ -71,7 +71,7 @@ def learn(world: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: A
         last = {"base": frozen_copy(base), **{a: frozen_copy(trainer.engine.weights(a)) for a in TRAINED}}
     before, after = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
     told = ", ".join(f"{reward:.2f}" for reward in rewards)
-    print(f"{world}: {before:.2f} before, {after:.2f} after ({told})")  # noqa: T201 - docs/log.md has these; pytest -rP shows them
+    print(f"{world}: {before:.2f} before, {after:.2f} after ({told})")  # noqa: T201 - experiments/log.md has these; pytest -rP shows them
     assert after > before + 0.15, rewards
     # The frozen checker speaks by the base, which is the same to the bit; each other agent by an adapter a step.
     said_by = {agent: len(weights) for agent, weights in spoke.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 NO_ALGORITHM = {"README.md", "metrics.md"}
-README = ROOT / "README.md"
 
 
 def named_tests(text: str) -> list[str]:
@@ -52,20 +50,6 @@ def test_a_page_names_what_would_fail_if_the_algorithm_were_another(page: Path) 
     assert [gone for name in names if (gone := missing(name))] == []
 
 
-def claims(text: str) -> Iterator[str]:
-    """Yield what stands in the `<!-- held by: ... -->` comments of a text."""
-    yield from re.findall(r"<!-- held by: (.*?) -->", text, re.DOTALL)
-
-
-def test_what_the_readme_claims_names_what_shows_it() -> None:
-    found = list(claims(README.read_text(encoding="utf-8")))
-    assert len(found) >= 12
-    for claim in found:
-        names, commands = named_tests(claim), re.findall(r"`((?:make|kapelle|python) [^`]+)`", claim)
-        assert names or commands, f"neither a test nor a command: {claim}"
-        assert [gone for name in names if (gone := missing(name))] == []
-
-
 def test_what_happens_to_programs_names_the_tests_that_show_it() -> None:
     page = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
     _, _, table = page.partition("## What happens when")
@@ -75,12 +59,3 @@ def test_what_happens_to_programs_names_the_tests_that_show_it() -> None:
         names = re.findall(r"`(\w[\w/]+\.py(?:::\w+)*)`", row.split("|")[3])
         assert names, f"names no test: {row}"
         assert [gone for name in names if (gone := missing(f"tests/{name}"))] == []
-
-
-def test_a_name_that_does_not_exist_is_seen() -> None:
-    assert missing("tests/repository/test_held_by.py::missing") is None
-    assert (
-        missing("tests/repository/test_held_by.py::TestNothing")
-        == "tests/repository/test_held_by.py::TestNothing"
-    )
-    assert missing("tests/nowhere.py") == "tests/nowhere.py"

@@ -1,7 +1,7 @@
 """What MkDocs calls while it builds the site from docs/: links, diagrams, tutorials, the reference.
 
 `mkdocs.yml` names this file. Nothing that is made here is committed: docs/ stays plain Markdown, and what is made from
-the code cannot be out of date (docs/adr/0057).
+the code cannot be out of date.
 """
 
 from __future__ import annotations

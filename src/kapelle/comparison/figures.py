@@ -6,8 +6,7 @@
 
 Three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of the runs' last
 scores, the probability that one contender's run scores above another's, and the interquartile mean over what was spent. Each has
-its 95 % interval by a bootstrap that resamples the runs of every task by themselves. `docs/adr/0099` says why the
-formulae are ours and what they are held against.
+its 95 % interval by a bootstrap that resamples the runs of every task by themselves.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ LARGEST = 256 << 20
 LAST_STEP = 10**12
 """Steps end before this one: names of files have room for twelve digits."""
 LEVEL = 6
-"""Of compression; ADR 0056 has the measurements."""
+"""Of compression."""
 _SKIPPABLE = struct.Struct("<II")
 _MAGIC = 0x184D2A5E
 _ABOUT = struct.Struct("<4sQIIIIII")

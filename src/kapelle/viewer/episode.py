@@ -29,7 +29,7 @@ from kapelle.viewer.pictures import pictures_of
 from kapelle.viewer.skimming import cast_of
 
 FORMS = (1,)
-"""Versions of traces that are read; see docs/log.md."""
+"""Versions of traces that are read; see experiments/log.md."""
 MOST_TOKENS = 6000
 """Tokens of one turn that are drawn."""
 
