@@ -167,6 +167,7 @@ class TestTree:
         with pytest.raises(ValidationError, match=why):
             ATGRPO(**{"tree": True, **settings})
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("world", ["questions", "game"])
     def test_a_resumed_run_goes_on_bit_for_bit(self, world: str, tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ class TestRow:
 
 
 class TestRun:
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("base", ["grpo", "ippo"])
     def test_a_resumed_run_is_in_the_same_phase_bit_for_bit(self, base: str, tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ GAMES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "gae"),
     [
@@ -318,6 +318,7 @@ def test_so_it_is_in_a_chain(game: str, level: str) -> None:
         assert value == pytest.approx(worth[agent][read, said], abs=1e-4), (number, agent, read, said)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["ippo", "mappo", "marft", "vdn_token"])
 def test_a_run_whose_episodes_are_cut_short_trains(name: str) -> None:
     sticks = {"path": "tests.environments.adapters.zoo_games", "arguments": {"sticks": 9}, "max_rounds": 4}

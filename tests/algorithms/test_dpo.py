@@ -223,6 +223,7 @@ def test_ipo_takes_no_smoothing() -> None:
         resolve(sections(algorithm={"name": "dpo", "kind": "ipo", "label_smoothing": 0.1}))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_learns_which_of_two_recorded_answers_to_prefer(tmp_path: Path) -> None:
     words = Copies(letters=4)

@@ -122,7 +122,7 @@ def test_agents_that_read_the_same_are_attempts_at_the_same(words: tuple[Words, 
     assert positive(update("grpo", game, group_size=2, **settings))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -186,6 +186,7 @@ def test_rewards_on_the_way_within_groups(name: str, settings: dict[str, Any]) -
     assert positive(update(name, PAID_TOGETHER, team_reward="sum", group_size=2, **settings))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_state_that_an_attempt_meets_twice_is_compared_with_other_attempts() -> None:
     """Nothing is heard in these games, so that all turns of an agent meet one state."""
@@ -336,7 +337,6 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
 @pytest.mark.parametrize(
@@ -475,6 +475,7 @@ def opposites(said: Sequence[Words]) -> dict[str, float]:
     return {"a": worth(said[0]) * worth(said[1]) + worth(said[0])}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
 @pytest.mark.parametrize("how", ["one after another", "at once"])
 def test_coma_follows_its_critic(how: str, right: bool) -> None:

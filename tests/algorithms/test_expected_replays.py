@@ -120,6 +120,7 @@ THREE = Game(
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
 @pytest.mark.parametrize(
     "game", [CHAIN, pytest.param(UNALIKE["answers"], marks=pytest.mark.slow)], ids=["chain", "answers"]
@@ -132,6 +133,7 @@ def test_counterfactual_credit_follows_the_gradient(game: Game, alternatives: st
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
 @pytest.mark.parametrize("budget", [0.4, 0.8, 1.2])
@@ -146,6 +148,7 @@ def test_a_budget_bends_nothing(budget: float, alternatives: str) -> None:
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("ccpo", {}), ("sharp", {}), ("sharp", {"absent": "reference"})],
@@ -251,6 +254,7 @@ PAIR = Game(
 )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "one policy"])
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1), pytest.param((1, 3), marks=pytest.mark.slow), (2, 3)])
 def test_a_nested_tree_follows_the_gradient(widths: tuple[int, ...], shared: bool) -> None:
@@ -263,6 +267,7 @@ def test_a_nested_tree_follows_the_gradient(widths: tuple[int, ...], shared: boo
         assert all(factor > 0 for factor in found.values())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("widths", [(2, 2), (3, 1)])
 @pytest.mark.parametrize(
     ("settings", "right", "follows"),

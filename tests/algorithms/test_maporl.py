@@ -230,6 +230,7 @@ class TestRuns:
         with pytest.raises(ModelError, match="nowhere"):
             run_of({"verifier": "nowhere"})
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("sharing", ["lora", "shared"])
     def test_a_verifier_judges_and_learns_nothing(self, tmp_path: Path, sharing: str) -> None:
@@ -271,6 +272,7 @@ class TestRuns:
         assert VERIFIER not in learners_of(run.engine)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_verifiers_judge_together(tmp_path: Path) -> None:
     folders = []

@@ -28,7 +28,7 @@ MIXED = ("algorithm.credit_warmup_steps=0", "algorithm.fit.min_fill=1")
 OWN = {"maverl_debate_qmix": MIXED, "maverl_debate_vdn": MIXED}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.long
 @pytest.mark.slow
 @RECIPES
 def test_two_steps_and_one_then_the_other_end_at_the_same_bits(recipe: str, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def answered(source: Path, target: Path, answer: str) -> str:
     return str(target)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
@@ -97,6 +98,7 @@ FORMS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(
@@ -123,6 +125,7 @@ async def test_every_integer_pays_with_what_people_write_around_it(
         assert {environment.extract(rf"\boxed{{{form}}}") for form in forms} == {str(int(gold))}
 
 
+@pytest.mark.long
 @pytest.mark.data
 async def test_votes_and_grades_agree_on_every_pair_of_gold_answers(
     data_folder: Path, tmp_path: Path

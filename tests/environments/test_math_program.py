@@ -16,6 +16,7 @@ def block(program: str) -> str:
     return f"Let me see.\n```python\n{program}\n```\n"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("said", "score", "why"),
     [

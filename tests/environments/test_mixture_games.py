@@ -272,6 +272,7 @@ QUICK = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["rae", "mars"])
 def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def call(name: str, form: Form = "hermes", **arguments: Any) -> str:
     return write_calls([ReadCall(name, arguments)], form)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "level"), product(WITHOUT_PROGRAMS, (1, 2, 3)))
 async def test_the_expert_does_every_task_with_its_tools_and_without_a_fault(
     kind: ToolKind, level: int

@@ -301,7 +301,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.out + said.err
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("method", "body", "why"), WORLDS.values(), ids=WORLDS)
 def test_a_wrong_world_is_a_finding(
     method: str,
@@ -315,7 +315,7 @@ def test_a_wrong_world_is_a_finding(
     assert why in refused(words, capsys)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("method", "body", "why"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
 def test_a_wrong_environment_is_a_finding(
     method: str,
@@ -356,6 +356,7 @@ CAPABILITIES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("capability", "method", "why"), CAPABILITIES.values(), ids=CAPABILITIES)
 @pytest.mark.parametrize("command", ["validate", "train"])
 def test_a_capability_that_answers_wrongly_is_named(
@@ -385,6 +386,7 @@ BEFORE_A_MODEL = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", BEFORE_A_MODEL)
 def test_training_refuses_a_wrong_environment_before_a_model_is_loaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -465,7 +467,7 @@ NAMES = (
 )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}", "int = 3"])
 def test_a_setting_may_have_the_name_of_a_capabilitys_method(
@@ -510,6 +512,7 @@ def test_what_is_said_of_a_method_that_raises_ends_with_a_full_stop(
     assert ends in said
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_names_the_line_of_a_world_that_raises(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -538,6 +541,7 @@ QUESTIONS = {
 """What is written in the environment that `kapelle new` writes, in place of what, and what is said of it."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", QUESTIONS)
 def test_a_mistake_in_an_environment_of_questions_is_one_sentence(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[2] / "src" / "kapelle"
 MATHEMATICS = "kapelle.functional"
 
@@ -57,6 +59,7 @@ def uncalled(source: Path) -> list[str]:
     return [name for name in inside if name not in reached and not name.startswith("_")]
 
 
+@pytest.mark.long
 def test_all_mathematics_is_called() -> None:
     assert uncalled(SOURCE) == []
 

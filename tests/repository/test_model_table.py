@@ -10,7 +10,7 @@ QUICK = ("llama", "gpt2", "granite", "bert")
 WRITTEN = model_table.between_marks(model_table.PAGE.read_text("utf-8"))[1]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "family", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES]
 )

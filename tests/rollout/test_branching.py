@@ -52,6 +52,7 @@ class TestWorth:
             own = worths[note]
             assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own))
 
+    @pytest.mark.long
     @pytest.mark.slow
     async def test_more_continuations_tell_it_more_closely(self) -> None:
         spread = {}

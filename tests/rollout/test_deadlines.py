@@ -55,7 +55,7 @@ def cases() -> list[tuple[str, str, bool]]:
     ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "place", "blocking"), cases())
 def test_a_call_that_never_returns_costs_its_episode_alone(

@@ -59,6 +59,7 @@ def without_rounding(found: Episode) -> Episode:
     return replace(found, turns=tuple(replace(t, logprobs=(0.0,) * len(t.logprobs)) for t in found.turns))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("apart", "rows"), [(False, 1024), (True, 1024), (True, 3)])
 def test_what_is_left_goes_on_to_the_same_end(

@@ -110,6 +110,7 @@ def saved_in_parts(place: Path, rows: int) -> Any:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_save_the_rows_that_they_hold_and_one_process_reads_all(tmp_path: Path) -> None:
     answers = run_ranks(3, saved_in_parts, tmp_path, 2)  # fewer rows than ranks

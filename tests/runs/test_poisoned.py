@@ -63,6 +63,7 @@ def test_a_rate_that_breaks_the_weights_stops_the_run_with_the_reason(lr: float,
         assert states(run) == {}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [{"optimizer": {"lr": 1e-2}}, {"non_finite": "skip"}])
 def test_a_run_that_was_stopped_by_its_rate_goes_on_with_other_settings(
@@ -166,6 +167,7 @@ def test_under_skip_the_step_of_that_policy_alone_is_undone_and_counted(
     assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", ["critic", "verifier"])
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
@@ -193,6 +195,7 @@ def test_critics_and_verifiers_are_looked_at_as_policies_are(
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(states(run)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("non_finite", ["stop", "skip"])
 def test_a_mixer_is_looked_at_after_every_fit(
     non_finite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +256,7 @@ def spoil(run: Path, step: int, poison: str) -> None:
     assert checkpoint.save(run / "checkpoints", step, state) == right
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("poison", POISONS)
 def test_a_poisoned_checkpoint_is_passed_over_and_said(

@@ -80,6 +80,7 @@ def width(trainer: Trainer) -> int:
 
 
 class TestDifferentModels:
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     @BOTH
     def test_a_team_on_two_models_learns_and_all_vectors_are_of_the_first(self, name: str) -> None:

@@ -130,6 +130,7 @@ def test_there_are_sixty() -> None:
     assert len({hostile.name for hostile in HOSTILE}) == 60
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["exact", "numeric", "math", "environment", "choice", "regex", "json", "tool_call", "judge"]

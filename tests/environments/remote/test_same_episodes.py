@@ -32,6 +32,7 @@ def test_a_game_is_the_same() -> None:
     assert_same(environment_class("matrix")())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools", "tool_tasks"])
 def test_a_built_in_environment_is_the_same(name: str) -> None:

@@ -199,6 +199,7 @@ def test_worlds_of_a_server_may_live_in_processes_of_their_own() -> None:
         assert play(remote) == here
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_world_that_kills_its_process_is_played_again_and_not_for_ever(tmp_path: Path) -> None:
     deadly: Any = environment_class("tests.support.deadly:Deadly")

@@ -132,6 +132,7 @@ LAYERS: dict[str, tuple[Change, Change, Hostile]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_without_the_layer_a_program_gets_through(

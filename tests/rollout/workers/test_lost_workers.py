@@ -120,6 +120,7 @@ class TestDeath:
             else:
                 assert episode.error is None
 
+    @pytest.mark.long
     def test_where_all_die_the_run_stops_with_the_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -141,6 +142,7 @@ class TestDeath:
         assert list(tmp_path.iterdir())
         assert [episode.error for episode in found] == [None] * len(TASKS)
 
+    @pytest.mark.long
     def test_one_that_is_stopped_is_ended_however_long_a_call_may_take(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -80,12 +80,14 @@ def test_a_game_is_the_same() -> None:
     assert_same(environment_class("matrix")())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools"])
 def test_a_built_in_environment_is_the_same(name: str) -> None:
     assert_same(environment_class(name)(**READY[name]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_openspiel_is_the_same() -> None:
     pytest.importorskip("pyspiel")

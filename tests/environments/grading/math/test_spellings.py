@@ -36,6 +36,7 @@ def patient_pool() -> Iterator[KillableProcesses]:
         yield pool
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("one", "other"), PAIRS["same"])
 def test_another_spelling_is_paid(one: str, other: str, patient_pool: KillableProcesses) -> None:
     for gold, answer in ((one, other), (other, one)):
@@ -43,6 +44,7 @@ def test_another_spelling_is_paid(one: str, other: str, patient_pool: KillablePr
         assert grade.score == 1.0, grade
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("one", "other"), PAIRS["different"])
 def test_another_answer_is_not_paid(one: str, other: str, patient_pool: KillableProcesses) -> None:
     for gold, answer in ((one, other), (other, one)):
@@ -120,6 +122,7 @@ def others(gold: str) -> set[str]:
     return {f"{gold}, 77", f"{gold} + 1", "7777", more} - {gold}
 
 
+@pytest.mark.long
 def test_golds_of_math_and_deepmath_in_other_spellings(data_folder: Path) -> None:
     step = 1 if os.environ.get("KAPELLE_FUZZ") else 20
     asked = refused = paid = 0
