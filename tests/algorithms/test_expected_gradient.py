@@ -155,6 +155,7 @@ PAID_AT_ONCE = Game(("a", "a", "b"), lambda said: {}, ARMS, b_alone)
 PAID_TOGETHER = Game(("a", "b", "a"), lambda said: {}, ARMS, both)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sum", "mean"])
 @pytest.mark.parametrize("game", [PAID_AT_ONCE, PAID_TOGETHER], ids=["one", "both"])
