@@ -48,7 +48,7 @@ WORDS = frozenset(
 
 
 def source_of(claim: Claim) -> str:
-    """Return a hash of what a claim's arms and measures are, in its own file and in those of claims that it takes from; mere words, bounds and the number of seeds aside."""
+    """Return a hash of what a claim's arms and measures are, in its own file and in those of claims that it takes from; words, bounds, the number of seeds and imports aside."""
     found, waiting = dict[str, bytes](), [claim.name]
     while waiting:
         name = waiting.pop(0)
@@ -64,6 +64,11 @@ def _measured(file: Path) -> tuple[ast.Module, bytes]:
     tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
     begins = [sum(map(len, lines[:k])) for k in range(len(lines))]
+    cut = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Claim":
             for keyword in reversed(node.keywords):
@@ -72,6 +77,8 @@ def _measured(file: Path) -> tuple[ast.Module, bytes]:
                     text = text[: begins[keyword.lineno - 1] + keyword.col_offset] + text[end:].lstrip(
                         b", \n"
                     )
+    for first, last in reversed(cut):
+        text = text.replace(b"".join(lines[first - 1 : last]), b"", 1)
     return tree, text
 
 
