@@ -5,7 +5,7 @@ train, word for word; `info["seen"]` says which, so that memorised and computed 
 told apart. `3*4` and `4*3` are two steps.
 
 A step is posed in a normal form: `.5` as `0.5`, `9.00` as `9`, without `$` and needless brackets; `20%` is
-0.2. Left out, and counted by `census`, are annotations that cannot be read, those whose result is wrong,
+0.2. Left out are annotations that cannot be read, those whose result is wrong,
 steps without an operation (`12=12`), and those longer than `longest`. The rest is written with
 `0-9 + - * / . ( )` only.
 """
@@ -19,10 +19,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kapelle.environment import Reads
-from kapelle.environments.data.source import DataSource, keep_apart
+from kapelle.environments.data.source import DataFiles, DataSource
 from kapelle.environments.grading.math.calculation import (
     Expression,
     Operation,
@@ -208,20 +207,12 @@ class CalculatorStep:
     """What it comes to, as a decimal: `24`."""
 
 
-class GSM8KSteps(Questions, Reads):
+class GSM8KSteps(DataFiles, Questions):
     """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"
     path: str = "openai/gsm8k"
-    """A folder with a file per split, one file, or `owner/name` on the Hugging Face hub."""
     config: str | None = "main"
-    """Configuration of the hub's data set; null for its only one."""
-    train: str = "train"
-    """File (suffix optional) or hub split to train on."""
-    test: str = "test"
-    """File or hub split to evaluate on."""
-    test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the problems held out for testing where `path` is one file; a hash of each decides."""
     longest: int = Field(default=20, ge=3)
     """Most characters of a step that is posed, its result aside."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
@@ -232,11 +223,6 @@ class GSM8KSteps(Questions, Reads):
     """Agent → share of demonstrations in which the script has its bad habit: `work` forgets the last of
     several terms, `add_up` and `solve` forget the carry from one decimal place to the next."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> GSM8KSteps:
-        keep_apart(self.train, self.test)
-        return self
-
     @property
     def answers(self) -> Answers:
         """One number."""
@@ -246,17 +232,9 @@ class GSM8KSteps(Questions, Reads):
     def sources(self) -> Mapping[Split, str]:
         """The file or hub split of each; their problems are disjoint, though the same step can be in both."""
         return {
-            "train": f"calculator steps of {self._source.describe('train')}",
-            "test": f"calculator steps of {self._source.describe('test')}",
+            "train": f"calculator steps of {self.source.describe('train')}",
+            "test": f"calculator steps of {self.source.describe('test')}",
         }
-
-    @property
-    def _source(self) -> DataSource:
-        return DataSource(self.path, self.config, self.train, self.test, self.test_share)
-
-    def contents(self) -> Mapping[str, str]:
-        """Return every file or hub split that is read, with a hash of what was in it."""
-        return self._source.contents()
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError where one has no steps, ConfigError for a flaw of an unknown agent."""
@@ -268,18 +246,14 @@ class GSM8KSteps(Questions, Reads):
                     "`answer`). Set `environment.path` to GSM8K's files."
                 )
 
-    def census(self, split: Split) -> Census:
-        """Return how many annotations a split has and what became of them."""
-        return _steps(self._source, split, self.longest)[1]
-
     def size(self, split: Split) -> int | None:
         """Return the number of steps that are posed."""
-        return len(_steps(self._source, split, self.longest)[0])
+        return len(_steps(self.source, split, self.longest))
 
     def task(self, split: Split, index: int) -> Task:
         """Return the step at an index, in the order of the solutions."""
-        step = _steps(self._source, split, self.longest)[0][index]
-        seen = step in _trained(self._source, self.longest)
+        step = _steps(self.source, split, self.longest)[index]
+        seen = step in _trained(self.source, self.longest)
         return Task(f"{split}-{index}", step.question, {"answer": step.answer, "seen": seen})
 
     def about(self, task: Task) -> Mapping[str, Json]:
@@ -309,47 +283,24 @@ def annotated_steps(solution: str) -> list[str]:
     return _ANNOTATION.findall(solution)
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """What became of a split's annotations."""
-
-    annotated: int
-    """All of them; the other numbers add up to this one."""
-    unreadable: int
-    wrong: int
-    """Annotations whose two sides are not equal, rounded results included."""
-    no_operation: int
-    too_long: int
-    posed: int
-
-
 @lru_cache(maxsize=8)
-def _steps(source: DataSource, split: Split, longest: int) -> tuple[tuple[CalculatorStep, ...], Census]:
-    """Return the steps that are posed and what became of the others."""
+def _steps(source: DataSource, split: Split, longest: int) -> tuple[CalculatorStep, ...]:
+    """Return the steps that are posed."""
     steps: list[CalculatorStep] = []
-    annotated = unreadable = wrong = no_operation = too_long = 0
     rows = source.load("question", "path").of(split)
     for annotation in (step for row in rows for step in annotated_steps(row.text("answer", "path"))):
-        annotated += 1
-        left, equals, right = annotation.partition("=")
+        left, _, right = annotation.partition("=")
         asked, given = parse_expression(left), parse_expression(right)
         question = None if asked is None else write(asked)
-        if not equals or asked is None or given is None or question is None:
-            unreadable += 1
+        if question is None or given is None or not isinstance(asked, Operation):
             continue
         result = work_out(asked)
         answer = None if result is None else decimal(result)
-        if answer is None or result != work_out(given):
-            wrong += 1
-        elif isinstance(asked, Value):
-            no_operation += 1
-        elif len(question) > longest:
-            too_long += 1
-        else:
+        if answer is not None and result == work_out(given) and len(question) <= longest:
             steps.append(CalculatorStep(question, answer))
-    return tuple(steps), Census(annotated, unreadable, wrong, no_operation, too_long, len(steps))
+    return tuple(steps)
 
 
 @lru_cache(maxsize=8)
 def _trained(source: DataSource, longest: int) -> frozenset[CalculatorStep]:
-    return frozenset(_steps(source, "train", longest)[0])
+    return frozenset(_steps(source, "train", longest))

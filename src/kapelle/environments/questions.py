@@ -27,12 +27,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args
 from pydantic import AfterValidator, BeforeValidator
 
 from kapelle.environment import (
+    Alive,
     Answerable,
+    Doubting,
     Environment,
     Outcome,
     Retriable,
     Scorable,
     Scripted,
+    Skipping,
+    asks_questions,
     offers,
 )
 from kapelle.environments.base import BaseWorld
@@ -430,7 +434,7 @@ InnerQuestions = Annotated[
 """Settings of the environment that asks: `{name: math, …}`."""
 
 
-class HandsOnQuestions(Settings, Answerable, Scripted):
+class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Skipping, Doubting):
     """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
 
     if TYPE_CHECKING:  # it stands where it belongs among a subclass's own
@@ -440,6 +444,28 @@ class HandsOnQuestions(Settings, Answerable, Scripted):
     def sources(self) -> Mapping[Split, str]:
         """The questions' own."""
         return self.questions.sources
+
+    @property
+    def alive(self) -> Sequence[str]:
+        """What the environment that asks names."""
+        return self.questions.alive if offers(self.questions, Alive) else ()
+
+    def skipped(self) -> Mapping[Split, str]:
+        """Return what the environment that asks leaves out."""
+        return self.questions.skipped() if offers(self.questions, Skipping) else {}
+
+    def doubts(self) -> Sequence[str]:
+        """Return what the environment that asks doubts."""
+        return self.questions.doubts() if offers(self.questions, Doubting) else ()
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Check the environment that asks; ConfigError for a game."""
+        if not asks_questions(self.questions):
+            raise ConfigError(
+                f"`{self.questions.name}` is a game of moves, and `{cast('Environment', self).name}` takes questions with one answer. Set "
+                "`environment.questions` to math, arithmetic or another environment of questions."
+            )
+        self.questions.check(agents)
 
     def size(self, split: Split) -> int | None:
         """Return the number of questions."""

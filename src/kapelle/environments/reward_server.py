@@ -20,30 +20,26 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kapelle.environment import (
-    Alive,
     AskedServer,
     AsksServers,
     Outcome,
     Resets,
     Retriable,
     Scorable,
-    Skipping,
     World,
-    asks_questions,
-    offers,
     reset_world,
 )
 from kapelle.environments.grading.served_scores import ServedScores
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.errors import EpisodeError
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import patience_here, within
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address
-from kapelle.types import Split, Task
+from kapelle.types import Task
 
 
-class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
+class RewardServer(HandsOnQuestions, AsksServers):
     """Questions of another environment; a server's scores of the answers are the reward."""
 
     name: Literal["reward_server"] = "reward_server"
@@ -66,26 +62,16 @@ class RewardServer(HandsOnQuestions, Alive, AsksServers, Skipping):
     @property
     def alive(self) -> Sequence[str]:
         """The server, and what the questions' own environment names."""
-        own = self.questions.alive if offers(self.questions, Alive) else ()
-        return (f"`address` ({self.address})", *own)
+        return (f"`address` ({self.address})", *super().alive)
 
     def servers(self) -> Sequence[AskedServer]:
         """The server."""
         return (AskedServer("The reward server", self.address, self.address, self.token_env),)
 
-    def skipped(self) -> Mapping[Split, str]:
-        """Return what the environment that asks leaves out."""
-        return self.questions.skipped() if offers(self.questions, Skipping) else {}
-
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions; ConfigError for games, and for a token that others on the network could read."""
-        if not asks_questions(self.questions):
-            raise ConfigError(
-                f"`reward_server` scores answers to questions, and `{self.questions.name}` is a game of moves. Set "
-                "`environment.questions` to math, arithmetic or another environment of questions."
-            )
         bearer(self.token_env, self.address)
-        self.questions.check(agents)
+        super().check(agents)
 
     @cached_property
     def _scores(self) -> ServedScores:

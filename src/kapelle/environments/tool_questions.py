@@ -16,13 +16,10 @@ from pydantic import Field
 
 from kapelle.environment import (
     Alive,
-    Doubting,
     Holding,
     Outcome,
     Retriable,
-    Skipping,
     World,
-    asks_questions,
     offers,
 )
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, parse_calls
@@ -47,18 +44,16 @@ from kapelle.environments.tools.search import Search
 from kapelle.errors import ConfigError, EpisodeError, did_you_mean
 from kapelle.runtime.clock import suspend_aware_timeout
 from kapelle.settings.base import Settings
-from kapelle.types import Json, Split, Task
+from kapelle.types import Json, Task
 
 AnyTool = Annotated[
     Calculator | Python | Files | Search | Calendar | Functions | Mcp, Field(discriminator="tool")
 ]
 
 
-class OffersTools(Settings, Alive, Holding):
-    """Settings of an environment whose agents call tools before they answer."""
+class CallSettings(Settings):
+    """How agents read of their tools and write calls, and the bounds of a call."""
 
-    tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
-    """What agents can call; each entry says which `tool` it is."""
     form: Form = "hermes"
     """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
@@ -69,6 +64,18 @@ class OffersTools(Settings, Alive, Holding):
     """Seconds within which a call must return; a tool may have a shorter limit of its own."""
     max_characters: int = Field(default=4000, ge=100)
     """Most of one result that an agent reads."""
+
+    def prompt(self, schemas: Sequence[ToolSchema]) -> str:
+        """Return what an agent reads about these tools."""
+        listed = tools_prompt if self.listing == "schemas" else signatures_prompt
+        return listed([schema.as_json() for schema in schemas], self.form)
+
+
+class OffersTools(CallSettings, Alive, Holding):
+    """Settings of an environment whose agents call tools before they answer."""
+
+    tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
+    """What agents can call; each entry says which `tool` it is."""
 
     @property
     def alive(self) -> Sequence[str]:
@@ -100,11 +107,10 @@ class OffersTools(Settings, Alive, Holding):
         """Return a question's world with tools of its own for each agent."""
         schemas = [schema for tool in self.tools for schema in tool.schemas()]
         boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
-        rules = CallRules(self.form, self.listing, self.max_turns, self.call_s, self.max_characters)
-        return ToolsWorld(question, boxes, schemas, rules)
+        return ToolsWorld(question, boxes, schemas, self)
 
 
-class Tools(OffersTools, HandsOnQuestions, Skipping, Doubting):
+class Tools(OffersTools, HandsOnQuestions):
     """Questions with tools: calculator, Python, files, search, a calendar, functions of one's own, MCP servers."""
 
     name: Literal["tools"] = "tools"
@@ -122,22 +128,9 @@ class Tools(OffersTools, HandsOnQuestions, Skipping, Doubting):
         """Tools that are servers of somebody, and what the questions' own environment names."""
         return (*super().alive, *(self.questions.alive if offers(self.questions, Alive) else ()))
 
-    def skipped(self) -> Mapping[Split, str]:
-        """Return what the environment that asks leaves out."""
-        return self.questions.skipped() if offers(self.questions, Skipping) else {}
-
-    def doubts(self) -> Sequence[str]:
-        """Return what the environment that asks doubts."""
-        return self.questions.doubts() if offers(self.questions, Doubting) else []
-
     def check(self, agents: Sequence[str]) -> None:
         """Check the questions and every tool; ConfigError for games, and for two tools of one name."""
-        if not asks_questions(self.questions):
-            raise ConfigError(
-                f"`tools` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
-                "`environment.questions` to math, arithmetic or another environment of questions."
-            )
-        self.questions.check(agents)
+        super().check(agents)
         self.check_tools()
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
@@ -146,23 +139,6 @@ class Tools(OffersTools, HandsOnQuestions, Skipping, Doubting):
 
 
 # -------- The world: texts with calls are answered with results, a text without calls is the answer
-
-
-@dataclass(frozen=True, slots=True)
-class CallRules:
-    """How calls are written and bounded; `Tools` says what each is."""
-
-    form: Form
-    listing: Listing
-    max_turns: int
-    call_s: float
-    max_characters: int
-
-    def prompt(self, schemas: Sequence[ToolSchema]) -> str:
-        """Return what an agent reads about these tools."""
-        told = [schema.as_json() for schema in schemas]
-        listed = tools_prompt if self.listing == "schemas" else signatures_prompt
-        return listed(told, self.form)
 
 
 @dataclass(slots=True)
@@ -194,11 +170,11 @@ class ToolsWorld(Retriable):
         question: World,
         boxes: Mapping[str, Sequence[Toolbox]],
         schemas: Sequence[ToolSchema],
-        rules: CallRules,
+        settings: CallSettings,
     ) -> None:
-        """Take the question's world, the tools of each agent in seat order, what agents read about them, and the rules."""
-        self._question, self._settings = question, rules
-        prompt = rules.prompt(schemas)
+        """Take the question's world, the tools of each agent in seat order, what agents read about them, and the settings."""
+        self._question, self._settings = question, settings
+        prompt = settings.prompt(schemas)
         self._users: dict[str, ToolUser] = {}
         for agent, own in boxes.items():
             by_name = {tool.schema.name: tool for box in own for tool in box.tools}

@@ -18,7 +18,7 @@ from pydantic import Field
 from kapelle.environment import Answerable, Holding, Outcome, Scripted
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.grading.text.extraction import ExtractionRule
-from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import (
     Answers,
@@ -34,10 +34,10 @@ from kapelle.environments.questions import (
     numbers,
     up_to,
 )
-from kapelle.environments.tool_questions import CallRules, ToolsWorld
+from kapelle.environments.tool_questions import CallSettings, ToolsWorld
 from kapelle.environments.tools.calculator import Calculator, calculate
 from kapelle.environments.tools.calendar import Calendar, Events
-from kapelle.environments.tools.contract import Listing, Toolbox, ToolSchema
+from kapelle.environments.tools.contract import Toolbox, ToolSchema
 from kapelle.environments.tools.files import Files, Folder
 from kapelle.environments.tools.python import Python
 from kapelle.environments.tools.search import CorpusIndex, Passage, search_toolbox
@@ -50,7 +50,7 @@ FOUND = 3
 """Passages that one search returns."""
 
 
-class ToolTasks(Graded, Answerable, Scripted, Holding):
+class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
     """Tasks for a calculator, Python, search, notes and a calendar; every agent has tools of its own."""
 
     name: Literal["tool_tasks"] = "tool_tasks"
@@ -60,16 +60,6 @@ class ToolTasks(Graded, Answerable, Scripted, Holding):
     """Easiest and hardest level, 1 to 3."""
     seed: int = 0
     """Another seed gives other tasks in another order; the split of the tasks stays."""
-    form: Form = "hermes"
-    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
-    listing: Listing = "schemas"
-    """How agents read of their tools: `schemas`, or a line each (`signatures`) for tiny models."""
-    max_turns: int = Field(default=8, ge=1)
-    """How often an agent may speak; if it has not answered by then, it earns 0."""
-    call_s: float = Field(default=30.0, gt=0.0)
-    """Seconds within which a call must return."""
-    max_characters: int = Field(default=4000, ge=100)
-    """Most of one result that an agent reads."""
     python: Python = Python()
     """The interpreter and its sandbox, as in `tools`."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
@@ -132,9 +122,8 @@ class ToolTasks(Graded, Answerable, Scripted, Holding):
         schemas: list[ToolSchema] = [
             tool.schema for box in next(iter(boxes.values())).values() for tool in box.tools
         ]
-        rules = CallRules(self.form, self.listing, self.max_turns, self.call_s, self.max_characters)
         world = ToolTaskWorld(self, task, boxes)
-        return ToolsWorld(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, rules)
+        return ToolsWorld(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
 
     def _open(self, task: Task) -> dict[ToolKind, Toolbox]:
         """Return the tools of one agent, which hold what the task is about."""

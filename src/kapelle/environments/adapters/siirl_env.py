@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Answerable, Outcome, Resets, Retriable, World, offers, reset_world
+from kapelle.environment import Outcome, Resets, Retriable, World, reset_world
 from kapelle.environments.questions import HandsOnQuestions, InnerQuestions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
@@ -48,12 +48,7 @@ class SiirlEnv(HandsOnQuestions):
 
     def check(self, agents: Sequence[str]) -> None:
         """Make one object of the class; ConfigError where that fails, `step` has another form, or games are asked."""
-        if not offers(self.questions, Answerable):
-            raise ConfigError(
-                f"`siirl_env` takes questions with one answer, and `{self.questions.name}` is a game of moves. Set "
-                "`environment.questions` to math, code or another environment of questions."
-            )
-        self.questions.check(agents)
+        super().check(agents)
         step = getattr(self._class, "step", None)
         if not callable(step):
             raise ConfigError(

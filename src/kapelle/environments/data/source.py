@@ -24,6 +24,7 @@ from kapelle.environments.questions import Graded
 from kapelle.errors import AbsentData, DataError
 from kapelle.runtime.hub import bars_for_people, hub_fault, offline_hub
 from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
+from kapelle.settings.base import Settings
 from kapelle.types import Split
 
 # -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
@@ -256,12 +257,6 @@ def one_spelling(question: str) -> str:
     return " ".join(question.split()).casefold()
 
 
-def keep_apart(train: str, test: str) -> None:
-    """Raise ValueError when both splits are the same file or hub split; for validators of settings."""
-    if train == test:
-        raise ValueError(f"`train` and `test` both name '{train}'. Nothing is tested on what it trains on.")
-
-
 def _folder(
     folder: Path, split: str, source: DataSource, contents: MutableMapping[str, str]
 ) -> tuple[DataRow, ...]:
@@ -327,7 +322,7 @@ def hub_rows(
 # -------- What environments of rows share: where the rows are, how they are split, and how many may be unusable
 
 
-class DataSettings(Graded, Skipping, Reads):
+class DataFiles(Settings, Reads):
     """Where rows come from."""
 
     path: str
@@ -341,13 +336,13 @@ class DataSettings(Graded, Skipping, Reads):
     """File or hub split to evaluate on."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
-    max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Greatest share of a split's rows that may be left out as unusable (answer or question missing, another
-    form); the run reports how many and which, and refuses to start above this share."""
 
     @model_validator(mode="after")
-    def _apart(self) -> DataSettings:
-        keep_apart(self.train, self.test)
+    def _apart(self) -> DataFiles:
+        if self.train == self.test:
+            raise ValueError(
+                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
+            )
         return self
 
     @property
@@ -359,6 +354,18 @@ class DataSettings(Graded, Skipping, Reads):
     def source(self) -> DataSource:
         """Where the rows are."""
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
+
+    def contents(self) -> Mapping[str, str]:
+        """Return every file or hub split that is read, with a hash of what was in it."""
+        return self.source.contents()
+
+
+class DataSettings(DataFiles, Graded, Skipping):
+    """Rows of which some may be unusable."""
+
+    max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
+    """Greatest share of a split's rows that may be left out as unusable (answer or question missing, another
+    form); the run reports how many and which, and refuses to start above this share."""
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError names the file and line of unusable rows, if there are too many."""
@@ -373,10 +380,6 @@ class DataSettings(Graded, Skipping, Reads):
         """The usable rows of both splits; DataError for data that are missing, damaged or mostly unusable."""
         key, setting, words = self._key()
         return self.source.load(key, setting, words, self._read, self.max_unusable)
-
-    def contents(self) -> Mapping[str, str]:
-        """Return every file or hub split that is read, with a hash of what was in it."""
-        return self.source.contents()
 
     def skipped(self) -> Mapping[Split, str]:
         """Return, by split, which rows are left out and why; empty where all are used."""

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted, Skipping
 from kapelle.environments.base import BaseWorld
-from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.questions import need_seats
 from kapelle.environments.sandbox.pool import backend, require
 from kapelle.environments.task_folders.attempt import (
@@ -27,8 +27,8 @@ from kapelle.environments.task_folders.attempt import (
     grade,
 )
 from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder, read_task, task_folders
-from kapelle.environments.tool_questions import CallRules, ToolsWorld
-from kapelle.environments.tools.contract import Listing, Tool, Toolbox, ToolFault, one_text
+from kapelle.environments.tool_questions import CallSettings, ToolsWorld
+from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, one_text
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
 from kapelle.runtime.deadlines import pause_deadline
 from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
@@ -187,20 +187,14 @@ def _splits(
 # -------- Own agents: a shell as their tool
 
 
-class TaskFolders(FolderSettings, Scripted, Holding):
+class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
     """Tasks of a shell: agents run commands in a copy of the task's folder, and its tests pay all of them alike."""
 
     name: Literal["task_folders"] = "task_folders"
-    form: Form = "hermes"
-    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
-    listing: Listing = "schemas"
-    """How agents read of their tool: `schemas`, or a line (`signatures`) for tiny models."""
     max_turns: int = Field(default=16, ge=1)
     """How often an agent may speak; one that has not ended its work in words by then earns 0."""
     call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
     """Seconds that one command may take."""
-    max_characters: int = Field(default=4000, ge=100)
-    """Most of what a command prints that an agent reads."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -223,10 +217,8 @@ class TaskFolders(FolderSettings, Scripted, Holding):
         boxes = {agent: [Shell(place, self.call_s, self.max_characters)] for agent in agents}
         schemas = [tool.schema for tool in boxes[agents[0]][0].tools]
         # A command has a limit of its own, and others of the team may be before it.
-        rules = CallRules(
-            self.form, self.listing, self.max_turns, (self.call_s + 60.0) * len(agents), self.max_characters
-        )
-        return ToolsWorld(FolderWorld(task, agents, place, self.room()), boxes, schemas, rules)
+        waiting = self.model_copy(update={"call_s": (self.call_s + 60.0) * len(agents)})
+        return ToolsWorld(FolderWorld(task, agents, place, self.room()), boxes, schemas, waiting)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the task's solution as one command, then that it is done; ConfigError where it has none."""
