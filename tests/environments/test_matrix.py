@@ -115,7 +115,7 @@ async def test_zero_sum_games_have_no_team_score() -> None:
 async def test_a_round_takes_a_move_of_every_player() -> None:
     environment = Matrix(game="xor")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
-    with pytest.raises(EpisodeError, match="takes a move of each"):
+    with pytest.raises(EpisodeError, match="It is the turn of"):
         await world.step({"a": "A"})
     await world.step({"a": "A", "b": "B"})
     with pytest.raises(EpisodeError):

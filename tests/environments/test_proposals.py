@@ -216,7 +216,7 @@ def test_settings_that_fit_no_proposal_are_refused() -> None:
 
 async def test_a_step_out_of_turn_is_an_error() -> None:
     world = SUMS.start(GIVEN, TEAM, 0)
-    with pytest.raises(EpisodeError, match=r"takes a text of each of \('proposer',\)"):
+    with pytest.raises(EpisodeError, match=r"It is the turn of \('proposer',\)"):
         await world.step({"ada": "132"})
 
 

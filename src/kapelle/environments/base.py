@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import field_validator
+from pydantic import AfterValidator, FiniteFloat, field_validator
 
 from kapelle.environment import Outcome
-from kapelle.errors import ConfigError, did_you_mean
+from kapelle.errors import ConfigError, EpisodeError, did_you_mean
 from kapelle.settings.base import Settings
 from kapelle.types import Split, Task
 
@@ -57,6 +57,30 @@ class BaseEnvironment(Settings):
                     f"{cls.__name__}.{part} is a settings field: as annotated, recipes could change it. Write "
                     f"`{part}` as a {'property' if part in {'reward_range', 'sources'} else 'method'}."
                 )
+
+
+def need_movers(actions: Mapping[str, str], movers: Sequence[str]) -> None:
+    """Raise EpisodeError unless exactly those acted whose turn it is."""
+    if set(actions) != set(movers) or not actions:
+        raise EpisodeError(f"It is the turn of {tuple(movers)}, not of {tuple(actions)}.")
+
+
+def _ascending(rewards: tuple[float, float]) -> tuple[float, float]:
+    if rewards[0] >= rewards[1]:
+        raise ValueError(f"`rewards: {list(rewards)}` is no range. Put the lower end first")
+    return rewards
+
+
+class StatedRewards(Settings):
+    """Settings of an environment that others wrote: how much it can pay is the user's to say."""
+
+    rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
+    """Least and greatest total of an agent in an episode; a total outside this range fails the episode."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The range of `rewards`."""
+        return self.rewards
 
 
 class BaseWorld:

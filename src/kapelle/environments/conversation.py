@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kapelle.environment import Outcome, Private, Scripted
-from kapelle.environments.base import BaseEnvironment, BaseWorld
+from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
 from kapelle.environments.questions import (
     Difficulty,
     Flaws,
@@ -27,7 +27,7 @@ from kapelle.environments.questions import (
     flawed,
     up_to,
 )
-from kapelle.errors import ConfigError, EpisodeError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Json, Message, Split, Task
 
 # -------- What can be wanted: errands, each with four things that may matter, and the values of each
@@ -354,8 +354,7 @@ class ConversationWorld(BaseWorld):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take what one of them says; EpisodeError for anybody out of turn."""
         movers = self.movers()
-        if tuple(actions) != movers:
-            raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
+        need_movers(actions, movers)
         [(agent, said)] = actions.items()
         if self._asked_to_rate:
             self._rating = rating(said)

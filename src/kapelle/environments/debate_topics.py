@@ -15,27 +15,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kapelle.environment import (
     Alive,
-    AsksModels,
-    CountsCosts,
-    FrozenModel,
-    ModelsInPlace,
     Opposed,
     Outcome,
     QuestionCounts,
     Scripted,
 )
-from kapelle.environments.base import BaseWorld
-from kapelle.environments.grading.asking import Asking, EndpointJudge, ModelJudge
+from kapelle.environments.base import BaseWorld, need_movers
+from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint, judge_pair
 from kapelle.environments.grading.text.argument import score_argument
-from kapelle.environments.judged import Judges, questions_to
+from kapelle.environments.judged import AsksJudges
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
-from kapelle.settings.base import Settings
 from kapelle.types import Json, Message, Split, Task
 
 # -------- Motions to debate, our own wording; a file of others is one setting away
@@ -94,7 +89,7 @@ def _judge(judge: object) -> object:
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
-class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
+class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
     """One motion, `rounds` speeches of every agent, and a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"
@@ -112,8 +107,6 @@ class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
     judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
     """`rules`, an endpoint whose model judges (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
     and `concurrency`; in Python also any engine, with `judged_by`."""
-    _ask: Ask | None = PrivateAttr(default=None)
-    _judges: Judges = PrivateAttr(default_factory=Judges)
 
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
@@ -121,39 +114,11 @@ class DebateTopics(Settings, Alive, AsksModels, CountsCosts, Opposed, Scripted):
             raise ValueError(f"`sides` names a side twice: {', '.join(self.sides)}.")
         return self
 
-    def judged_by(self, ask: Ask) -> DebateTopics:
-        """Return the same debates before a judge of yours, such as `engines.rollout.judge.ask_engine(...)`."""
-        copy = self.model_copy()
-        copy._ask = ask  # noqa: SLF001 - its own class
-        return copy
-
     @property
-    def frozen_models(self) -> Sequence[FrozenModel]:
-        """The judge where it is a model in this process."""
-        if self._ask is not None or not isinstance(self.judge, ModelJudge):
-            return []
-        return [FrozenModel(self.judge.path, self.judge.max_tokens)]
-
-    def asking(self, models: ModelsInPlace) -> DebateTopics:
-        """Return the same debates before this model."""
-        copy = self.model_copy()
-        copy._judges = Judges(None, models)  # noqa: SLF001 - its own class
-        return copy
-
-    def release_models(self) -> None:
-        """Free the judge in this process."""
-        self._judges.close()
-
-    def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often the judge is asked: about each pair of sides, in two orders."""
-        if isinstance(self.judge, str):
-            return {}
+    def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
+        """The judge, about each pair of sides in two orders."""
         pairs = len(self.sides) * (len(self.sides) - 1) // 2
-        return questions_to([(self.judge, QuestionCounts(episode=2 * pairs))])
-
-    def costs(self) -> Mapping[str, float]:
-        """Return how often the judge was asked, was spared the question, and gave no verdict."""
-        return self._judges.costs()
+        return [] if isinstance(self.judge, str) else [(self.judge, QuestionCounts(episode=2 * pairs))]
 
     @property
     def constant_sum(self) -> bool:
@@ -266,8 +231,7 @@ class DebateWorld(BaseWorld):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take the speeches; after the last one the judge is asked. EpisodeError for an agent that speaks out of turn."""
         movers = self.movers()
-        if set(actions) != set(movers):
-            raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
+        need_movers(actions, movers)
         self._speeches.extend((agent, actions[agent]) for agent in movers)
         if not self.movers():
             await self._judge()

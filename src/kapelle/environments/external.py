@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from kapelle.environment import Alive, Holding, Outcome, PlayedFromOutside, Scripted
+from kapelle.environments.base import StatedRewards
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
@@ -583,7 +584,7 @@ class ExternalWorld:
                 self._running.release()
 
 
-class External(WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
+class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
     """An outside program plays: it calls the agents as OpenAI's chat completions and posts their reward.
 
     With a `command` it is started once for each episode, and finds the server in `OPENAI_BASE_URL`. Without one you start
@@ -607,19 +608,11 @@ class External(WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
     """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
     """How many tasks the program has to train on; null for an endless supply."""
-    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest reward of an agent; one outside is refused when it is posted."""
-
     tool_form: Form | None = None
     """How agents call the tools that a program offers; null for the form of their chat template, or else `hermes`."""
 
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
     """Seconds for which a program that asked for its episode may be disconnected before it counts as dead."""
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`."""
-        return self.rewards
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -637,11 +630,9 @@ class External(WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
         return 4 + agents
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError where a package that speaks HTTP is missing, or the range of rewards is empty."""
+        """Raise ConfigError where a package that speaks HTTP is missing."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
             raise AbsentPackage("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
-        if self.rewards[0] >= self.rewards[1]:
-            raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
         if self.teacher is not None:
             if not self.command:
                 raise ConfigError(

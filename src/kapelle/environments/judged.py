@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, FiniteFloat, field_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, PrivateAttr, field_validator
 
-from kapelle.environment import FrozenModel, ModelsInPlace, QuestionCounts
+from kapelle.environment import AsksModels, CountsCosts, FrozenModel, ModelsInPlace, QuestionCounts
 from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.environments.grading.judge import CRITERION, Ask, ask_endpoint
 from kapelle.errors import ConfigError
@@ -90,19 +91,6 @@ def shown(value: Json) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def questions_to(asked: Iterable[tuple[AnyJudge, QuestionCounts]]) -> dict[str, QuestionCounts]:
-    """Return how often each model is asked, by its path or name; who asks the same judge shares its `concurrency`."""
-    found: dict[str, QuestionCounts] = {}
-    waited: set[AnyJudge] = set()
-    for judge, more in asked:
-        name = judge.path if isinstance(judge, ModelJudge) else judge.model
-        before = found.get(name, QuestionCounts())
-        at_once = before.at_once + (0 if judge in waited else judge.concurrency)
-        found[name] = QuestionCounts(before.episode + more.episode, before.group + more.group, at_once)
-        waited.add(judge)
-    return found
-
-
 class Judges:
     """Whom an environment asks: each judge of its settings once, so that all who ask it share its replies and its budget."""
 
@@ -151,3 +139,55 @@ class Judges:
         row = {name: count - self._told.get(name, 0.0) for name, count in now.items()}
         self._told = now
         return row if every else {}
+
+
+class AsksJudges(Settings, AsksModels, CountsCosts):
+    """Settings with judges: endpoints, frozen models of this process, or in Python whatever answers."""
+
+    _ask: Ask | None = PrivateAttr(default=None)
+    _judges: Judges = PrivateAttr(default_factory=Judges)
+
+    @property
+    @abstractmethod
+    def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
+        """Each judge, and how often it is asked."""
+
+    def judged_by(self, ask: Ask) -> Self:
+        """Return the same settings with a judge of yours, such as `engines.rollout.judge.ask_engine(...)`, in place of all judges."""
+        copy = self.model_copy()
+        copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
+        return copy
+
+    @property
+    def frozen_models(self) -> Sequence[FrozenModel]:
+        """The judges that are models in this process."""
+        if self._ask is not None:
+            return []
+        judges = [judge for judge, _ in self.asked if isinstance(judge, ModelJudge)]
+        return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
+
+    def asking(self, models: ModelsInPlace) -> Self:
+        """Return the same settings, whose judges in this process are these models."""
+        copy = self.model_copy()
+        copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
+        return copy
+
+    def release_models(self) -> None:
+        """Free the judges in this process."""
+        self._judges.close()
+
+    def questions(self) -> Mapping[str, QuestionCounts]:
+        """Return how often each model is asked, by its path or name; who asks the same judge shares its `concurrency`."""
+        found: dict[str, QuestionCounts] = {}
+        waited: set[AnyJudge] = set()
+        for judge, more in self.asked:
+            name = judge.path if isinstance(judge, ModelJudge) else judge.model
+            before = found.get(name, QuestionCounts())
+            at_once = before.at_once + (0 if judge in waited else judge.concurrency)
+            found[name] = QuestionCounts(before.episode + more.episode, before.group + more.group, at_once)
+            waited.add(judge)
+        return found
+
+    def costs(self) -> Mapping[str, float]:
+        """Return how often judges were asked, were spared the question, and gave no verdict."""
+        return self._judges.costs()

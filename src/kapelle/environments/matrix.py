@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Decision, Enumerable, KnowsMoves, ListsMoves, Opposed, Outcome, Scripted
-from kapelle.environments.base import BaseWorld, GameSettings
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.environments.base import BaseWorld, GameSettings, need_movers
+from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
@@ -377,8 +377,7 @@ class MatrixWorld(BaseWorld, KnowsMoves):
         so is everybody in a game that pays all alike; in other games the rest are paid what they would
         earn on average over the missing moves, which the player who spoils a round cannot steer.
         """
-        if set(actions) != set(self.movers()):
-            raise EpisodeError(f"A round takes a move of each of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         joint: list[str | None] = []
         for agent in self.agents:
             move = (self._move_in(actions[agent]) or "").strip()

@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Outcome, Retriable, Scripted
 from kapelle.environments.arithmetic import TRIES, Arithmetic, written
-from kapelle.environments.base import BaseEnvironment, BaseWorld
+from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
 from kapelle.environments.grading.math.calculation import (
     Expression,
     Operation,
@@ -37,7 +37,7 @@ from kapelle.environments.grading.math.calculation import (
 from kapelle.environments.grading.text.extraction import ExtractionRule, extract, marked
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import flawed
-from kapelle.errors import ConfigError, DataError, EpisodeError, did_you_mean, need_known
+from kapelle.errors import ConfigError, DataError, did_you_mean, need_known
 from kapelle.types import Json, Message, Split, Task
 
 FRONTIERS: Mapping[str, Callable[[float], float]] = {
@@ -238,8 +238,7 @@ class ProposalWorld(BaseWorld, Retriable):
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Take a proposal or the solvers' answers; EpisodeError unless exactly those who may move did."""
-        if set(actions) != set(self.movers()) or not actions:
-            raise EpisodeError(f"A step takes a text of each of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         if self._problem is None:
             assert self._given is not None, "only a proposer begins without a problem"
             found = self._settings.proposed(actions[self._settings.proposer], self._given)

@@ -30,11 +30,7 @@ from kapelle.environment import (
     FAILED,
     PAID_BY,
     Answerable,
-    AsksModels,
-    CountsCosts,
-    FrozenModel,
     InMemory,
-    ModelsInPlace,
     Outcome,
     PaysEpisodes,
     PaysGroups,
@@ -43,10 +39,10 @@ from kapelle.environment import (
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.conversations import QUESTIONS, question_in
 from kapelle.environments.data.source import AskingData, DataSource, Splits, Words, usable
-from kapelle.environments.grading.asking import Asking, ModelJudge
-from kapelle.environments.grading.judge import Ask, judge_attempts, judge_rubric
+from kapelle.environments.grading.asking import AnyJudge, Asking, ModelJudge
+from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.grading.text.tool_call import NotCalls, beside_calls, parse_calls
-from kapelle.environments.judged import Judges, Ranking, Rubric, questions_to, shown
+from kapelle.environments.judged import AsksJudges, Ranking, Rubric, shown
 from kapelle.environments.questions import need_seats
 from kapelle.environments.recorded import split_of
 from kapelle.environments.tool_questions import AnyTool, OffersTools, ToolsWorld
@@ -310,9 +306,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(
-    AskingData, OffersTools, Answerable, AsksModels, InMemory, PaysEpisodes, PaysGroups, CountsCosts
-):
+class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEpisodes, PaysGroups):
     """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"
@@ -331,8 +325,6 @@ class Rewarded(
     """`own`: the data's test split, or `test_share` of a single file. `share`: `test_share` of the rows to train on, also where
     there is a test split. `none`: every row is trained on and nothing is evaluated. Otherwise another data set, like `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
-    _ask: Ask | None = PrivateAttr(default=None)
-    _judges: Judges = PrivateAttr(default_factory=Judges)
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -360,33 +352,6 @@ class Rewarded(
         """Take rows and functions in memory, and return this environment."""
         self._held = held
         return self
-
-    def judged_by(self, ask: Ask) -> Rewarded:
-        """Return the same rows before a judge of yours, in the place of all that the settings name."""
-        copy = self.model_copy()
-        copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
-        return copy
-
-    @property
-    def frozen_models(self) -> Sequence[FrozenModel]:
-        """The judges that are models in this process."""
-        if self._ask is not None:
-            return []
-        judges = [each.judge for each in self.rewards if isinstance(each, Rubric | Ranking)]
-        found = [
-            FrozenModel(judge.path, judge.max_tokens) for judge in judges if isinstance(judge, ModelJudge)
-        ]
-        return list(dict.fromkeys(found))
-
-    def asking(self, models: ModelsInPlace) -> Rewarded:
-        """Return the same rows, whose judges in this process are these models."""
-        copy = self.model_copy()
-        copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
-        return copy
-
-    def release_models(self) -> None:
-        """Free the judges in this process."""
-        self._judges.close()
 
     def keep(self, folder: Path) -> None:
         """Write rows that a program passed into a run's folder, up to `MOST_KEPT` characters."""
@@ -808,17 +773,14 @@ class Rewarded(
         """Return whom a reward asks: one for all rewards with the same judge, so that they share its budget."""
         return self._judges.of(reward.judge)
 
-    def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often judges are asked: of a rubric once about an episode, for all its criteria; of a ranking in two orders about a group."""
-        return questions_to(
+    @property
+    def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
+        """Of a rubric once about an episode, for all its criteria; of a ranking in two orders about a group."""
+        return [
             (each.judge, QuestionCounts(episode=1) if isinstance(each, Rubric) else QuestionCounts(group=2))
             for each in self.rewards
             if isinstance(each, Rubric | Ranking)
-        )
-
-    def costs(self) -> Mapping[str, float]:
-        """Return how often judges were asked, were spared the question, and gave no verdict."""
-        return self._judges.costs()
+        ]
 
 
 UNSCORED = "unscored"

@@ -27,8 +27,8 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from kapelle.environment import Outcome, Scripted
-from kapelle.environments.base import BaseEnvironment, BaseWorld
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.environments.base import BaseEnvironment, BaseWorld, need_movers
+from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
@@ -225,8 +225,7 @@ class YardstickWorld(BaseWorld):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Hear what is said; pay what it has earned. EpisodeError unless exactly those spoke whose turn it was."""
         movers = self.movers()
-        if set(actions) != set(movers):
-            raise EpisodeError(f"It is the turn of {movers}, not of {tuple(actions)}.")
+        need_movers(actions, movers)
         for name in movers:
             seat = self.agents.index(name)
             self._said += ((seat, actions[name].strip().translate(self._meant[seat])),)

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own
-from kapelle.environments.base import Endless
+from kapelle.environments.base import Endless, StatedRewards
 from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
 
-class Gymnasium(Endless):
+class Gymnasium(Endless, StatedRewards):
     """One agent in an environment by its id; discrete actions are written as numbers, texts as they are."""
 
     name: Literal["gymnasium"] = "gymnasium"
@@ -24,8 +24,6 @@ class Gymnasium(Endless):
     """As `gymnasium.make` takes it, `module:Id-v0` included, or a class or function of yours: `mine:Env`, `./mine.py:Env`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `gymnasium.make`."""
-    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest total of an episode before penalties; a total outside this range fails the episode."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
     """Cost of an illegal action, which is replaced by a random legal one."""
     max_steps: int = Field(default=100, ge=1)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from kapelle.environment import (
     Alive,
@@ -35,10 +35,10 @@ from kapelle.environment import (
     Resets,
     Scripted,
 )
-from kapelle.environments.base import BaseWorld, Endless
+from kapelle.environments.base import BaseWorld, Endless, StatedRewards
 from kapelle.environments.questions import need_seats
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
+from kapelle.errors import AbsentPackage, EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import pause_all_deadlines
@@ -54,7 +54,7 @@ HANGS_UP = 2.0
 """Seconds that a server has to end a session that is over."""
 
 
-class OpenEnv(Endless, WithTeacher, Alive, AsksServers, Described, Holding, OneSeat):
+class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described, Holding, OneSeat):
     """An environment on an OpenEnv server; an agent's text becomes its action, and each step pays at once."""
 
     name: Literal["openenv"] = "openenv"
@@ -67,8 +67,6 @@ class OpenEnv(Endless, WithTeacher, Alive, AsksServers, Described, Holding, OneS
     """Field of the observation that agents read; null shows all of them."""
     arguments: Mapping[str, Json] = Field(default={})
     """Further arguments of `reset`."""
-    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest total of an episode; a total outside this range fails the episode."""
     max_steps: int = Field(default=50, ge=1)
     """Steps after which an episode is cut short."""
     max_characters: int = Field(default=8000, ge=100)
@@ -81,11 +79,6 @@ class OpenEnv(Endless, WithTeacher, Alive, AsksServers, Described, Holding, OneS
     """Seconds within which the server answers a message."""
     token_env: Annotated[str, FREE] = "OPENENV_TOKEN"  # noqa: S105 - the name of a variable
     """Environment variable that holds the server's token, sent as a bearer's; the token itself is never stored."""
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`."""
-        return self.rewards
 
     @property
     def offered(self) -> frozenset[type]:
@@ -111,14 +104,12 @@ class OpenEnv(Endless, WithTeacher, Alive, AsksServers, Described, Holding, OneS
         return 1
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an empty range, and a token that others on the network could read."""
+        """Raise ConfigError for a missing package, and a token that others on the network could read."""
         if self.transport == "websocket" and find_spec("websockets") is None:
             raise AbsentPackage(
                 "The environment `openenv` needs the package websockets, which is not installed. Install it with "
                 "`pip install 'kapelle[openenv]'`, or set `environment.transport: http`."
             )
-        if self.rewards[0] >= self.rewards[1]:
-            raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
         self.check_teacher()
         bearer(self.token_env, self.url)
 

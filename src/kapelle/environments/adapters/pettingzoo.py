@@ -17,8 +17,8 @@ from kapelle.environments.adapters.gymnasium import (
     read_action,
 )
 from kapelle.environments.adapters.plain import make_own
-from kapelle.environments.base import GameSettings
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError, did_you_mean
+from kapelle.environments.base import GameSettings, need_movers
+from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_module, split_target
 from kapelle.types import Json, Split, Task
 
@@ -220,8 +220,7 @@ class ZooWorld(KnowsMoves):
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Move; return what those who have spoken earned. EpisodeError unless exactly the movers moved."""
-        if set(actions) != set(self.movers()) or not actions:
-            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         self._left -= 1
         chosen: dict[str, Any] = {}
         for agent, text in actions.items():

@@ -21,17 +21,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from kapelle.environment import Outcome
-from kapelle.environments.base import Endless
+from kapelle.environments.base import Endless, StatedRewards, need_movers
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Split, Task
 
 
-class Plain(Endless):
+class Plain(Endless, StatedRewards):
     """One agent in a class written independently of kapelle."""
 
     name: Literal["plain"] = "plain"
@@ -39,15 +39,8 @@ class Plain(Endless):
     """`module:Class` or `path/file.py:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of the class, which is constructed once for each episode."""
-    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest total of an episode; a total outside this range fails the episode."""
     max_steps: int = Field(default=20, ge=1)
     """Steps after which an episode is cut short."""
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`."""
-        return self.rewards
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -105,8 +98,7 @@ class SteppingWorld(ABC):
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Act and return what it paid; EpisodeError when it is over or somebody else acts."""
-        if set(actions) != set(self.movers()) or not actions:
-            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         self._left -= 1
         self._seen, reward, self._over, self._cut = self.act(actions[self._agent])
         self._total += reward

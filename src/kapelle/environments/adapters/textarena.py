@@ -10,8 +10,8 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.adapters.plain import make_own
-from kapelle.environments.base import BaseWorld, GameSettings
-from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
+from kapelle.environments.base import BaseWorld, GameSettings, need_movers
+from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
@@ -112,8 +112,7 @@ class ArenaWorld(BaseWorld):
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Say something; EpisodeError unless exactly the mover spoke."""
-        if set(actions) != set(self.movers()) or not actions:
-            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         self._left -= 1
         shared = random.getstate()
         random.setstate(self._random)

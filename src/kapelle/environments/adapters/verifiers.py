@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from kapelle.environment import (
     Alive,
@@ -39,7 +39,7 @@ from kapelle.environment import (
     Scripted,
     Skipping,
 )
-from kapelle.environments.base import BaseWorld
+from kapelle.environments.base import BaseWorld, StatedRewards
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import QuestionWorld, answer_of, split_of
@@ -57,7 +57,7 @@ NEEDED = (
 )
 
 
-class Verifiers(WithTeacher, Described, Alive, Reads, Skipping):
+class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
     """An environment of the package verifiers by its id; its rubric pays, and its own sets of tasks are the splits."""
 
     name: Literal["verifiers"] = "verifiers"
@@ -65,19 +65,12 @@ class Verifiers(WithTeacher, Described, Alive, Reads, Skipping):
     """Name of an installed environment, as `vf.load_environment` takes it, of a module in the current folder, or `path/file.py`."""
     args: Mapping[str, Json] = Field(default={})
     """Keyword arguments of its `load_environment`."""
-    rewards: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
-    """Least and greatest reward that its rubric pays; one outside fails the episode. Success is the reward's place between them."""
     demonstration: str = "{answer}"
     """How the right answer of a single turn is written when it is demonstrated, `<answer>{answer}</answer>` for instance."""
     form: Form = "hermes"
     """How the agents' model writes calls of its tools: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
     """How agents read of its tools: `schemas`, or a line each (`signatures`) for tiny models."""
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`."""
-        return self.rewards
 
     @property
     def offered(self) -> frozenset[type]:
@@ -106,8 +99,6 @@ class Verifiers(WithTeacher, Described, Alive, Reads, Skipping):
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package or environment, and for a rubric that compares rollouts."""
-        if self.rewards[0] >= self.rewards[1]:
-            raise ConfigError(f"environment.rewards is {list(self.rewards)}. Put the lower end first.")
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(

@@ -21,7 +21,7 @@ from kapelle.environment import (
     Progressive,
     Scripted,
 )
-from kapelle.environments.base import RULES, GameSettings
+from kapelle.environments.base import RULES, GameSettings, need_movers
 from kapelle.environments.openspiel.games import (
     Choose,
     Demonstrator,
@@ -528,8 +528,7 @@ class GameWorld(KnowsMoves):
 
         An agent that names no legal move is charged the penalty at once.
         """
-        if set(actions) != set(self.movers()) or not actions:
-            raise EpisodeError(f"It is the turn of {self.movers()}, not of {tuple(actions)}.")
+        need_movers(actions, self.movers())
         charged: Counter[str] = Counter()
         joint: dict[int, int] = {}
         for seat in _moving(self.state):
