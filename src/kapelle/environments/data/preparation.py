@@ -27,8 +27,8 @@ from kapelle.environments.code import MBPP_SPLITS, mbpp_problem
 from kapelle.environments.data.conversations import field_of, question_in, text_in
 from kapelle.environments.data.source import (
     MANIFEST,
+    DataSource,
     Skipped,
-    hub_rows,
     one_spelling,
     usable,
 )
@@ -325,17 +325,9 @@ class _Gathering:
         return any((folder / f"{name}{suffix}").is_file() for suffix in ("", *SUFFIXES))
 
     def _of(self, place: str) -> tuple[DataRow, ...]:
-        folder = Path(self._where).expanduser()
-        if not folder.is_dir():
-            return hub_rows(self._where, self._set.config if self._where == self._set.hub else None, place)
-        for suffix in ("", *SUFFIXES):
-            if (folder / f"{place}{suffix}").is_file():
-                return read_rows(folder / f"{place}{suffix}")
-        there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
-        raise DataError(
-            f"The folder '{folder}' has no file '{place}'. It holds {', '.join(there) or 'no data file'}. Name the files "
-            "with --train and --test."
-        )
+        """Return the rows of a file in the folder, or of a split on the hub."""
+        config = self._set.config if self._where == self._set.hub else None
+        return DataSource(self._where, config, place, place, 0.0).whole("train", {})
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:

@@ -280,8 +280,8 @@ def _folder(
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
     raise DataError(
         f"The folder '{folder}' has no file '{name}' with one of the endings {', '.join(SUFFIXES)}. "
-        f"It holds {', '.join(there) or 'no data file'}. Put the file there, or set `environment.train` and "
-        "`environment.test` to names of files that are."
+        f"It holds {', '.join(there) or 'no data file'}. Put the file there, or name others in `environment.train` and "
+        "`environment.test` (`--train` and `--test` of `kapelle data prepare`)."
     )
 
 

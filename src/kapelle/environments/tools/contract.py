@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from kapelle.environments.grading.text.tool_call import Form
+from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.errors import did_you_mean
 from kapelle.settings.base import Settings
 from kapelle.types import Json
@@ -150,59 +150,23 @@ def _is(value: object, kind: str) -> bool:
 # -------- The prompt about tools: their schemas, and how a call is written in the model's form
 
 _HOW: Mapping[Form, str] = {
-    "hermes": (
-        "Write each call on lines of its own, and nothing but calls when you make one:\n"
-        '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>'
-    ),
-    "llama": (
-        "To call a tool, answer with this object and nothing else; several calls are a list of them:\n"
-        '{"name": "tool name", "parameters": {"argument": "value"}}'
-    ),
-    "pythonic": (
-        "To call tools, answer with a list of calls and nothing else; every argument is named:\n"
-        '[tool_name(argument="value"), other_tool(argument=1)]'
-    ),
-    "mistral": (
-        "To call tools, end your answer with a list of calls:\n"
-        '[TOOL_CALLS] [{"name": "tool name", "arguments": {"argument": "value"}}]'
-    ),
-    "deepseek": (
-        "To call tools, end your answer with the calls, each between the marks of one:\n"
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool name<｜tool▁sep｜>"
-        '{"argument": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
-    "glm": (
-        "Write each call on lines of its own, every argument as a key and a value:\n"
-        "<tool_call>tool name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
-    ),
-    "qwen_coder": (
-        "Write each call on lines of its own, and each argument between lines of its own:\n"
-        "<tool_call>\n<function=tool name>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
-    ),
-    "harmony": (
-        "Call a tool by a message to it in the commentary channel:\n"
-        '<|channel|>commentary to=functions.tool_name <|constrain|>json<|message|>{"argument": "value"}<|call|>'
-    ),
+    "hermes": "Write each call on lines of its own, and nothing but calls when you make one:",
+    "llama": "To call a tool, answer with this object and nothing else; several calls are a list of them:",
+    "pythonic": "To call tools, answer with a list of calls and nothing else; every argument is named:",
+    "mistral": "To call tools, end your answer with a list of calls:",
+    "deepseek": "To call tools, end your answer with the calls, each between the marks of one:",
+    "glm": "Write each call on lines of its own, every argument as a key and a value:",
+    "qwen_coder": "Write each call on lines of its own, and each argument between lines of its own:",
+    "harmony": "Call a tool by a message to it in the commentary channel:",
 }
 
 
-_HOW_SHORT: Mapping[Form, str] = {
-    "hermes": '<tool_call>{"name": "tool", "arguments": {"argument": "value"}}</tool_call>',
-    "llama": '{"name": "tool", "parameters": {"argument": "value"}}',
-    "pythonic": '[tool(argument="value")]',
-    "mistral": '[TOOL_CALLS] [{"name": "tool", "arguments": {"argument": "value"}}]',
-    "deepseek": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool<｜tool▁sep｜>"
-        '{"argument": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-    ),
-    "glm": "<tool_call>tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>",
-    "qwen_coder": (
-        "<tool_call>\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n</tool_call>"
-    ),
-    "harmony": (
-        '<|channel|>commentary to=functions.tool <|constrain|>json<|message|>{"argument": "value"}<|call|>'
-    ),
-}
+def _example(form: Form, name: str) -> str:
+    """Return a call to copy."""
+    if form == "pythonic":
+        return f'{name}(argument="value")'
+    return write_calls([ReadCall(name, {"argument": "value"})], form)
+
 
 Listing = Literal["schemas", "signatures"]
 """How tools are listed: with their JSON schemas and a paragraph on calling, or a line each and one call to copy."""
@@ -217,10 +181,15 @@ def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
             name if name in needed else f"{name}=" for name in schema["parameters"].get("properties", {})
         ]
         lines.append(f"{schema['name']}({', '.join(named)})")
-    return "\n".join([*lines, _HOW_SHORT[form]])
+    example = _example(form, "tool")
+    shorter = {"hermes": example.replace("\n", ""), "pythonic": f"[{example}]"}
+    return "\n".join([*lines, shorter.get(form, example)])
 
 
 def tools_prompt(schemas: Sequence[Json], form: Form) -> str:
     """Return what an agent reads about its tools, given their JSON schemas."""
     listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-    return f"You can call these tools:\n<tools>\n{listed}\n</tools>\n{_HOW[form]}"
+    example = _example(form, "tool_name" if form in ("pythonic", "harmony") else "tool name")
+    if form == "pythonic":
+        example = f"[{example}, other_tool(argument=1)]"
+    return f"You can call these tools:\n<tools>\n{listed}\n</tools>\n{_HOW[form]}\n{example}"
