@@ -166,7 +166,7 @@ class AsksJudges(Settings, AsksModels, CountsCosts):
         judges = [judge for judge, _ in self.asked if isinstance(judge, ModelJudge)]
         return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
 
-    def asking(self, models: ModelsInPlace) -> Self:
+    def asking(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
         """Return the same settings, whose judges in this process are these models."""
         copy = self.model_copy()
         copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class

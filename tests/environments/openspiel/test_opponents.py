@@ -99,14 +99,14 @@ async def test_a_random_opponent_joins_simultaneous_moves() -> None:
 @pytest.mark.parametrize(
     ("said", "form"),
     [
-        ("mcts(200)", "mcts(simulations=200)"),
-        ("cfr(10)", "cfr(iterations=10)"),
+        ("mcts(200)", "mcts(simulations=100)"),
+        ("cfr(10)", "cfr(iterations=200)"),
         ("mcts(", "mcts(simulations=100)"),
         ("mcts(simulations=5))", "mcts(simulations=100)"),
         ("nash)", "nash(tolerance=0.01)"),
         ("nash(tolerance=.1,)", "nash(tolerance=0.01)"),
         ("mcts(simulations=1,simulations=2)", "mcts(simulations=100)"),
-        ("scripted(pass|bet)", "scripted(moves=pass|bet)"),
+        ("scripted(pass|bet)", "scripted(moves=…)"),
         ("random(3)", "random"),
     ],
 )

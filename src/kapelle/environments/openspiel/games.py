@@ -6,6 +6,7 @@ OpenSpiel (1908.09453) is an optional package; it is imported when the first gam
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -555,33 +556,26 @@ def opponent_named(player: str) -> Opponent:
 
     Raises ConfigError for another name or setting, for a value without a name, and for a bracket that is not closed.
     """
-    name, bracket, rest = (part.strip() for part in player.partition("("))
     known = {kind.model_fields["name"].default: kind for kind in get_args(_Kind)}
-    kind = known.get(name.removesuffix(")").strip())
-    inside = rest.removesuffix(")").strip()
-    parts = [(key.strip(), sign, value.strip()) for key, sign, value in _parts(inside)]
-    keys = [key for key, _, _ in parts]
-    whole = inside.count("(") == inside.count(")") and rest.endswith(")") if bracket else ")" not in name
-    if kind is not None and not (
-        whole and all(key and sign for key, sign, _ in parts) and len({*keys}) == len(keys)
-    ):
-        own = next((key for key in kind.model_fields if key != "name"), None)
-        meant = inside if len(parts) == 1 and not parts[0][1] else own and kind.model_fields[own].default
-        form = f"{kind.model_fields['name'].default}" + (f"({own}={meant or '…'})" if own else "")
-        raise ConfigError(f"The player '{player}' cannot be read. Write {form}.")
-    try:
-        return _OPPONENT.validate_python({"name": name, **{key: value for key, _, value in parts}})
-    except ValidationError as error:
-        if kind is not None:
-            wrong = error.errors()[0]
-            raise ConfigError(f"The player '{player}': {wrong['loc'][-1]}: {wrong['msg']}.") from error
+    name = re.split(r"[()]", player)[0].strip()
+    if name not in known:
         raise ConfigError(
-            f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(player, tuple(known))}"
-        ) from error
-
-
-def _parts(inside: str) -> list[tuple[str, str, str]]:
-    return [part.partition("=") for part in inside.split(",")] if inside else []
+            f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(name, tuple(known))}"
+        )
+    written = re.fullmatch(rf"\s*{name}\s*(?:\((.*)\))?\s*", player)
+    inside = ((written and written[1]) or "").strip()
+    parts = [part.split("=", 1) for part in inside.split(",")] if inside else []
+    settings = {part[0].strip(): part[-1].strip() for part in parts}
+    whole = written is not None and inside.count("(") == inside.count(")") and "" not in settings
+    if not whole or any(len(part) < 2 for part in parts) or len(settings) < len(parts):
+        fields = [(key, field.default) for key, field in known[name].model_fields.items() if key != "name"]
+        form = "".join(f"({key}={default or '…'})" for key, default in fields[:1])
+        raise ConfigError(f"The player '{player}' cannot be read. Write {name}{form}.")
+    try:
+        return _OPPONENT.validate_python({"name": name, **settings})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(f"The player '{player}': {wrong['loc'][-1]}: {wrong['msg']}.") from error
 
 
 def check_solvable(game: Any, opponent: str) -> None:
