@@ -75,7 +75,7 @@ class StatedRewards(Settings):
     """Settings of an environment that others wrote: how much it can pay is the user's to say."""
 
     rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
-    """Least and greatest total of an agent in an episode; a total outside this range fails the episode."""
+    """Least and greatest total of an agent in an episode, before penalties; a total outside this range is rejected."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

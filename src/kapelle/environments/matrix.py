@@ -18,7 +18,7 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
-# -------- Matrix games as tables, and what is known about them: optima and pure equilibria by enumeration
+# -------- Matrix games as tables, and what is known about them: optima by enumeration
 
 Joint = str
 """A joint move: one letter per player, in seat order."""
@@ -66,19 +66,6 @@ class Game:
         """The joint moves whose payoffs have the greatest sum over players."""
         best = max(sum(paid) for paid in self.payoffs.values())
         return tuple(joint for joint, paid in self.payoffs.items() if sum(paid) == best)
-
-    @property
-    def equilibria(self) -> tuple[Joint, ...]:
-        """The pure Nash equilibria: joint moves from which no player gains by moving alone."""
-        return tuple(
-            joint
-            for joint in self.payoffs
-            if not any(
-                self.payoffs[joint[:k] + other + joint[k + 1 :]][k] > self.payoffs[joint][k]
-                for k, moves in enumerate(self.moves)
-                for other in moves
-            )
-        )
 
     def alike(self) -> list[str]:
         """Return the letters in sets of those that may be exchanged, by all players at once, without changing any payoff."""
