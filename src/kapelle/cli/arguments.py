@@ -6,7 +6,6 @@ commands stand here too, because the help texts name them.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -283,7 +282,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "plan": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--processes N] [--probe] [--json]",
+        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--processes N] [--json]",
         "estimate how much memory a run will need and what fits, before a model is loaded",
         "plan",
         (
@@ -301,14 +300,6 @@ COMMANDS: Mapping[str, Command] = {
                 "plan for one of N processes that train together (default 1)",
                 type=whole(1),
                 default=1,
-            ),
-            (
-                ("--probe",),
-                {
-                    "action": argparse.BooleanOptionalAction,
-                    "default": False,
-                    "help": "time a few blocks with random weights on this machine's device, and estimate how long a step takes",
-                },
             ),
             _JSON,
         ),

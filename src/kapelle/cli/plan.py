@@ -28,17 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
     if staged is not None:
         notes = tuple(dict.fromkeys(note for stage in staged.stages for note in stage.recipe.notes))
         plans = {
-            stage.name: plan(
-                config, gpu_memory=arguments.gpu_memory, ranks=arguments.processes, probed=arguments.probe
-            )
+            stage.name: plan(config, gpu_memory=arguments.gpu_memory, ranks=arguments.processes)
             for stage, config in staged.checked()
         }
     else:
         recipe = read_recipe(arguments.words, real=arguments.real)
-        ranks, notes = arguments.processes, recipe.notes
-        plans = {
-            "": plan(recipe.config, gpu_memory=arguments.gpu_memory, ranks=ranks, probed=arguments.probe)
-        }
+        notes = recipe.notes
+        plans = {"": plan(recipe.config, gpu_memory=arguments.gpu_memory, ranks=arguments.processes)}
     if arguments.json:
         rows = {name: found.row() for name, found in plans.items()}
         say(json.dumps({**rows.get("", {"stages": rows}), "notes": list(notes)}, indent=1))
@@ -70,29 +66,9 @@ def lines(found: Plan) -> Iterator[str]:
     yield from _computing(found)
     for process in found.processes:
         yield ""
-        ranks, scoring = found.run.ranks, found.run.scoring
-        pools = {f"sampling worker of {pool.setting.rpartition('.')[2]}": pool for pool in found.run.pools}
-        sampler = found.run.players if process.name == "rollout worker" else pools.get(process.name)
-        if process.name == "scoring worker" and scoring is not None:
-            held = ", ".join([*scoring.team.critics, *scoring.team.beside])
-            each = f", each of {scoring.workers} (`ray.scoring_workers`, with `--launch ray`), for {held}"
-        elif sampler is not None:
-            held = (
-                f"with the models of {', '.join(sampler.agents)} alone" if sampler.agents else "with no model"
-            )
-            each = f", each of {sampler.workers} (`{sampler.setting}`, with `--launch ray`), {held}"
-        else:
-            each = f", each of {ranks} processes" if ranks > 1 else ""
-            if found.run.pools:
-                each += ", with all models of the team; nothing is sampled in it"
+        each = f", each of {found.run.ranks} processes" if found.run.ranks > 1 else ""
         yield f"{process.name} on {process.device}{each}: {size(process.peak)}, in the {process.worst.name} phase"
         yield from _table(process)
-    if found.times is not None:
-        yield ""
-        yield (
-            f"time on this {found.times.device}, from a probe: {found.times.sampling:.2g} s of sampling and "
-            f"{found.times.update:.2g} s of updates in a step; {found.times.run / 3600:.2g} h for {found.run.steps} steps"
-        )
     if found.memory is None:
         return
     yield ""
@@ -124,11 +100,9 @@ def _table(process: Process) -> Iterator[str]:
 
 
 def _verdict(found: Plan) -> Iterator[str]:
-    from kapelle.cluster.planning.plan import MOST
     from kapelle.cluster.planning.weights_map import size
 
     assert found.memory is not None
-    assert found.limits is not None
     for device, held in found.devices.items():
         verb = "fits" if held <= found.memory else "does not fit"
         yield f"{device}: {size(held)} of {size(found.memory)}: {verb}"
@@ -138,12 +112,3 @@ def _verdict(found: Plan) -> Iterator[str]:
             yield f"  {each.setting:42} {size(each.peak):>8}   {each.costs}"
         if found.advice[-1].peak > found.memory:
             yield "  it is still too large: use a smaller model, adapters in place of whole weights, or more memory"
-    yield f"the largest values that fit{' with these changes' if found.advice else ''}, each changed alone, in the phases that depend on it:"
-    most = found.limits
-    for setting, value in (
-        ("training.microbatch_tokens=", most.microbatch_tokens),
-        ("engine.max_rows=", most.rows),
-        ("training.tasks_per_step=", most.tasks_per_step),
-        ("tokens of the longest text: ", most.longest_text),
-    ):
-        yield f"  {setting}{'no limit' if value == MOST else value or 'none fits'}"

@@ -10,7 +10,7 @@ weights      4 bytes where they train; frozen ones in the compute type; linear l
              and references of adapters in float32; a reference of whole weights is a second copy; on a GPU, several adapters of a
              base are stacked twice in the compute type
 judges       weights and adapters of the frozen models that an environment asks, in the process that plays, from the first
-             question on; each has an engine, with one answer for each episode in its KV cache while others are sampled
+             question on; their answers are not counted
 gradients    4 bytes for each number that trains, from an update's first pass to its step
 optimiser    AdamW's two moments: 8 bytes; of the 8-bit ones 2 bytes and two scales of four bytes for 256 numbers
 
@@ -23,14 +23,11 @@ gathers what lies outside the blocks (embeddings, head), and one block (two on a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 
-from kapelle.cluster.planning.planned_run import BYTES, PlannedPool, PlannedRun, sampled_by
+from kapelle.cluster.planning.planned_run import BYTES, PlannedRun, base_bytes
 from kapelle.cluster.planning.sampling_memory import sampling_moments
 from kapelle.cluster.planning.update_memory import update_moments
-from kapelle.models.outline import Outline
-from kapelle.team import Critic, Policy
 
 PROCESS = 470_000_000
 """Bytes of a process with Python, torch and transformers before a model is loaded; on a CPU, as measured."""
@@ -41,8 +38,6 @@ COPIED_AT_MOST = 1 << 30
 STACKS = 2
 """`models/fast/routed_linear.py`: most copies in the compute type of all adapters of a base, where several are grouped."""
 
-NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 + 2 * 4 / 256, "paged_adamw_8bit": 2 + 2 * 4 / 256}
 """Bytes of the moments of a number that trains, by `optimizer.name`; 2110.02861 for those of one byte."""
 
@@ -70,7 +65,7 @@ class Phase:
     """The worst moment of a phase in one process on one device."""
 
     name: str
-    """`sampling`, `update`, `evaluation` or `scoring`."""
+    """`sampling`, `update` or `evaluation`."""
     kinds: Kinds
 
     @property
@@ -103,24 +98,15 @@ class Process:
 def processes(run: PlannedRun) -> list[Process]:
     """Return every process of a run, device by device."""
     found = []
-    judged = [judge.device("base") for judge in run.judges if run.players is None and not run.overlap]
-    for device in dict.fromkeys([*map(run.device, run.shapes), *judged]):
+    for device in dict.fromkeys([*map(run.device, run.shapes), *run.judges]):
         bases = [base for base in run.shapes if run.device(base) == device]
         count = run.ranks if device == "cpu" else 1
         found.append(Process("training", device, tuple(_training(run, bases, device)), count))
-        if run.overlap and not run.pools:
-            held = (_resident(run, bases, device, learns=False), _judges(run, device))
-            kinds = _added(
-                *held, *_sampling(run, bases, run.own_tasks), *_judging(run, device, run.own_tasks)
-            )
+        if run.overlap:
+            resident = _resident(run, bases, device, learns=False)
+            kinds = _added(resident, _judges(run, device), *_sampling(run, bases, run.own_tasks))
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
-    if run.players is not None:
-        found += _samplers(run, "rollout worker", run.players)
-        for pool in run.pools:
-            found += _samplers(run, f"sampling worker of {pool.setting.rpartition('.')[2]}", pool)
-    if run.scoring is not None:
-        found += _scoring(run.scoring)
-    if run.engine == "vllm" and run.served == "start" and not run.overlap and not run.pools:
+    if run.engine == "vllm" and run.served == "start" and not run.overlap:
         device = next(iter(run.shapes and map(run.device, run.shapes)))
         weights = sum(run.size(base) * run.outlines[base].parameters for base in run.shapes)
         kinds = {
@@ -132,56 +118,9 @@ def processes(run: PlannedRun) -> list[Process]:
     return found
 
 
-def _samplers(run: PlannedRun, name: str, pool: PlannedPool) -> Iterator[Process]:
-    """Yield what processes that sample hold: the models of their policies alone, each on a GPU of its own or together on a CPU."""
-    own = sampled_by(run, pool)
-    if not own.shapes:  # it plays, and asks others for every turn
-        yield Process(name, "cpu", (Phase("sampling", {"process": PROCESS}),), pool.workers)
-    for device in dict.fromkeys(map(own.device, own.shapes)):
-        bases = [base for base in own.shapes if own.device(base) == device]
-        resident = _resident(own, bases, device, learns=False)
-        moments = {
-            "sampling": _sampling(own, bases, own.work.tasks) if own.plays else None,
-            "evaluation": _sampling(own, bases, own.problems, 1) if own.problems else None,
-        }
-        if pool is run.players:
-            resident = _added(resident, _judges(own, device))
-            for phase, tasks, group in (("sampling", own.work.tasks, None), ("evaluation", own.problems, 1)):
-                if (sampled := moments[phase]) is not None:
-                    sampled += _judging(own, device, tasks, group)
-        phases = [
-            Phase(phase, _vllm(own, bases, _added(resident, *kinds), starts=True))
-            for phase, kinds in moments.items()
-            if kinds is not None
-        ]
-        cpu = device == "cpu"
-        where = device if cpu else f"{device} of a {name}"
-        yield Process(name, where, tuple(phases), pool.workers if cpu else 1)
-
-
-def _scoring(run: PlannedRun) -> Iterator[Process]:
-    """Yield what scoring workers hold: each all of it, on a GPU of its own or together on a CPU."""
-    own: dict[str, Policy | Critic] = {**run.team.beside, **run.team.critics}
-    for device in dict.fromkeys(map(run.device, run.shapes)):
-        bases = [base for base in run.shapes if run.device(base) == device]
-        adapters = [name for name, each in own.items() if each.base in bases and each.lora is not None]
-        heads = [
-            run.outlines[each.base].hidden + 1 for each in run.team.critics.values() if each.base in bases
-        ]
-        cpu = device == "cpu"
-        kinds = {
-            "process": PROCESS if cpu else CONTEXT,
-            "weights": sum(size for base, size in base_copies(run) if base in bases),
-            "adapters": 4 * (sum(run.adapters[name].parameters for name in adapters) + sum(heads)),
-        }
-        where = device if cpu else f"{device} of a scoring worker"
-        yield Process("scoring worker", where, (Phase("scoring", kinds),), run.workers if cpu else 1)
-
-
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
     resident = _resident(run, bases, device, learns=True)
-    asks = not run.overlap and not run.pools
-    if asks:
+    if not run.overlap:
         resident = _added(resident, _judges(run, device))
     learning = resident
     if run.shared_out is not None:
@@ -190,7 +129,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         split = run.shared_out.tensor_parallel > 1  # the sampler's model then stays beside the parts
         learning = {**resident, "weights": (resident["weights"] if split else parts) + gathered}
     left: Kinds = {}
-    if run.engine == "local" and device == "cpu" and not run.overlap and not run.pools:
+    if run.engine == "local" and device == "cpu" and not run.overlap:
         # What sampling leaves in memory during an update: merged weights.
         merged = [
             next(sampling_moments(run, base, 1, 1))["merged weights"]
@@ -198,13 +137,11 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
             if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
         ]
         left = {"merged weights": sum(merged)} if merged else {}
-    if run.plays and not run.overlap and not run.pools:
-        sampled = [*_sampling(run, bases, run.own_tasks), *_judging(run, device, run.own_tasks)]
-        yield Phase("sampling", _vllm(run, bases, _added(resident, *sampled)))
+    if run.plays and not run.overlap:
+        yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
     yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
-    if run.problems and not run.pools:
-        problems = -(-run.problems // run.ranks)
-        sampled = [*_sampling(run, bases, problems, 1), *(_judging(run, device, problems, 1) if asks else ())]
+    if run.problems:
+        sampled = _sampling(run, bases, -(-run.problems // run.ranks), 1)
         yield Phase("evaluation", _vllm(run, bases, _added(resident, *sampled)))
 
 
@@ -218,34 +155,7 @@ def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | No
 
 def _judges(run: PlannedRun, device: str) -> Kinds:
     """Return what judges on a device keep in memory."""
-    own = [judge for judge in run.judges if judge.device("base") == device]
-    weights = sum(size for judge in own for _, size in base_copies(judge))
-    return {"judges": weights + sum(adapter_bytes(judge, "base") for judge in own)} if own else {}
-
-
-def _judging(run: PlannedRun, device: str, tasks: int, group: int | None = None) -> list[Kinds]:
-    """Return the worst moment of each judge's answers.
-
-    Asked about an episode it reads its longest text, and about a group the others' longest answers too.
-    """
-    found = []
-    attempts = group or run.work.group
-    others = (attempts - 1) * max((turn.answer for turn in run.work.turns), default=0)
-    for judge in (judge for judge in run.judges if judge.device("base") == device):
-        [asked], [turn] = judge.asked.values(), judge.work.turns
-        rows = min(judge.max_rows, asked.at_once or judge.max_rows)
-        moments: list[Mapping[str, int]] = []
-        for questions, read, each in (
-            (asked.episode, run.work.longest, attempts),
-            (asked.group * (attempts > 1), run.work.longest + others, 1),
-        ):
-            if questions:
-                longest = replace(turn, prompt=min(read, judge.shapes["base"].context))
-                own = replace(judge, work=replace(judge.work, turns=(longest,)), max_rows=rows)
-                moments += sampling_moments(own, "base", tasks, each)
-        if moments:
-            found.append(_worst(moments))
-    return found
+    return {"judges": run.judges[device]} if device in run.judges else {}
 
 
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
@@ -273,12 +183,9 @@ def _update(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Kind
     yield _added(copied, {"gradients": 4 * sum(numbers.values()), "copies": int(run.skips * share * state)})
 
 
-def _vllm(run: PlannedRun, bases: Sequence[str], kinds: Kinds, *, starts: bool = False) -> Kinds:
-    """Add what vLLM holds in this process while it samples: its own weights, and its KV cache.
-
-    With `starts`, also what a server holds that this process starts.
-    """
-    if run.engine != "vllm" or (run.served and not (starts and run.served == "start")):
+def _vllm(run: PlannedRun, bases: Sequence[str], kinds: Kinds) -> Kinds:
+    """Add what vLLM holds in this process while it samples: its own weights, and its KV cache."""
+    if run.engine != "vllm" or run.served:
         return kinds
     own = sum(run.size(base) * run.outlines[base].parameters for base in bases)
     return _added(kinds, {"vLLM": own + int(run.kv_gib * (1 << 30)) * len(bases)})
@@ -296,18 +203,6 @@ def _worst(moments: Iterable[Kinds]) -> Kinds:
     """Return the moment with the largest sum."""
     nothing: Kinds = {}
     return max(moments, key=lambda kinds: sum(kinds.values()), default=nothing)
-
-
-def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
-    """Return the bytes of a frozen base in a compute type of so many bytes, or with linear layers in four bits."""
-    if not nf4:
-        return size * outline.parameters
-    layers = outline.layers
-    codes = {f"{path}.weight" for path in layers.linear if path != layers.head}
-    total = 0.0
-    for name, shape in outline.weights.items():
-        total += prod(shape) * (NF4 if name in codes else size)
-    return int(total)
 
 
 def _part_bytes(run: PlannedRun, base: str, size: int) -> int:

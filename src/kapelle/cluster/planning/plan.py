@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.cluster.planning import questions
@@ -18,33 +18,10 @@ from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import load_recipe
 from kapelle.team import Place
 
-if TYPE_CHECKING:
-    from kapelle.cluster.planning.probe import Times
-
-MOST = 1 << 24
-"""The largest value that is tried; what fits with it has no limit."""
-SAMPLES = ("sampling", "evaluation")
 OF_PASSES = ("activations", "logits")
 """What of an update's memory its passes take."""
 SMALL = 256
 """Least tokens of a microbatch that is worth its passes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    """The largest values with which the phases that depend on them fit, each with everything else as it is.
-
-    0 where even the least does not fit.
-    """
-
-    microbatch_tokens: int
-    """Of `training.microbatch_tokens`; not more than a step has."""
-    rows: int
-    """Answers sampled at once, of each base: `engine.max_rows`."""
-    tasks_per_step: int
-    """Of `training.tasks_per_step`."""
-    longest_text: int
-    """Tokens of prompt and answer together, of the longest turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +41,9 @@ class Plan:
     processes: tuple[Process, ...]
     memory: int | None
     """Bytes of a device; None where no limit was given."""
-    limits: PlanLimits | None
-    """The largest values that fit, each alone, after the changes that are advised; None without a limit."""
     advice: tuple[Advice, ...]
     """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
     run: PlannedRun
-    times: Times | None = None
-    """From a probe; None without one."""
 
     @property
     def fits(self) -> bool:
@@ -80,10 +53,7 @@ class Plan:
     @property
     def devices(self) -> Mapping[str, int]:
         """Device → bytes that its processes hold at their worst moments, together."""
-        found: dict[str, int] = {}
-        for process in self.processes:
-            found[process.device] = found.get(process.device, 0) + process.count * process.peak
-        return found
+        return held_by_device(self.processes)
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON; memory in bytes, lengths in tokens."""
@@ -103,7 +73,6 @@ class Plan:
                 }
                 for process in self.processes
             ],
-            "limits": None if self.limits is None else asdict(self.limits),
             "advice": [asdict(each) for each in self.advice],
             "step": {
                 "tasks": work.tasks,
@@ -123,7 +92,6 @@ class Plan:
                 }
                 for base, place in self.run.places.items()
             },
-            "times": None if self.times is None else {**asdict(self.times), "step": self.times.step},
             "weights": self.weights.row(),
         }
 
@@ -134,11 +102,8 @@ def plan(
     gpu_memory: float | None = None,
     ranks: int = 1,
     real: bool = False,
-    probed: bool = False,
 ) -> Plan:
     """Return what a run of a recipe (with `key.path=value` settings) will need; loads no model.
-
-    If it is to be `probed`, a few blocks with random weights are timed on the device at hand; else no torch is loaded.
 
     `gpu_memory` is that of each GPU in GB (10⁹ bytes); with it, bases that name no device are planned for a GPU, else for this
     machine's processor. Of several `ranks` that train together the plan is one's, with a GPU of its own. Raises the errors that the run would, but for what is installed and which devices are here.
@@ -158,26 +123,20 @@ def plan(
         optimizer=config.optimizer.name,
     )
     found = tuple(processes(run))
-    times = None
-    if probed:
-        from kapelle.cluster.planning.probe import probe
-
-        times = probe(prepared, run)
-    if memory is None:
-        return Plan(mapped, found, None, None, (), run, times)
-    changes, then = advice(run, memory)
-    return Plan(mapped, found, memory, limits(then, memory), changes, run, times)
+    return Plan(mapped, found, memory, () if memory is None else advice(run, memory), run)
 
 
-def peak(run: PlannedRun, phases: tuple[str, ...] = ()) -> int:
-    """Return the bytes of the fullest device, in these phases alone if any are named."""
+def held_by_device(found: Iterable[Process]) -> dict[str, int]:
+    """Return device → bytes that its processes hold at their worst moments, together."""
     devices: dict[str, int] = {}
-    for process in processes(run):
-        own = [phase.total for phase in process.phases if phase.name in phases]
-        devices[process.device] = devices.get(process.device, 0) + process.count * max(
-            own, default=process.peak
-        )
-    return max(devices.values())
+    for process in found:
+        devices[process.device] = devices.get(process.device, 0) + process.count * process.peak
+    return devices
+
+
+def peak(run: PlannedRun) -> int:
+    """Return the bytes of the fullest device."""
+    return max(held_by_device(processes(run)).values())
 
 
 def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
@@ -205,32 +164,9 @@ def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
     return replace(run, chosen_tokens=chosen)
 
 
-def limits(run: PlannedRun, memory: int) -> PlanLimits:
-    """Return the largest values with which every device holds its processes in so many bytes."""
-    work = run.work
-    step = work.tasks * work.group * sum(turn.prompt + turn.answer for turn in work.turns)
-    context = min((shape.context for shape in run.shapes.values()), default=MOST)
-    rows = min(MOST, run.max_rows)
-
-    def fits(found: PlannedRun, *phases: str) -> bool:
-        return peak(found, phases) <= memory
-
-    return PlanLimits(
-        _largest(step, lambda count: fits(with_passes(run, count), "update")),
-        _largest(rows, lambda count: fits(replace(run, max_rows=count), *SAMPLES)),
-        _largest(MOST, lambda count: fits(with_tasks(run, count), "sampling", "update")),
-        _largest(context, lambda count: fits(replace(run, work=work.with_longest(count)))),
-    )
-
-
 def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
     """Return a run with passes of at most so many tokens, on every base."""
     return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
-
-
-def with_tasks(run: PlannedRun, count: int) -> PlannedRun:
-    """Return a run with so many tasks in a step."""
-    return replace(run, work=replace(run.work, tasks=count))
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -247,8 +183,8 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun]:
-    """Return the changes, one on top of the other, after which a run fits, and the run as it then is; none if it fits.
+def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
+    """Return the changes, one on top of the other, after which a run fits; none if it fits.
 
     If not even all of them are enough, they end with what they reach.
     """
@@ -262,7 +198,7 @@ def advice(run: PlannedRun, memory: int) -> tuple[tuple[Advice, ...], PlannedRun
         found = [each for each in found if each.setting.partition("=")[0] != setting.partition("=")[0]]
         filled = setting.format(microbatch=run.microbatch_tokens, rows=run.max_rows)
         found.append(Advice(filled, costs, peak(run)))
-    return tuple(found), run
+    return tuple(found)
 
 
 def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:

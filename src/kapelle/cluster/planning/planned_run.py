@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from kapelle.algorithm import CriticSpec
 from kapelle.algorithms.signals.embeddings import Embeddings
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.cluster.planning.questions import asked_by, episodes_of
-from kapelle.cluster.planning.workload import PlannedTurn, Workload, workload
-from kapelle.engines.rollout.local.settings import Local
+from kapelle.cluster.planning.workload import Workload, workload
 from kapelle.engines.rollout.vllm import KV_GIB
 from kapelle.engines.train.pass_size import CPU_TOKENS
 from kapelle.engines.train.settings import Fsdp
@@ -24,15 +23,13 @@ from kapelle.models.outline import Outline, adapter_parameters, read_outlines, r
 from kapelle.models.renderer import light_renderer
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import PreparedRun
-from kapelle.setup.team_builder import pools_of
-from kapelle.team import Agent, Place, Policy, Team, split_scored
+from kapelle.team import Agent, Place, Policy, Team
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
 
-JUDGE = "judge"
-"""How a plan names a frozen model that the environment asks."""
-
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -47,20 +44,6 @@ class Adapter:
     """Features in of these layers, if it has dropout."""
     output: bool
     """Whether one of them is what follows attention."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPool:
-    """Processes of a cluster that sample for some policies."""
-
-    setting: str
-    """Where it is described."""
-    agents: tuple[str, ...]
-    """Those whose turns it samples."""
-    policies: tuple[str, ...]
-    workers: int
-    on_gpus: bool
-    """Whether each of them has a GPU."""
 
 
 NOTHING = Adapter(0, 0, 0, output=False)
@@ -100,7 +83,6 @@ class PlannedRun:
     """Whether the team samples in training."""
     problems: int
     """Tasks of an evaluation; 0 for none."""
-    steps: int
     overlap: bool
     engine: str
     max_rows: int
@@ -119,18 +101,10 @@ class PlannedRun:
     """Processes that train together, each with a share of a step's tasks."""
     shared_out: Fsdp | None = None
     """How they share weights out; None where each holds all."""
-    scoring: PlannedRun | None = None
-    """What scoring workers hold (`ray.scoring_workers`): `team` and `outlines` are then of what is only scored."""
-    workers: int = 0
-    """Processes like this one that hold all of it, where this is what scoring workers hold."""
-    pools: tuple[PlannedPool, ...] = ()
-    """Pools of sampling workers (`ray.pools`); with them, rollout workers play and processes that train sample nothing."""
-    judges: tuple[PlannedRun, ...] = ()
-    """Frozen models that the environment asks where episodes are played, each as a team of its own that gives one answer."""
+    judges: Mapping[str, int] = field(default_factory=dict)
+    """Device → bytes of the frozen models that the environment asks where episodes are played."""
     asked: Mapping[str, QuestionCounts] = field(default_factory=dict)
-    """How often each model that pays episodes is asked, by its path or name; of a judge its own."""
-    players: PlannedPool | None = None
-    """The rollout workers, which hold the policies that are in no pool; None without pools."""
+    """How often each model that pays episodes is asked, by its path or name."""
 
     @property
     def own_tasks(self) -> int:
@@ -214,7 +188,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         elsewhere = "cpu" if path == "embedded" else device
         places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
     tokens = config.training.microbatch_tokens
-    whole = PlannedRun(
+    return PlannedRun(
         team,
         prepared.outlines,
         shapes,
@@ -234,7 +208,6 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         algorithm.update.entropy,
         algorithm.plays,
         max(evaluates, default=0),
-        config.training.steps,
         config.training.overlap and algorithm.plays,
         str(engine["name"]),
         int(engine.get("max_rows", 1024)),
@@ -245,113 +218,38 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         tokens == "auto",
         ranks=ranks,
         shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
-    )
-    whole = replace(
-        whole,
-        judges=tuple(_judges(config, whole, device)),
+        judges=_judges(config, device),
         asked=asked_by(config.environment),
     )
-    if config.ray.pools:
-        whole = replace(whole, **_pools(config, team))
-    here, scored = split_scored(team)
-    workers = config.ray.scoring_workers
-    if not workers or not scored.bases:
-        return whole
-    return replace(_with(whole, here), scoring=replace(_with(whole, scored), workers=workers))
 
 
-def _judges(config: RunConfig, run: PlannedRun, device: str) -> Iterator[PlannedRun]:
-    """Yield the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does, with an engine of its own."""
+def _judges(config: RunConfig, device: str) -> dict[str, int]:
+    """Return device → bytes of the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does."""
     models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
-    answers: dict[str, int] = {}
-    for model in models:
-        answers[model.path] = max(model.max_tokens, answers.get(model.path, 0))
-    asked = asked_by(config.environment)
-    for place, most in answers.items():
+    found: dict[str, int] = {}
+    for place in dict.fromkeys(model.path for model in models):
         path, adapter = base_and_adapter(place)
-        policy = Policy(
-            JUDGE, lora=None if adapter is None else read_lora(Path(adapter)), trained=False, past=adapter
+        lora = None if adapter is None else read_lora(Path(adapter))
+        team = Team.alone(
+            Agent("judge"), Policy("judge", lora=lora, trained=False, past=adapter), {"base": path}
         )
-        team = Team.alone(Agent(JUDGE), policy, {"base": path})
-        outlines, nf4 = read_outlines(team, config.model), in_four_bits(config, team)
-        settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
-        shapes = {"base": shape_of(settings, outlines["base"], codes="base" in nf4)}
+        outline = read_outlines(team, config.model)["base"]
         where = config.model.device or ("cpu" if path == "embedded" else device)
-        turn = PlannedTurn(JUDGE, JUDGE, 1, 1, most, tempered=False)
-        engine = Local()
-        yield replace(
-            run,
-            team=team,
-            outlines=outlines,
-            shapes=shapes,
-            adapters=_adapters(team, outlines, shapes),
-            places={"base": Place(config.model.dtype, where)},
-            nf4=nf4,
-            work=replace(run.work, turns=(turn,)),
-            asked={place: asked.get(place, QuestionCounts(episode=1))},
-            critic=None,
-            references=False,
-            embedders=False,
-            engine="local",
-            max_rows=engine.max_rows,
-            kept_tokens=engine.kept_tokens,
-            kv_gib=0.0,
-            shared_out=None,
-        )
+        own = base_bytes(outline, BYTES[config.model.dtype], nf4="base" in in_four_bits(config, team))
+        found[where] = found.get(where, 0) + own + (4 * adapter_parameters(outline, lora) if lora else 0)
+    return found
 
 
-def _pools(config: RunConfig, team: Team) -> dict[str, Any]:
-    """Return `pools` and `players` of a run whose models are sampled apart."""
-    held = pools_of(config, team)
-    pools = tuple(
-        PlannedPool(
-            f"ray.pools.{name}",
-            config.ray.pools[name].agents,
-            policies,
-            config.ray.pools[name].workers,
-            config.ray.pools[name].gpus > 0,
-        )
-        for name, policies in held.items()
-    )
-    rest = tuple(name for name in team.policies if not any(name in pool.policies for pool in pools))
-    agents = tuple(name for name in team.names if team.policy(name).name in rest)
-    ray = config.ray
-    players = PlannedPool("ray.rollout_workers", agents, rest, ray.rollout_workers, ray.rollout.gpus > 0)
-    return {"pools": pools, "players": players}
-
-
-def sampled_by(run: PlannedRun, pool: PlannedPool) -> PlannedRun:
-    """Return a plan's run as one process of a pool sees it: with the pool's policies, and a share of a step's tasks, of which nothing is kept."""
-    assert run.players is not None, "a run with pools has rollout workers"
-    held = {run.team.policies[name].base for name in pool.policies}
-    bases = {base: path for base, path in run.team.bases.items() if base in held}
-    own = _with(run, replace(run.team, critics={}, critic_of={}, beside={}, bases=bases))
-    if not pool.on_gpus:
-        own = replace(own, places={base: Place(place.dtype, "cpu") for base, place in own.places.items()})
-    share = -(-run.work.tasks // run.players.workers)
-    problems = -(-run.problems // run.players.workers)
-    return replace(
-        own,
-        work=replace(run.work, tasks=share),
-        problems=problems,
-        references=False,
-        embedders=False,
-        kept_tokens=0,
-        ranks=1,
-        shared_out=None,
-    )
-
-
-def _with(run: PlannedRun, team: Team) -> PlannedRun:
-    """Return a plan's run with a team of fewer bases."""
-    kept = team.bases.keys()
-    return replace(
-        run,
-        team=team,
-        outlines={base: each for base, each in run.outlines.items() if base in kept},
-        shapes={base: each for base, each in run.shapes.items() if base in kept},
-        places={base: each for base, each in run.places.items() if base in kept},
-    )
+def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
+    """Return the bytes of a frozen base in a compute type of so many bytes, or with linear layers in four bits."""
+    if not nf4:
+        return size * outline.parameters
+    layers = outline.layers
+    codes = {f"{path}.weight" for path in layers.linear if path != layers.head}
+    total = 0.0
+    for name, shape in outline.weights.items():
+        total += prod(shape) * (NF4 if name in codes else size)
+    return int(total)
 
 
 def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, Shape]) -> dict[str, Adapter]:

@@ -94,11 +94,6 @@ def passes(run: PlannedRun, base: str) -> list[Pass]:
     return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
 
 
-def step_tokens(run: PlannedRun, base: str) -> int:
-    """Return the tokens that all passes of an update compute on a base, each distinct one once."""
-    return run.work.tasks * sum(tree.size for tree in _trees(run, base))
-
-
 def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
     """Yield what one task's episodes have to be computed for, learner by learner."""
     team, group = run.team, run.work.group

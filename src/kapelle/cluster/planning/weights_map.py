@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kapelle.cluster.planning.memory import MOMENTS, base_bytes
-from kapelle.cluster.planning.planned_run import BYTES
+from kapelle.cluster.planning.memory import MOMENTS
+from kapelle.cluster.planning.planned_run import BYTES, base_bytes
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.team import Place, Rate, Team
 

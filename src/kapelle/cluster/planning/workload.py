@@ -65,19 +65,6 @@ class Workload:
         """Tokens of the longest prompt with its answer."""
         return max((turn.prompt + turn.answer for turn in self.turns), default=0)
 
-    def with_longest(self, tokens: int) -> Workload:
-        """Return it with longer prompts, or with shorter texts, so that the longest text has so many tokens."""
-        more, share = tokens - self.longest, min(1.0, tokens / self.longest)
-        turns = tuple(
-            replace(
-                each,
-                prompt=max(1, each.prompt + more if more > 0 else int(each.prompt * share)),
-                answer=max(1, int(each.answer * share)),
-            )
-            for each in self.turns
-        )
-        return replace(self, turns=turns)
-
 
 class _PlannedAgent(ScriptedEngine):
     """Answers of full length, and a record of them."""
