@@ -31,7 +31,6 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 
 class KapelleError(Exception):
@@ -164,18 +163,18 @@ NEAREST = 3
 MOST_NAMES = 60
 
 
-WRITTEN: ContextVar[dict[str, Any] | None] = ContextVar("sections of a call in Python", default=None)
-"""Sections as the caller of a function of ours wrote them; None outside of such a call. `settings.messages.in_python` reads it."""
+IN_PYTHON_OR_COMMAND: ContextVar[bool] = ContextVar("in a call in Python or a command", default=False)
+"""Whether who was called first says how errors name options: see `settings.messages.in_python`."""
 
 
 @contextmanager
 def for_command() -> Iterator[None]:
-    """Let errors name options of the command line and dotted settings, whatever calls in Python the command makes."""
-    mark = WRITTEN.set({})
+    """Let errors name options of the command line, whatever calls in Python the command makes."""
+    mark = IN_PYTHON_OR_COMMAND.set(True)
     try:
         yield
     finally:
-        WRITTEN.reset(mark)
+        IN_PYTHON_OR_COMMAND.reset(mark)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

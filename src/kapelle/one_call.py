@@ -42,7 +42,7 @@ from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.runtime.ranks import launched_rank
 from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
-from kapelle.settings.messages import as_written, in_python, made, unknown_keywords
+from kapelle.settings.messages import in_python, made, unknown_keywords
 from kapelle.settings.schema import AgentConfig
 from kapelle.setup.model_loading import name_model
 from kapelle.setup.recipe import derived, from_keywords
@@ -134,7 +134,7 @@ SAID_AS = {
     "training.steps": "steps",
     "training.tasks_per_step": "tasks_per_step",
 }
-"""Settings → the keywords by which they are said here; errors name these."""
+"""Settings → the keywords by which they are given here; errors and the origins of a run's settings name these."""
 
 
 @in_python(SAID_AS)
@@ -178,7 +178,6 @@ def train(
     `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
     own: dict[str, Any] = {**sections}
-    as_written({**own, "algorithm": algorithm, "workflow": workflow})
     theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
     observer = observer or Watch(Lines(sys.stdout))
     dataset, reward, agents, run_dir = _renamed(
@@ -565,7 +564,7 @@ def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
     return section.model_dump(exclude_unset=True) if isinstance(section, Settings) else dict(section)
 
 
-@in_python(None)
+@in_python()
 def blame(
     run: str | Path,
     *settings: str,

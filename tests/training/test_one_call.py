@@ -22,7 +22,7 @@ from kapelle.one_call import Function, Trained
 from kapelle.runs.reader import read_config, read_episodes, read_status
 from kapelle.runs.summary import own_settings
 from kapelle.settings.overlays import parse_yaml
-from kapelle.settings.schema import TeamConfig, TrainingConfig
+from kapelle.settings.schema import TeamConfig
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.types import Episode
 
@@ -251,7 +251,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"steps": 3, "max_steps": 4},
-            "`max_steps: 4` is read as `steps=4`, and `steps` is 3",
+            "`max_steps: 4` is read as `steps: 4`, and `steps` is 3",
         ),
         (
             (ROWS, vowel),
@@ -261,14 +261,14 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"learning_rate": -1},
-            r"`optimizer=\{'lr': …\}` cannot be -1: .* \(`learning_rate` is read as `optimizer=\{'lr': …\}`.\)",
+            r"'optimizer.lr' cannot be -1: .* \(`learning_rate` is read as `optimizer.lr`.\)",
         ),
         ((ROWS, vowel), {"args": {}}, r"no keyword 'args'. The fields of a GRPOConfig are settings here, "),
         ((ROWS, vowel), {"lr": 1.0}, r"Did you mean `optimizer=\{'lr': …\}`"),
         (
             (ROWS, vowel),
             {"num_generations": 8},
-            r"`num_generations: 8` is read as `algorithm=GRPO\(group_size=8\)`, and `algorithm=GRPO\(group_size=…\)` is 2",
+            "`num_generations: 8` is read as `algorithm.group_size: 8`, and `algorithm.group_size` is 2",
         ),
         ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
         ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast'. It is a section"),
@@ -278,7 +278,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"tasks_per_step": 0, "training": {}},
-            "`tasks_per_step` cannot be 0: it must be greater than or equal to 1",
+            "'tasks_per_step' cannot be 0: it must be greater than or equal to 1",
         ),
         (
             (ROWS, vowel),
@@ -319,7 +319,7 @@ def broken(completion: str) -> float:
         (
             (),
             {"train_dataset": EMPTY, "reward_fn": vowel, "max_unusable": 0.1},
-            "^`train_dataset`: 1 of 7 rows .* more than `max_unusable` = 10.0%: Row 7 of `train_dataset`: the field",
+            "^`dataset`: 1 of 7 rows .* more than `max_unusable` = 10.0%: Row 7 of `dataset`: the field",
         ),
         (
             (ROWS, vowel),
@@ -332,16 +332,16 @@ def broken(completion: str) -> float:
             "^Every train row of `dataset` is a test row too. Set `dataset` and `eval_dataset` to different data",
         ),
         ((ROWS[:1], vowel), {"eval_dataset": 0.1}, "^Of 1 rows of `dataset` none is left to test on"),
-        ((ROWS, vowel), {"max_unusable": 2}, "^`max_unusable` cannot be 2: it must be less than 1"),
-        (("a/b", vowel), {"dataset_config": 3}, "^`dataset_config` cannot be 3"),
+        ((ROWS, vowel), {"max_unusable": 2}, "^'max_unusable' cannot be 2: it must be less than 1"),
+        (("a/b", vowel), {"dataset_config": 3}, "^'dataset_config' cannot be 3"),
         (
             (ROWS, vowel),
             {"evaluation": {"every": 1}},
             "plays unseen rows, and there are none. Give `eval_dataset`",
         ),
         ((ROWS, vowel), {"learnin_rate": 1}, "Did you mean 'learning_rate'"),
-        ((ROWS,), {"reward_funcs": {"b": vowel}}, "^`reward_funcs` pays the unknown agent 'b'"),
-        ((ROWS, vowel), {"output_dir": 3}, "^`output_dir` is 3. Give the path of a folder"),
+        ((ROWS,), {"reward_funcs": {"b": vowel}}, "^`reward` pays the unknown agent 'b'"),
+        ((ROWS, vowel), {"output_dir": 3}, "^`run_dir` is 3. Give the path of a folder"),
         ((["2+2"], vowel), {}, r"Row 1 of `dataset` is str, not a mapping.*\{'question': …\}"),
         ((ROWS, vowel), {"run_dir": 3}, "`run_dir` is 3. Give the path of a folder"),
         (
@@ -483,22 +483,6 @@ def test_what_keeps_nothing_saves_no_checkpoint_and_has_no_tracker() -> None:
         ((), {"enviroment": {}}, "`Trainer` has no keyword 'enviroment'. Did you mean 'environment'"),
         ((), {"rundir": "x"}, "Did you mean 'run_dir'"),
         (({"environment": {}},), {}, "not dict. Sections are keywords"),
-        (
-            (),
-            {**ENDLESS, "training": {"epochs": 1}},
-            r"^`training=\{'epochs': …\}` counts tasks.*`training=\{'epochs': None\}`",
-        ),
-        (
-            (),
-            {**ENDLESS, "training": TrainingConfig(epochs=1)},
-            r"^`training=TrainingConfig\(epochs=…\)` counts tasks.*`training=TrainingConfig\(epochs=None\)`",
-        ),
-        ((), {**ENDLESS, "optimizer": {"lr": -1}}, r"^`optimizer=\{'lr': …\}` cannot be -1"),
-        (
-            (),
-            {**ENDLESS, "team": {"agents": [{"name": "a"}, {"name": "b c"}]}},
-            r"^`team\['agents'\]\[1\]\['name'\]` cannot be 'b c'",
-        ),
         ((resolve({**ENDLESS, "training": {"epochs": 1}}),), {}, "^`training.epochs` counts tasks"),
         ((), {"model": None}, "`model` is None. Name a folder"),
         ((), {"model": object()}, r"kapelle.LanguageModel\(model, tokenizer\)"),

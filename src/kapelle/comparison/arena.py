@@ -42,7 +42,7 @@ GAMES = 100
 Report = Callable[[str], None]
 
 
-@in_python(None)
+@in_python()
 def arena(
     *players: str,
     environment: str | None = None,

@@ -13,11 +13,11 @@ from typing import Any, TypeVar, get_args, get_origin
 import pydantic
 
 from kapelle.algorithm import algorithm_class
-from kapelle.errors import WRITTEN, ConfigError, KapelleError, did_you_mean, raise_all
+from kapelle.errors import IN_PYTHON_OR_COMMAND, ConfigError, KapelleError, did_you_mean, raise_all
 from kapelle.runtime.credentials import without_secrets
 from kapelle.settings.aliases import ARGUMENTS, ROOTS, TABLE
 from kapelle.settings.base import Settings, fields_at, known_keys, models_in
-from kapelle.settings.overlays import COMMAND_LINE, PLUGGED, parse_yaml
+from kapelle.settings.overlays import COMMAND_LINE, PLUGGED
 from kapelle.settings.schema import RunConfig
 
 _MAPPINGS = ("dict_type", "model_type", "model_attributes_type", "mapping_type")
@@ -44,64 +44,23 @@ _NAMES = ("name", "path")
 _PROCESSES = (
     "`--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`"
 )
-_SPLIT_TEXTS = dict.fromkeys(
-    ("context_parallel", "sequence_parallel", "ulysses_sequence_parallel_size"),
+_SPLIT_TEXTS = (
     "each text is computed in one process; `training.gradient_checkpointing`, a lower `training.microbatch_tokens` and "
-    "`train_engine.tensor_parallel` make room for long ones",
+    "`train_engine.tensor_parallel` make room for long ones"
 )
-"""What kapelle has nowhere; a setting whose name is close is something else."""
-_ELSEWHERE = {
-    **_SPLIT_TEXTS,
-    **dict.fromkeys(
-        (
-            *(
-                "accelerator",
-                "ddp",
-                "deepspeed",
-                "distributed",
-                "fsdp",
-                "gpus",
-                "launch",
-                "launcher",
-                "n_gpus",
-                "nnodes",
-            ),
-            *("nproc_per_node", "num_gpus", "num_processes", "processes", "ranks", "strategy", "world_size"),
-        ),
-        _PROCESSES,
-    ),
-    **dict.fromkeys(("model_name", "model_name_or_path", "base_model", "model.name"), "write `model.path=…`"),
-    **dict.fromkeys(
-        ("out", "out_dir", "output", "output_dir", "run_dir", "save_dir", "logdir"),
-        "`--run-dir DIR` says where",
-    ),
-    **dict.fromkeys(
-        ("resume", "resume_from", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"
-    ),
-    "actor_lr": "write `optimizer.lr=…`",
-    "reward": "functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
-    **dict.fromkeys(
-        ("max_steps", "num_steps", "total_steps", "epochs", "num_train_epochs"), "write `training.steps=…`"
-    ),
-    **dict.fromkeys(("rollout_n", "n_samples"), "write `algorithm.group_size=…`"),
-    **dict.fromkeys(("max_new_tokens", "max_completion_length"), "write `team.sampling.max_tokens=…`"),
-    **dict.fromkeys(("use_lora", "peft", "lora"), "write `team.sharing=lora`; `team.lora` has its rank"),
-    **dict.fromkeys(
-        ("wandb", "tensorboard", "mlflow", "report_to", "wandb_project"), "write `trackers=[{name: …}]`"
-    ),
-    **dict.fromkeys(
-        ("device", "dtype", "bf16", "fp16"), "`model.device` and `model.dtype` say where and as what"
-    ),
-    **dict.fromkeys(("dataset", "data", "dataset_name", "train_file"), "write `environment.path=…`"),
-    **dict.fromkeys(("n_agents", "num_agents", "agents"), "write `team.agents=…`"),
-    **dict.fromkeys(("save_steps", "save_every", "save_freq"), "write `checkpoint.every=…`"),
-    **dict.fromkeys(("eval_steps", "eval_every", "test_freq"), "write `evaluation.every=…`"),
-    **{alias.name: f"write `{alias.ours[0]}=…`" for alias in TABLE if alias.ours and "." not in alias.name},
-}
-"""Keys of other systems, and of the command line's own options → what says the same here."""
 _ITS_OWN = "a model brings its own tokeniser and chat template: `model.path`"
 _REFERENCE = "a reference is made where it is needed, of the policy at its start: `algorithm.loss.kl_coefficient`, `algorithm.reference_every`"
 UNREAD = {
+    **dict.fromkeys(
+        ("context_parallel", "sequence_parallel", "ulysses_sequence_parallel_size"), _SPLIT_TEXTS
+    ),
+    **dict.fromkeys(
+        ("distributed", "num_gpus", "gpus", "nnodes", "num_processes", "processes", "world_size"), _PROCESSES
+    ),
+    **dict.fromkeys(("model_name", "model_name_or_path", "model.name"), "write `model.path=…`"),
+    **dict.fromkeys(("out_dir", "output_dir", "run_dir", "save_dir"), "`--run-dir DIR` says where"),
+    **dict.fromkeys(("resume", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"),
+    "reward": "functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
     "args": "the fields of a GRPOConfig are settings here, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
     **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
     **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
@@ -116,7 +75,7 @@ UNREAD = {
     "evaluation_strategy": "evaluations are every `evaluation.every` steps",
     "dataset_text_field": "write `environment.question_field=…`",
 }
-"""Keys of other libraries that no value of ours stands for, or a name of ours is only near in letters → what to do here."""
+"""Keys of other systems, and of the command line's options, that no setting stands for → what to do here."""
 
 
 MISSING = " is missing. Add it to the recipe."
@@ -254,23 +213,15 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     if elsewhere and not hint.startswith(" Did you mean"):
         named = " or ".join(f"'{name}'" for name in elsewhere)
         hint = f" Did you mean {named}?"
-    # Among sections closeness of letters says less than what the word means elsewhere: `ranks` is no `trackers`.
-    section, inside, _ = path.partition(".")
-    guessed = elsewhere or (inside and section in PLUGGED)
-    meant = _ELSEWHERE.get(path, "" if guessed and key not in _SPLIT_TEXTS else _ELSEWHERE.get(key, ""))
-    theirs = [setting for alias in TABLE if alias.name == key for setting in alias.ours[:1]]
-    if not inside and key in UNREAD:
-        meant = UNREAD[key]
-    one_letter = key.removesuffix("s") in known or f"{key}s" in known
-    if meant and not one_letter:
+    theirs = next((alias.ours[0] for alias in TABLE if alias.name == key and alias.ours), "")
+    meant = UNREAD.get(path, "" if elsewhere else UNREAD.get(key, ""))
+    if meant and key.removesuffix("s") not in known:
         hint = _sentence(meant)
-    elif theirs and not hint.startswith(" Did you mean"):
-        hint = f" Did you mean '{theirs[0]}'?"
-    if not inside and not meant and not hint.startswith(" Did you mean"):
-        close = did_you_mean(key, [alias.name for alias in TABLE if "." not in alias.name])
-        if close.startswith(" Did you mean"):
-            hint = close
-        elif hint.startswith(" Known:"):
+    elif theirs and not elsewhere:
+        hint = f" Write `{theirs}=…`."
+    elif "." not in path and not hint.startswith(" Did you mean"):
+        hint = did_you_mean(key, [alias.name for alias in TABLE if "." not in alias.name])
+        if not hint.startswith(" Did you mean"):
             hint = " `kapelle train RECIPE --dry-run` prints all settings."
     return f"Unknown key '{path}'{where}.{hint}"
 
@@ -318,48 +269,23 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
     """Return how to write what was probably meant; empty where that is not known."""
     if "string_type" in kinds and isinstance(value, bool):
         return "YAML reads yes, no, on and off as true and false. Put the text in quotes"
-    if "string_type" in kinds and isinstance(value, Mapping) and all(v is None for v in value.values()):
-        return "YAML reads braces as a mapping. Put the text in quotes, and those in quotes of the shell: '\"{question}\"'"
     models = [model for annotation in annotations for model in models_in(annotation)]
     if not models or not kinds & {*_LISTS, *_MAPPINGS, "int_type"}:
         return ""
     key = next((name for name in _NAMES if name in models[0].model_fields), "")
-    listed = any(map(_is_list, annotations))
-    if not listed:
-        return _as_section(path, value, key, models[0])
+    if not any(map(_is_list, annotations)):
+        if isinstance(value, str) and key:
+            return f"write `{path}.{key}={value}`"
+        return f"it is a section. Write its keys, such as `{path}.{next(iter(models[0].model_fields))}=…`"
+    if not key or not isinstance(value, Mapping | str):
+        return ""
+    if isinstance(value, str) and path.rpartition(".")[2].isdigit():
+        return f"write it as a mapping, `{{{key}: {value}}}`"
     counted = any(int in get_args(annotation) for annotation in annotations)
-    return _as_list(path, value, key, " or an integer" if counted else "", models[0].model_fields)
-
-
-def _as_list(path: str, value: object, key: str, other: str, known: Collection[str]) -> str:
-    if isinstance(value, Mapping) and key:
-        if value and all(str(place).isdigit() for place in value):
-            rows = [row for row in value.values() if isinstance(row, Mapping)]
-            # A key that is misspelt too is given as it is meant.
-            close = {
-                each: re.findall(r"mean '(.*)'", did_you_mean(str(each), known))
-                for row in rows[:1]
-                for each in row
-            }
-            said = ", ".join(
-                f"{each if each in known else (close[each] or [key])[0]}: {row[each]}"
-                for row in rows[:1]
-                for each in row
-            )
-            return f"it has no entry to change yet; write `{path}=[{{{without_secrets(said)}}}]`"
-        entry = f"{key}: {next(iter(value), '…')}"
-        return f"write a list with a `{key}` in each entry, `{path}: [{{{entry}, …}}]`{other and f',{other}'}"
-    if isinstance(value, str) and key:
-        entry = f"{{{key}: {value}}}"
-        number = path.rpartition(".")[2].isdigit()
-        return f"write it as a mapping, `{entry}`" if number else f"write `{path}=[{entry}]`"
-    return ""
-
-
-def _as_section(path: str, value: object, key: str, model: type[Settings]) -> str:
-    if isinstance(value, str) and key:
-        return f"write `{path}.{key}={value}`"
-    return f"it is a section. Write its keys, such as `{path}.{next(iter(model.model_fields))}=…`"
+    entry = (
+        value if isinstance(value, str) else next((each for each in value if not str(each).isdigit()), "…")
+    )
+    return f"write a list with a `{key}` in each entry, `{path}: [{{{key}: {entry}, …}}]`{', or an integer' * counted}"
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
@@ -404,9 +330,7 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
 
-ELSEWHERE = {**ARGUMENTS}
-"""Keywords of other libraries → ours."""
-ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ELSEWHERE)
+ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ARGUMENTS)
 """What is said to `kapelle.train`, and not to a `Trainer`."""
 
 
@@ -434,15 +358,15 @@ def names_settings(word: str) -> bool:
 
 
 def _meant(word: str, own: Collection[str]) -> str:
-    if word in UNREAD:
-        return _sentence(UNREAD[word])
-    given = ELSEWHERE.get(word, "")
+    given = ARGUMENTS.get(word, "")
     if given in own:
         return f" Did you mean `{given}`?"
     inside = [_as_keyword(key) for key in settings_named(word)]
     if "dataset" not in own and word in ONE_CALL:
         inside_too = f", or `{inside[0]}`" if inside else ""
         return f" `kapelle.train(model, dataset, reward)` takes it{inside_too}."
+    if word in UNREAD:
+        return _sentence(UNREAD[word])
     hint = did_you_mean(word, [*own, *RunConfig.model_fields])
     if not hint.startswith(" Did you mean"):
         theirs = did_you_mean(word, [alias.name for alias in TABLE if "." not in alias.name])
@@ -452,33 +376,14 @@ def _meant(word: str, own: Collection[str]) -> str:
     return hint
 
 
-def _as_keyword(setting: str, value: str = "…", given: Mapping[str, Any] | None = None) -> str:
-    """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`, or `optimizer=OptimizerConfig(lr=…)` as `given`."""
+def _as_keyword(setting: str) -> str:
+    """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`."""
     section, *inner = setting.split(".")
-    at: Any = (given or {}).get(section)
-    while inner and inner[0].isdigit():  # an entry of a list: `trackers[0]`
-        place = int(inner.pop(0))
-        section += f"[{place}]"
-        at = at[place] if isinstance(at, list | tuple) and place < len(at) else None
-    if any(key.isdigit() for key in inner):  # an entry of a list inside: `team['agents'][1]['name']`
-        return f"{section}{_as_place(inner)}{'' if value == '…' else f'={value}'}"
-    forms: list[tuple[str, str]] = []
-    for key in inner:
-        made = isinstance(at, Settings)
-        forms.append((f"{type(at).__name__}({key}=", ")") if made else (f"{{'{key}': ", "}"))
-        at = getattr(at, key, None) if made else at.get(key) if isinstance(at, Mapping) else None
-    for before, after in reversed(forms):
-        value = f"{before}{value}{after}"
-    return section if section.endswith("]") and not inner and value == "…" else f"{section}={value}"
+    before = "".join(f"{{'{key}': " for key in inner)
+    return f"{section}={before}…{'}' * len(inner)}"
 
 
-# -------- Errors about settings, in the words of who wrote Python: keywords in place of dotted keys.
-
-_QUOTED = re.compile(
-    rf"(?P<quote>[`'])(?P<path>(?:{'|'.join(RunConfig.model_fields)})(?:\.\w+)+)(?:(?:: |=)(?P<value>[^`]*?))?(?P=quote)"
-)
-"""A setting with its section in quotes, with or without a value: `team.sharing: lora`."""
-
+# -------- Errors of calls in Python: their arguments in place of options of the command line.
 
 _KEYWORDS = {
     "--resume": "`resume=True`",
@@ -501,39 +406,27 @@ _IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
 """What a message says to both, for those who write Python."""
 
 
-_SECTION = re.compile(r"`(\w+): \{name: (\w+|…)\}` in a recipe, \S+ on a command line")
-"""How a recipe and a command line name the class of a section."""
-
-
 @contextmanager
-def in_python(arguments: Mapping[str, str] | None) -> Iterator[None]:
-    """Let errors name what was given in Python: `resume=True` for `--resume`, `optimizer={'lr': …}` for `optimizer.lr`.
+def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let errors name what was given in Python, such as `resume=True` for `--resume`; the outermost call or `for_command` counts.
 
-    Settings in `arguments` have names of their own; None is for calls that take settings as text, such as `Trainer.from_recipe`:
-    these keep their dotted keys. Within another `in_python` that one's `arguments` count, and within `for_command` nothing changes.
+    `arguments` are settings that have names of their own in that call: `training.steps` → `steps`.
     """
-    if WRITTEN.get() is not None:
+    if IN_PYTHON_OR_COMMAND.get():
         yield
         return
-    given: dict[str, Any] = {}
-    mark = WRITTEN.set(given)
+    mark = IN_PYTHON_OR_COMMAND.set(True)
     try:
         yield
     except KapelleError as error:
         if error.args and isinstance(error.args[0], str):
             said = _calls(error.args[0])
-            if arguments is not None:
-                said = _SECTION.sub(r"`\1={'name': '\2'}`", said)
-                said = _QUOTED.sub(lambda found: _in_python(found, arguments, given), said)
-                said = re.sub(r"`(\w+): \{name: …\}`", r"`\1={'name': …}`", said)
-            for theirs, ours in ARGUMENTS.items():
-                # What was given by another library's name has that name, unless the message explains how it is read.
-                if theirs in given and theirs not in said:
-                    said = re.sub(rf"`{ours}(?=[`=\[])", f"`{theirs}", said)
+            for setting, name in (arguments or {}).items():
+                said = re.sub(rf"(?<=[`']){re.escape(setting)}(?=[`'.:=])", name, said)
             error.args = (said, *error.args[1:])
         raise
     finally:
-        WRITTEN.reset(mark)
+        IN_PYTHON_OR_COMMAND.reset(mark)
 
 
 def _calls(message: str) -> str:
@@ -568,35 +461,3 @@ def _keyword(found: re.Match[str]) -> str:
     if found["kept"]:
         return found["kept"]
     return (found["before"] or "") + _KEYWORDS[found["ticked"] or found["bare"]]
-
-
-def as_written(sections: Mapping[str, Any]) -> None:
-    """Within `in_python`, say how sections were written: below an object it is `optimizer=OptimizerConfig(lr=…)`.
-
-    The first that says so of a section counts.
-    """
-    given = WRITTEN.get()
-    if given is not None:
-        given.update({name: section for name, section in sections.items() if name not in given})
-
-
-def _in_python(found: re.Match[str], arguments: Mapping[str, str], given: Mapping[str, Any]) -> str:
-    path, value = found["path"], found["value"]
-    if path.startswith("model.") and re.search(r"\.(\d+|weight|bias)\b", path):
-        return found[0]  # the name of a weight
-    if value is not None and value != "…":
-        try:
-            read = parse_yaml(value)  # an address such as `::` is a text that YAML reads as a mapping
-            value = repr(value if isinstance(read, Mapping) and not value.startswith("{") else read)
-        except ValueError:
-            value = None
-    own = next((key for key in arguments if path == key or path.startswith(f"{key}.")), None)
-    if own is None:
-        return f"`{_as_keyword(path, value or '…', given)}`"
-    inside = _as_place(path[len(own) :].split(".")[1:])
-    return f"`{arguments[own]}{inside}{'' if value is None else f'={value}'}`"
-
-
-def _as_place(keys: Sequence[str]) -> str:
-    """Return keys as an index of Python: `[1]['name']`."""
-    return "".join(f"[{key if key.isdigit() else repr(key)}]" for key in keys)

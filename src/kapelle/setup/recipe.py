@@ -237,7 +237,7 @@ def builtin_recipes() -> dict[str, str]:
     return dict(sorted(texts.items()))
 
 
-@in_python(None)
+@in_python()
 def load_recipe(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> Recipe:

@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.environment import InMemory, offers
@@ -37,7 +37,7 @@ from kapelle.settings.base import (
     Settings,
     parts_of,
 )
-from kapelle.settings.messages import as_written, in_python, names_settings, unknown_keywords
+from kapelle.settings.messages import in_python, names_settings, unknown_keywords
 from kapelle.settings.schema import (
     RunConfig,
 )
@@ -236,18 +236,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _in_its_words(method: Callable[Concatenate[Trainer, P], R]) -> Callable[Concatenate[Trainer, P], R]:
-    """Let errors of a method name settings as they were given to the trainer, and keywords in place of options."""
-
-    @wraps(method)
-    def inside(trainer: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with in_python(trainer._words):  # noqa: SLF001 - of this class
-            as_written(trainer._said)  # noqa: SLF001
-            return method(trainer, *args, **kwargs)
-
-    return inside
-
-
 SEVERAL = 20
 """Steps for which it is worth a third of a second to leave what lives long out of the collection of garbage."""
 
@@ -280,12 +268,7 @@ class Trainer:
         Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
         """
         given, said = dict(models or {}), dict[str, Any](**sections)
-        # Settings are named as they were given: by keywords here, and as dotted keys where they come from a recipe.
-        own_name = {"model.path": "model"} if isinstance(said.get("model"), str | Path) else {}
-        self._words: Mapping[str, str] | None = None if config is not None else own_name
-        self._said = said
-        with in_python(self._words):
-            as_written(said)
+        with in_python():
             self.observer = observer or Silent()
             engine = engine_of(said, engine, run_dir, self.observer)
             recipe = _recipe(config, said, given, origin)
@@ -361,7 +344,7 @@ class Trainer:
         `real` takes the recipe's values for a pretrained model. The observer, or a warning, reports what of the recipe
         does not suit `model.path`.
         """
-        with in_python(None):
+        with in_python():
             _check_options("Trainer.from_recipe", options, _options("origin"))
             recipe = load_recipe(name, overlays, settings, real=real)
             observer: Observer | None = options.get("observer")
@@ -384,7 +367,7 @@ class Trainer:
 
         The run directory is only read.
         """
-        with in_python(None):
+        with in_python():
             _check_options("Trainer.from_run", options, _options())
             run, which = split_run(str(path))
             config, named = config_of_run(run, settings), named_checkpoint(run, which)
@@ -406,8 +389,7 @@ class Trainer:
         _check_count("count", count, least=0)
         taken = self._taken(count)
         while True:
-            with in_python(self._words):  # left before the caller goes on
-                as_written(self._said)
+            with in_python():  # left before the caller goes on
                 step = next(taken, None)
             if step is None:
                 return
@@ -459,7 +441,7 @@ class Trainer:
         self._progress.owed = False
         return True
 
-    @_in_its_words
+    @in_python()
     def train(self, steps: int | None = None) -> Summary:
         """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM lets the current step end, and saves."""
         _check_count("steps", steps, least=0)
@@ -494,7 +476,7 @@ class Trainer:
             idle,
         )
 
-    @_in_its_words
+    @in_python()
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
         _check_count("problems", problems, least=1)
@@ -515,7 +497,7 @@ class Trainer:
             self._phase("training", "")
         return result
 
-    @_in_its_words
+    @in_python()
     def blame(
         self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
     ) -> Blame:
@@ -536,7 +518,7 @@ class Trainer:
         doing(f"{name} after step {self.done}")
         self._records.phase(self.done, name, detail)
 
-    @_in_its_words
+    @in_python()
     def save(self) -> Path:
         """Write a checkpoint into the run directory; if that fails nothing is lost. ConfigError without a run directory."""
         if not self._progress.kept:
@@ -557,13 +539,13 @@ class Trainer:
         if self._progress.is_new:
             self.save()
 
-    @_in_its_words
+    @in_python()
     def save_policies(self, folder: str | Path) -> None:
         """Write every trained policy in a form that others can load: adapters as PEFT folders, models by `save_pretrained`."""
         self._progress.refuse_unfinished()
         self._progress.write_policies(Path(folder))
 
-    @_in_its_words
+    @in_python()
     def load_checkpoint(self, folder: str | Path) -> Mapping[str, Any]:
         """Load a checkpoint, or the newest whole one of a folder, and return its loop part; report damaged ones."""
         return self._progress.load(Path(folder))
