@@ -58,8 +58,8 @@ def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
     [
         ("multistep", "recipe or environment 'multistep'. Did you mean 'multi_step'?"),
         ("arithmetik", "recipe or environment 'arithmetik'. Did you mean 'arithmetic'?"),
-        ("dmeo", "recipe 'dmeo'. Did you mean 'demo'?"),
-        ("zzz", "recipe or environment 'zzz'. `kapelle recipes ls` lists recipes, `kapelle info` environments; a recipe of your own is a YAML file."),
+        ("dmeo", "recipe or environment 'dmeo'. Did you mean 'demo'?"),
+        ("zzz", "recipe or environment 'zzz'. `kapelle recipes ls` lists recipes; a recipe of your own is a YAML file."),
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_answered_with_the_recipe_or_environment_that_was_meant(
@@ -75,8 +75,7 @@ def test_an_environment_in_a_recipes_place_is_answered_with_a_recipe(kapelle: Ka
     said = kapelle("train", word)
     assert said.code == 2
     assert said.err == (
-        f"kapelle: '{word}' is a piece of a run, and a recipe is needed here: a YAML file that names it, such as "
-        f"`environment: {{name: '{word}'}}`. `kapelle validate {word}` checks an environment alone.\n"
+        f"kapelle: '{word}' is a piece of a run. Name it in a recipe, `environment: {{name: '{word}'}}`; `kapelle validate {word}` checks an environment alone.\n"
     )
 
 

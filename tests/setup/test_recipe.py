@@ -359,19 +359,3 @@ def test_an_installed_piece_that_cannot_be_imported_is_one_sentence(monkeypatch:
         ConfigError, match="The workflow 'installed' cannot be imported: No module named 'no_such_module'"
     ):
         load_recipe("demo", (), ("workflow.name=installed",))
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (("kuhn", "environment.game=leduc_poker"), "leduc_poker"),
-        (("kuhn_league", "environment.game=leduc_poker"), "leduc_poker_league"),
-        (("kuhn", "environment.game=leduc_poker", "name=mine"), "mine"),
-        (("kuhn", "environment.game=kuhn_poker"), "kuhn"),
-        (("demo", "environment.name=arithmetic"), "demo"),
-    ],
-)
-def test_a_recipe_with_another_game_is_not_called_after_its_own(words: tuple[str, ...], name: str) -> None:
-    recipe = load_recipe(words[0], (), words[1:])
-    assert recipe.config.name == name
-    assert bool(recipe.config.description) == (name in ("kuhn", "demo", "mine"))

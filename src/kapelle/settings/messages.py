@@ -92,7 +92,7 @@ def checked(
 ) -> S | None:
     """Return the settings that values make; None where something is wrong, of which every fault is added to `faults`.
 
-    A value that is wrong is taken out, and the rest checked again.
+    A value that is wrong is taken out, and the rest checked again. Null in place of a mapping with defaults is taken out too: they hold.
     """
     left: Any = dict(values)
     taken: list[str] = []
@@ -100,6 +100,10 @@ def checked(
         try:
             made = model.model_validate(left)
         except pydantic.ValidationError as error:
+            reset = _reset(model, left, error)
+            if reset:
+                left = without(left, reset)
+                continue
             keys, said = _likeliest(model, left, error, origin, at)
             missing = said.endswith(MISSING)
             # What was taken out, or stands beside a misspelt key, is not missing.
@@ -116,6 +120,29 @@ def checked(
             taken.append(".".join(place))
         else:
             return None if taken else made
+
+
+def _reset(model: type[Settings], values: Any, error: pydantic.ValidationError) -> list[str]:
+    """Return the dotted keys at which null stands where a mapping with defaults must stand."""
+    kinds: dict[tuple[str, ...], set[str]] = {}
+    for problem in error.errors(include_url=False):
+        if problem["input"] is None:
+            keys = tuple(_keys(problem["loc"], values, missing=False))
+            kinds.setdefault(keys, set()).add(problem["type"])
+    return [
+        ".".join(keys)
+        for keys, found in kinds.items()
+        if keys and found <= {*_MAPPINGS} and not _is_required(model, keys)
+    ]
+
+
+def _is_required(model: type[Settings], keys: Sequence[str]) -> bool:
+    """Return whether the field at a path has no default."""
+    models: list[type[Settings]] = [model]
+    for part in keys[:-1]:
+        if not part.isdigit():
+            models = [inner for found in fields_at(models, part) for inner in models_in(found)]
+    return all(one.model_fields[keys[-1]].is_required() for one in models if keys[-1] in one.model_fields)
 
 
 def _beside(one: str, other: str) -> bool:

@@ -13,8 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 
@@ -28,7 +27,7 @@ from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
 from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_aliases
-from kapelle.settings.base import AlgorithmSettings, Settings, models_in, parts_of
+from kapelle.settings.base import AlgorithmSettings, Settings, parts_of
 from kapelle.settings.messages import checked, in_python, settings_named, unknown_sections, without
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
 from kapelle.settings.schema import RunConfig, timed
@@ -119,57 +118,29 @@ def names_environment(word: str) -> bool:
 
 
 def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
-    """Return the error for a word that names no recipe: a setting without its value, a run, a folder, a misspelling.
-
-    `environments` are names that could stand here too.
-    """
-    path = Path(word)
+    """Return the error for a word that names no recipe; `environments` are names that could stand here too."""
+    path, quoted = Path(word), shlex.quote(word)
+    hint = did_you_mean(word, [*recipes, *environments])
+    what = "recipe or environment" if environments else "recipe"
     if path.suffix in DATA_FILES:
-        return ConfigError(
-            f"'{word}' is a file of data, and a recipe is needed here. Train on its rows with `kapelle.train(MODEL, {word!r}, reward)` in "
-            f"Python, or name it in a recipe: `environment.path={word}`."
-        )
-    if re.fullmatch(r".+:\w+", word) or word in catalogue("kapelle.environments"):
-        return ConfigError(
-            f"'{word}' is a piece of a run, and a recipe is needed here: a YAML file that names it, such as "
-            f"`environment: {{name: '{word}'}}`. `kapelle validate {word}` checks an environment alone."
-        )
-    if is_run(path):
-        return ConfigError(
-            f"'{word}' is a run. Continue it with `kapelle train --resume {shlex.quote(word)}`; its settings alone are {path / 'config.yaml'}."
-        )
-    if tag_hint(path):
-        return ConfigError(
-            f"'{word}' is a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {shlex.quote(word)}`."
-        )
-    if path.is_dir():
-        return ConfigError(f"'{word}' is a folder. Name the YAML file in it that is the recipe.")
-    if path.suffix == ".json":
-        return ConfigError(f"Recipe file {word} cannot be read: No such file or directory.")
-    key = re.match(r"[A-Za-z_][\w.]*", word)
-    if (
-        key is not None
-        and not re.fullmatch(r"\w+", word)
-        and key[0].partition(".")[0] in RunConfig.model_fields
-    ):
-        return ConfigError(
-            f"'{word}' is neither a recipe nor a setting, which has no spaces: write {key[0].rstrip('.')}=VALUE."
-        )
-    if word.startswith("~"):
-        return ConfigError(
-            f"'{word}' removes a key in Hydra. Leave it out: here a setting that is not given has its default."
-        )
-    what, hint = "recipe", did_you_mean(word, recipes)
-    if environments and not hint.startswith(" Did you mean"):
-        what, hint = "recipe or environment", did_you_mean(word, [*recipes, *environments])
-    named = [] if hint.startswith(" Did you mean") else settings_named(word)
-    if named:
-        hint = f" Did you mean the setting {named[0]}=VALUE?"
-    elif not hint.startswith(" Did you mean"):
-        others = ", `kapelle info` environments" if environments else ""
-        hint = "" if environments and hint.startswith(" Known:") else hint  # too many to read
-        hint += f" `kapelle recipes ls` lists recipes{others}; a recipe of your own is a YAML file."
-    return ConfigError(f"Unknown {what} '{word}'.{hint}")
+        why = f"a file of data. Train on its rows with `kapelle.train(MODEL, {word!r}, reward)` in Python, or name it in a recipe: `environment.path={word}`."
+    elif re.fullmatch(r".+:\w+", word) or word in catalogue("kapelle.environments"):
+        why = f"a piece of a run. Name it in a recipe, `environment: {{name: '{word}'}}`; `kapelle validate {word}` checks an environment alone."
+    elif is_run(path):
+        why = f"a run. Continue it with `kapelle train --resume {quoted}`; its settings alone are {path / 'config.yaml'}."
+    elif tag_hint(path):
+        why = f"a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {quoted}`."
+    elif path.is_dir():
+        why = "a folder. Name the YAML file in it that is the recipe."
+    else:
+        if not hint.startswith(" Did you mean"):
+            key = word.rstrip(":")
+            dotted = "." in key and key.partition(".")[0] in RunConfig.model_fields
+            named = [key] if dotted else settings_named(word)
+            hint = f" Did you mean the setting {named[0]}=VALUE?" if named else ""
+            hint += " `kapelle recipes ls` lists recipes; a recipe of your own is a YAML file."
+        return ConfigError(f"Unknown {what} '{word}'.{hint}")
+    return ConfigError(f"'{word}' is {why}")
 
 
 def check_class(section: str, name: str, found: type) -> None:
@@ -406,49 +377,12 @@ def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], d
     return merged, origin
 
 
-_ASKS = ("name", "game", "id")
-"""Settings of an environment that say what is played."""
-
-
-def _renamed(
-    merged: dict[str, Any], origin: dict[str, str], first: Mapping[str, Any], own: frozenset[str]
-) -> tuple[str, ...]:
-    """Take a recipe's name, in place, that says what it plays where something else is played: `kuhn` with Leduc is `leduc_poker`.
-
-    `first` is the recipe as it was written, `own` the origins that count as it. Returns a note for the user.
-    """
-    name, now, before = merged.get("name"), merged.get("environment"), first.get("environment")
-    if not isinstance(name, str) or origin.get("name") not in own:
-        return ()
-    if not isinstance(now, Mapping) or not isinstance(before, Mapping):
-        return ()
-    changed = [
-        key
-        for key in _ASKS
-        if now.get(key) not in (None, before.get(key))
-        and origin.get(f"environment.{key}", "").removesuffix(" --real") not in own
-    ]
-    said = {word for key in changed for word in _words(before.get(key))}
-    if not said & set(_words(name)):
-        return ()
-    rest = [word for word in _words(name) if word not in said]
-    merged["name"], merged["description"] = "_".join([*_words(now[changed[-1]]), *rest]), ""
-    for key in ("name", "description"):
-        replace_origin(origin, key, merged[key], origin[f"environment.{changed[-1]}"])
-    return (f"name: {merged['name']}, since {name} is not what is played; set `name` for another one",)
-
-
-def _words(text: object) -> list[str]:
-    return [word for word in re.split(r"[^a-z0-9]+", str(text or "").lower()) if word]
-
-
 def _resolved(
     merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
     """Return the recipe of merged values; `layers` are what was merged, those that are laid over others last."""
     reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
     notes = reading.notes
-    notes += _renamed(merged, origin, layers[0][1], own)
     notes += own_warmup_left_out(merged, origin, own)
     path = _path(merged)
     if unused_real and path != "embedded":
@@ -456,12 +390,26 @@ def _resolved(
         notes += (f"{note}; add --{REAL} for this recipe's values for a pretrained one.",)
     with reading.explained():
         config = resolve(merged, origin, reading.faults)
-    for key in _taken_back(RunConfig, merged):
-        origin.pop(key, None)
-    for key in leaves(config.model_dump(mode="json")):
-        # A teacher that is named once for all policies is resolved to the folder of each.
-        origin.setdefault(key, origin.get(key.rpartition(".")[0], "default"))
-    return Recipe(config, origin, notes, reading)
+    dump = config.model_dump(mode="json")
+    # A teacher that is named once for all policies is resolved to the folder of each.
+    teacher = origin.get("algorithm.teacher", "default")
+    found = {
+        key: origin.get(key, teacher if key.startswith("algorithm.teacher.") else "default")
+        for key in leaves(dump)
+    }
+    reset = [key for key in origin if _value_at(merged, key) is None and _value_at(dump, key) is not None]
+    found |= {key: "default" for key in reset if key in found}
+    return Recipe(config, found, notes, reading)
+
+
+def _value_at(values: Any, key: str) -> Any:
+    """Return the value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        if isinstance(values, list) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            values = values.get(part) if isinstance(values, Mapping) else None
+    return values
 
 
 def from_keywords(
@@ -542,27 +490,27 @@ def resolve(
     origin = origin or {}
     unknown = unknown_sections(values, origin)
     faults = [*known, *unknown.values()]
-    values = without(values, [*unknown, *_taken_back(RunConfig, values)])
+    values = without(values, unknown)
     for section, name in DEFAULTS.items():
-        given = values.get(section, {})
+        given = values.get(section) or {}
         if isinstance(given, Mapping):
             values = {**values, section: {"name": name, **given}}
-    built: dict[str, Settings | None] = dict.fromkeys(SECTIONS)
-    before = len(faults)
+    built: dict[str, Settings] = {}
     missing = [section for section in SECTIONS if _is_missing(values.get(section))]
-    for section in SECTIONS:
+    before = len(faults)
+    for section in [section for section in SECTIONS if section not in missing]:
         try:
-            built[section] = None if section in missing else _section(section, values, origin, faults)
+            made = _section(section, values, origin, faults)
         except ConfigError as error:
             faults.append(error)
+        else:
+            built |= {} if made is None else {section: made}
     meant = any(f"'{section}'" in str(each) for section in missing for each in faults[:before])
     if missing and not meant and len(faults) == before:
         faults.append(_without_sections(missing, origin))
-    whole = None not in built.values()
-    found: list[ConfigError] = []
-    config = _validated(RunConfig, {**values, **built}, origin, found)
-    # A section that could not be made is not missing, and its kind is not wrong.
-    faults += [each for each in found if whole or not _of_sections(str(each))]
+    # Empty settings in place of a section that could not be made, so that the others are checked too.
+    sections = {section: built.get(section, Settings()) for section in SECTIONS}
+    config = _validated(RunConfig, {**values, **sections}, origin, faults)
     raise_all(faults)
     assert config is not None, "without faults there are settings"
     return _with_folders(config)
@@ -579,11 +527,6 @@ def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> Conf
     if origin and len(missing) > 2:
         more += " Or lay the file over a recipe that has them: `kapelle train gsm8k FILE.yaml`."
     return ConfigError(f"{recipe} has no `{missing[0]}.name`. Add `{missing[0]}: {{name: …}}`.{more}")
-
-
-def _of_sections(said: str) -> bool:
-    """Return whether a sentence is about a whole section of a plug-in."""
-    return any(said.startswith((f"'{section}' is missing", f"'{section}' cannot be")) for section in SECTIONS)
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
@@ -615,43 +558,6 @@ def _with_folders(config: RunConfig) -> RunConfig:
     return config
 
 
-def _taken_back(model: type[Settings], values: Mapping[str, Any], at: str = "") -> list[str]:
-    """Return the dotted keys at which null stands for a mapping that has defaults to return to."""
-    found: list[str] = []
-    for key, value in values.items():
-        path = f"{at}{key}"
-        if not at and key in SECTIONS:
-            if value is None and key in DEFAULTS:
-                found.append(path)
-            elif isinstance(value, Mapping) and isinstance(value.get("name"), str):
-                try:
-                    kind = SECTIONS[key](value["name"])
-                except ConfigError:
-                    continue  # said when the section is made
-                found += _taken_back(kind, value, f"{path}.") if issubclass(kind, Settings) else []
-        elif key in model.model_fields:
-            field = model.model_fields[key]
-            inner = models_in(field.annotation)
-            if value is None and not field.is_required() and _only_mapping(field.annotation):
-                found.append(path)
-            elif isinstance(value, Mapping) and inner:
-                found += _taken_back(inner[0], value, f"{path}.")
-            elif isinstance(value, list) and inner:
-                rows = [(k, row) for k, row in enumerate(value) if isinstance(row, Mapping)]
-                found += [each for k, row in rows for each in _taken_back(inner[0], row, f"{path}.{k}.")]
-    return found
-
-
-def _only_mapping(annotation: Any) -> bool:
-    """Return whether a field holds a mapping or settings, and never null."""
-    kind = get_origin(annotation) or annotation
-    if kind in (Union, UnionType):
-        return all(map(_only_mapping, get_args(annotation)))
-    if kind is Annotated:
-        return _only_mapping(get_args(annotation)[0])
-    return isinstance(kind, type) and issubclass(kind, Mapping | Settings)
-
-
 def _section(
     section: str, values: Mapping[str, Any], origin: Mapping[str, str], faults: list[ConfigError]
 ) -> Settings | None:
@@ -660,15 +566,10 @@ def _section(
         check_class(section, type(given).__name__, type(given))
         return given
     if isinstance(given, str):
-        name, unknown = given, ""
-        try:
-            SECTIONS[section](given)
-        except ConfigError as error:
-            unknown = f" {error}"
-            name = next(iter(re.findall(r"Did you mean '([^']+)'", unknown)), "…")
+        SECTIONS[section](given)  # raises for an unknown name
         raise ConfigError(
-            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {name}}}` in a recipe, "
-            f"{section}.name={name} on a command line.{unknown}"
+            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}` in a recipe, "
+            f"{section}.name={given} on a command line."
         )
     if isinstance(given, type):
         raise ConfigError(
