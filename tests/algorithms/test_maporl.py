@@ -216,7 +216,7 @@ def near_row(expected: Mapping[str, float]) -> Any:
 
 class TestRuns:
     def test_a_debate_without_scores_is_refused_before_anything_loads(self) -> None:
-        with pytest.raises(ConfigError, match=r"workflow=\{'score_rounds': True\}"):
+        with pytest.raises(ConfigError, match=r"workflow.score_rounds: true"):
             run_of(workflow={"name": "debate"})
 
     def test_a_setting_of_gae_leaves_the_others_at_this_algorithm_s(self) -> None:

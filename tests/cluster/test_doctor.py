@@ -87,13 +87,11 @@ def folder(rank: int, **changed: Any) -> list[RankFacts]:
     [
         (planted(3, versions={**VERSIONS, "torch": "2.12.1"}), True, "torch differs: 2.13.0 on ranks 0 to 2; 2.12.1 on rank 3 (node1)"),
         (planted(1, versions={**VERSIONS, "ray": "2.60.0"}), True, "ray differs: None on ranks 0, 2, 3; 2.60.0 on rank 1 (node0)"),
-        (planted(2, source="abd"), True, "kapelle's source differs in spite of one version"),
-        (machine("node1", versions={**VERSIONS, "driver": "570"}), False, "NVIDIA's driver differs: 580 on ranks 0, 1; 570 on ranks 2, 3"),
+        (planted(2, source="abd"), True, "kapelle's source differs"),
         (planted(2, gpus=0, gpu=None), True, "rank 2 (node1) see no GPU, ranks 0, 1, 3 do"),
         (planted(3, local=4, gpu=None), True, "rank 3 is number 4 on node1, which has 2 GPUs"),
         (planted(3, gpu=Gpu("H100", "node1 2", 80 * GB, 79 * GB)), True, "ranks 2, 3 use the same GPU of node1"),
         (planted(0, gpu=Gpu("H100", "node0 0", 80 * GB, 50 * GB)), False, "on rank 0 (node0) others hold 30.0 GB of the GPU's 80.0 GB"),
-        (planted(0, gpu=Gpu("A100", "node0 0", 80 * GB, 79 * GB)), False, "GPUs differ: A100 on rank 0 (node0); H100 on ranks 1 to 3"),
         (machine("node1", address="127.0.1.1"), True, "the name node1 resolves to 127.0.1.1, itself"),
         (machine("node1", address=""), True, "the name node1 resolves to nothing"),
         (planted(1, variables={"NCCL_SOCKET_IFNAME": "=eth"}), True, "NCCL_SOCKET_IFNAME names eth on rank 1, but node0 has lo, eth0, ib0"),
@@ -102,12 +100,10 @@ def folder(rank: int, **changed: Any) -> list[RankFacts]:
         (planted(2, variables={}), False, "NCCL_SOCKET_IFNAME differs: eth on ranks 0, 1, 3; not set on rank 2 (node1)"),
         (planted(1, bandwidth=1e8), False, "the link from rank 1 (node0) to rank 2 (node1) carries 100 MB/s, others 2000"),
         (folder(2, seen=None), True, "/shared/runs is another folder on rank 2 (node1)"),
-        (folder(3, seen=12.0), False, "/shared/runs: a file appeared on rank 3 (node1) only after 12.0 s"),
         (folder(3, problem="it cannot be written: Permission denied"), True, "on rank 3 (node1) it cannot be written"),
         (folder(0, problem="rank 0 cannot write there: Read-only file system", seen=None), True, "/shared/runs: rank 0 cannot write there"),
         (folder(0, free=1 * GB), False, "/shared/runs has 1.0 GB left"),
         (machine("node0", threads=32), False, "2 ranks on node0 compute with 64 threads on 16 cores"),
-        (machine("node1", load=40.0), False, "node1 is busy: a load of 40 on 16 cores"),
         (machine("node1", memory_free=3 * GB), False, "node1 has 3.0 GB of 256.0 GB of memory left for 2 ranks"),
         (machine("node0", shared_memory=64 << 20), True, "the shared memory (/dev/shm) of node0 has 0.1 GB left"),
         (machine("node0", files=1024), False, "a process may open 1024 files on node0"),
@@ -124,18 +120,6 @@ def test_what_breaks_a_run_comes_first() -> None:
     every[1] = replace(every[1], bandwidth=1e7)
     found = diagnose(every)
     assert [each.wrong for each in found] == [True, False, False]
-
-
-def test_a_slow_setting_of_nccl_is_doubted_where_there_are_gpus_alone() -> None:
-    slow = {"NCCL_SOCKET_IFNAME": "eth", "NCCL_P2P_DISABLE": "1"}
-
-    def every(gpus: int) -> list[RankFacts]:
-        return [replace(each, variables=slow) for each in healthy(gpus)]
-
-    assert [each.what for each in diagnose(every(2))] == [
-        "NCCL_P2P_DISABLE=1 on ranks 0 to 3: GPUs of one machine copy through its memory"
-    ]
-    assert diagnose(every(0)) == []
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_sampling_workers_that_die_again_and_again_stop_the_run(
     cluster(ray, lambda number, asked: asked == "sample" and number > 0)
     with pytest.raises(
         EngineError,
-        match=r"5 sampling workers of the pool 'big' in a row have died.*`ray=\{'pools': \{'big': …\}\}`",
+        match=r"5 sampling workers of the pool 'big' in a row have died.*`ray.pools.big`",
     ):
         learned(settings(model, ray))
 

@@ -124,15 +124,15 @@ class TestRuns:
         ("more", "why"),
         [
             ({"model": {"path": "embedded"}}, r"the model 'embedded' \(base\) reads text alone"),
-            ({"engine": {"name": "vllm"}}, r"`engine=\{'name': 'vllm'\}` reads text alone"),
-            ({"train_engine": {"name": "fsdp"}}, r"`train_engine=\{'name': 'fsdp'\}` passes text alone"),
+            ({"engine": {"name": "vllm"}}, r"`engine.name: vllm` reads text alone"),
+            ({"train_engine": {"name": "fsdp"}}, r"`train_engine.name: fsdp` passes text alone"),
             (
                 {"episode": {"environment_workers": 2}},
-                r"`episode=\{'environment_workers': …\}` send texts alone",
+                r"`episode.environment_workers` send texts alone",
             ),
             (
                 {"environment": {"name": "mixture", "parts": {"a": {"environment": {"name": "squares"}}}}},
-                r"`squares` shows images, and cannot stand inside another environment \(`environment=\{'parts': \{'a': \{'environment': …\}\}\}`\)",
+                r"`squares` shows images, and cannot stand inside another environment \(`environment.parts.a.environment`\)",
             ),
         ],
     )

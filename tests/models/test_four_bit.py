@@ -145,7 +145,5 @@ class TestSettings:
             devices.check_four_bit("some/model")
 
     def test_it_is_refused_for_the_embedded_model(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"reads a pretrained model, but `model=\{'path': …\}` is `embedded`"
-        ):
+        with pytest.raises(ConfigError, match=r"reads a pretrained model, but `model.path` is `embedded`"):
             Trainer(**sections(model={"embedded": SIZE, "quantization": "nf4"}))

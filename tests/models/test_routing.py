@@ -178,5 +178,5 @@ class TestRefusals:
             "algorithm": {"name": "grpo"},
             "engine": {"name": "vllm"},
         }
-        with pytest.raises(ConfigError, match=r"`engine=\{'name': 'vllm'\}` does not say which these were"):
+        with pytest.raises(ConfigError, match=r"which `engine.name: vllm` does not tell"):
             Trainer(**settings)

@@ -193,7 +193,7 @@ class TestVerifiers:
         settings = json.loads((verifier / "adapter_config.json").read_text())
         fewer = {**settings, "target_modules": ["q_proj"]}
         (verifier / "adapter_config.json").write_text(json.dumps(fewer))
-        with pytest.raises(ModelError, match=r"`algorithm=\{'verifier': …\}` cannot start from"):
+        with pytest.raises(ModelError, match=r"`algorithm.verifier` cannot start from"):
             self.run(verifier)
 
     def test_a_head_of_another_size_is_refused(self, verifier: Path) -> None:

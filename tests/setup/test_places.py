@@ -106,12 +106,12 @@ class TestDevices:
     @pytest.mark.parametrize(
         ("name", "over"),
         [
-            (r"model=\{'device': 'cuda:99'\}", {"model": {"embedded": SIZE, "device": DEVICE}}),
+            (r"model.device: cuda:99", {"model": {"embedded": SIZE, "device": DEVICE}}),
             (
                 "weights.device` of agent `b: cuda:99",
                 {"team": agents(a="lora", b={"model": "embedded", "device": DEVICE})},
             ),
-            (r"team=\{'critic_device': 'cuda:99'\}", {"team": {"agents": 2, "critic_device": DEVICE}}),
+            (r"team.critic_device: cuda:99", {"team": {"agents": 2, "critic_device": DEVICE}}),
         ],
     )
     def test_one_that_is_not_there_is_refused_by_name(

@@ -139,8 +139,8 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     assert "'arithmetic' lists none" in refused(**sums)
     game = {"name": "openspiel", "game": "kuhn_poker", "thinking": True}
     thought = refused(environment=game)
-    assert "`environment.thinking: true` asks agent" in thought
-    assert "Set `environment.thinking: false`, or leave `choices` out." in thought
+    assert "`environment.thinking: true` lets agent" in thought
+    assert "Set `environment.thinking: false`." in thought
     mixed = refused(environment={"name": "mixture", "parts": {"kuhn": {"environment": game}}})
     assert "Set `environment.parts.kuhn.environment.thinking: false`" in mixed
     assert "Set `max_tokens: 11`" in refused(team=team(choices=["yes", "everything"]))
@@ -156,7 +156,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "m"}
     agents = [{"name": "a"}, {"name": "b", "weights": served}]
     assert "'b' is an endpoint" in refused(team={**team(choices="legal"), "agents": agents})
-    assert "samples by masks of its own" in refused(engine={"name": f"{__name__}:Unsure"})
+    assert "does not hold to" in refused(engine={"name": f"{__name__}:Unsure"})
 
 
 def test_forms_that_fit_are_taken() -> None:

@@ -185,11 +185,9 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
 @pytest.mark.slow
 def test_what_another_process_cannot_build_is_refused() -> None:
     given = {**settings(overlap=True), "model": tiny_model()}
-    with pytest.raises(
-        ConfigError, match=r"'in-memory' is in this one's memory.*`training=\{'overlap': False\}`"
-    ):
+    with pytest.raises(ConfigError, match=r"is in this one's memory"):
         Trainer(**given)
-    with pytest.raises(ConfigError, match=r"engine was passed.*`training=\{'overlap': False\}`"):
+    with pytest.raises(ConfigError, match=r"engine was passed.*`training.overlap: false`"):
         Trainer(**settings(overlap=True), engine=ScriptedEngine({}, {}))
 
 

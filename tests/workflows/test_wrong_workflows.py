@@ -18,7 +18,7 @@ BEFORE = {
     "check takes less": (SIGNATURE, "self, agents", "`check` takes (agents), but is called with (agents, environment)."),
     "check waits": ("    def check(", "    async def check(", "`check` is async. Write `def`, not `async def`"),
     "run takes less": ("self, scene: Scene", "self", "`run` takes (), but is called with (scene)."),
-    "run yields": (STEP, f"{STEP}        yield\n", "`run` has a `yield`. Write `async def run(self, scene)`, with `await` and without `yield`."),
+    "run yields": (STEP, f"{STEP}        yield\n", "`run` has a `yield`. Write `async def run(self, scene)` without it."),
 }  # fmt: skip
 """What is written, in place of what, and what is said before a model is loaded."""
 

@@ -356,18 +356,10 @@ class MachineFault:
 
 SKEW = 1.0
 """Seconds by which clocks may differ."""
-LATE = 3.0
-"""Seconds after which a file may appear on another machine."""
 LEAST_DISK = 5 * GB
 LEAST_MEMORY = 2 * GB
 LEAST_SHARED = 10**9
 LEAST_FILES = 4096
-_SLOW = {
-    "NCCL_P2P_DISABLE": "GPUs of one machine copy through its memory",
-    "NCCL_SHM_DISABLE": "GPUs of one machine talk over the network",
-    "NCCL_IB_DISABLE": "InfiniBand is not used",
-}
-"""Variables that, set to 1, make a run slow, and how."""
 _QUIET = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
 """Beginnings of variables that may differ from rank to rank."""
 
@@ -393,18 +385,9 @@ def _of_versions(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
             yield MachineFault(
                 True, f"{package} differs: {differing}", "Install the same version on every machine."
             )
-    if not (of_version := _by_value(every, lambda each: str(each.versions.get("kapelle")))):
-        differing = _by_value(every, lambda each: each.source)
-        if differing and not of_version:
-            yield MachineFault(
-                True,
-                f"kapelle's source differs in spite of one version: {differing}",
-                "Install the same commit on every machine.",
-            )
-    differing = _by_value(every, lambda each: each.versions.get("driver") or "none")
-    if differing:
+    if differing := _by_value(every, lambda each: each.source):
         yield MachineFault(
-            False, f"NVIDIA's driver differs: {differing}", "Update the older ones when you can."
+            True, f"kapelle's source differs: {differing}", "Install the same commit on every machine."
         )
 
 
@@ -441,9 +424,6 @@ def _of_gpus(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 f"{_ranks(together)} use the same GPU of {together[0].host}",
                 "Give each rank its own: LOCAL_RANK counts the processes of a machine.",
             )
-    kinds = _by_value(some, lambda each: each.gpu.name if each.gpu else "none")
-    if kinds and all(each.gpu for each in some):
-        yield MachineFault(False, f"GPUs differ: {kinds}", "All wait for the slowest one.")
 
 
 def _of_network(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
@@ -482,11 +462,6 @@ def _of_network(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 yield MachineFault(
                     False, f"{name} differs: {differing}", "Export the same value on every machine."
                 )
-        slow = [each for each in every if name in _SLOW and each.variables.get(name) == "1"]
-        if slow and any(each.gpus for each in every):
-            yield MachineFault(
-                False, f"{name}=1 on {_ranks(slow)}: {_SLOW[name]}", "Unset it, unless it mends a fault."
-            )
     speeds = [each.bandwidth for each in every if each.bandwidth is not None]
     if len(speeds) > 2:
         usual = statistics.median(speeds)
@@ -523,14 +498,6 @@ def _of_folders(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 f"{unseen[0].folders[number].path}",
                 "Mount the same file system under the same path on every machine, or name a folder on one.",
             )
-        late = [each for each in every if (each.folders[number].seen or 0.0) > LATE]
-        if late:
-            worst = max(each.folders[number].seen or 0.0 for each in late)
-            yield MachineFault(
-                False,
-                f"{folder.path}: a file appeared on {_ranks(late)} only after {worst:.1f} s",
-                "Lower the time for which the mount remembers what a folder holds (`actimeo` of NFS).",
-            )
         if 0 <= folder.free < LEAST_DISK:
             yield MachineFault(
                 False,
@@ -548,12 +515,6 @@ def _of_machines(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 False,
                 f"{len(here)} ranks on {each.host} compute with {threads} threads on {each.cores} cores",
                 f"Set OMP_NUM_THREADS={max(1, each.cores // len(here))} there.",
-            )
-        if each.load > each.cores:
-            yield MachineFault(
-                False,
-                f"{each.host} is busy: a load of {each.load:g} on {each.cores} cores",
-                "End what else runs there, or expect all ranks to wait for it.",
             )
         if each.memory and each.memory_free < LEAST_MEMORY * len(here):
             yield MachineFault(

@@ -105,8 +105,7 @@ def _environment_is_fit(run: RunToCheck) -> None:
                 size_of(environment, split, seconds)
     except Unfit as error:
         raise ConfigError(
-            f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` "
-            "checks all of it."
+            f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` checks all of it."
         ) from None
 
 
@@ -114,8 +113,7 @@ def _check_engine(run: RunToCheck) -> None:
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         raise ConfigError(
-            f"`model.routing: replayed` trains with the experts that sampling chose, and `engine.name: {engine.name}` does not say which "
-            "these were. Leave `engine` out, or set `model.routing: free`."
+            f"`model.routing: replayed` needs the experts that sampling chose, which `engine.name: {engine.name}` does not tell. Set `model.routing: free`."
         )
     if isinstance(engine, ChecksItself):
         engine.check_policies(run.team.every.values())
@@ -130,14 +128,12 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
     for name, each in config.evaluation.sets.items():
         if offers(each, AsksModels) and each.frozen_models:
             yield (
-                f"The test set `evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process, which only the run's "
-                "own environment can have. Name an endpoint as its judge."
+                f"`evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
             )
     models = environment.frozen_models if offers(environment, AsksModels) else ()
     if config.episode.environment_workers and models and not offers(environment, PaysEpisodes):
         yield (
-            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process, and with "
-            "`episode.environment_workers` they are in others. Set it to 0, or name an endpoint as the judge."
+            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`."
         )
     if run.training and not run.elsewhere and offers(environment, PlayedFromOutside):
         with noting(run.absent):
@@ -145,8 +141,7 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
     if config.episode.environment_workers:
         if offers(environment, OpensWorlds):
             yield (
-                f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`, and give the "
-                "servers processes: `kapelle serve environments --workers N`."
+                f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`."
             )
         else:
             environment_form(environment)
@@ -154,8 +149,7 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
         check_paying(environment)
     if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
         yield (
-            f"`training.overlap` samples in another process, which cannot read what is in this one's memory: "
-            f"{', '.join(environment.in_memory)}. Write rows to a file and functions to a module, or set `training.overlap: false`."
+            f"`training.overlap` samples in another process, without what is in this one's memory: {', '.join(environment.in_memory)}. Set it to false."
         )
 
 
@@ -173,9 +167,7 @@ def _check_workflow(run: RunToCheck) -> None:
             )
         check_parameters("`run`", workflow.run, "scene")
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
-            raise Unfit(
-                "`run` has a `yield`. Write `async def run(self, scene)`, with `await` and without `yield`."
-            )
+            raise Unfit("`run` has a `yield`. Write `async def run(self, scene)` without it.")
     except Unfit as error:
         raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
     _check_turns(workflow, run.team)
@@ -200,8 +192,7 @@ def _check_models(run: RunToCheck) -> None:
         return
     if run.training and not team.bases.keys() - team.trained_bases:
         raise ConfigError(
-            "`model.quantization: nf4` holds frozen models in four bits, and this team trains all weights of each of its models. Set "
-            "`team.sharing: lora`, or `model.quantization: null`."
+            "`model.quantization: nf4` holds frozen models in four bits, and all models of this team are trained. Set `team.sharing: lora`."
         )
     if model.path not in run.given:
         with noting(run.absent):
@@ -237,28 +228,24 @@ def _check_constraints(run: RunToCheck) -> None:
         served = [policy for policy in policies if policy.endpoint is not None]
         if served and constraint.kind not in ("json_schema", "json_object"):
             raise ConfigError(
-                f"Agent '{agent.name}' is an endpoint, and servers share no way to ask for {constraint.kind}. Set `json_schema` in its "
-                "`sampling`, or leave its form free."
+                f"Agent '{agent.name}' is an endpoint, and servers share no way to ask for {constraint.kind}. Set `json_schema` in its `sampling`."
             )
         if len(served) < len(policies) and not isinstance(config.engine, HoldsToConstraints):
             raise ConfigError(
-                f"Agent '{agent.name}' has a constraint (`sampling`), and `engine.name: {config.engine.name}` samples by masks of its "
-                "own, of which training could not be sure. Leave `engine` out, or the constraint."
+                f"Agent '{agent.name}' has a constraint (`sampling`), which `engine.name: {config.engine.name}` does not hold to. Leave one of them out."
             )
         silent = _without_moves(config.environment) if constraint.is_legal else None
         if silent is not None:
             raise ConfigError(
-                f"`sampling.choices: legal` of agent '{agent.name}' takes the moves that the environment lists, and '{silent}' lists none. "
-                "Write the texts themselves, `choices: [a, b]`, or let its class declare `ListsMoves` and its world `KnowsMoves` "
-                "(`kapelle.environment`)."
+                f"`sampling.choices: legal` of agent '{agent.name}' needs an environment that lists moves (`ListsMoves`), and '{silent}' lists none. "
+                "Write the texts themselves, `choices: [a, b]`."
             )
         if constraint.is_legal:
             for at, part in parts_of(config.environment):
                 if getattr(part, "thinking", None) is True:
                     key = ".".join(["environment", *([at] if at else []), "thinking"])
                     raise ConfigError(
-                        f"`{key}: true` asks agent '{agent.name}' to think before it moves, and its `sampling.choices: legal` allows a "
-                        f"move alone. Set `{key}: false`, or leave `choices` out."
+                        f"`{key}: true` lets agent '{agent.name}' think, and its `sampling.choices: legal` allows a move alone. Set `{key}: false`."
                     )
         if not run.elsewhere and len(served) < len(policies):
             from kapelle.models.token_masks import check_constraint, check_installed
@@ -295,8 +282,7 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
     for key, at, name in shown:
         if at:
             raise ConfigError(
-                f"`{name}` shows images, and cannot stand inside another environment (`{key}.{at}`), which would hand on its texts "
-                "alone. Let it be the environment itself."
+                f"`{name}` shows images, and cannot stand inside another environment (`{key}.{at}`). Let it be the environment itself."
             )
     name = shown[0][2]
     shows = f"Environment '{name}' shows images, and"
@@ -318,8 +304,8 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
         sees = config.model.embedded.sees if path == "embedded" else "vision_config" in settings
         if not sees and (settings or path == "embedded"):  # a name on the hub is not known yet
             raise ConfigError(
-                f"Environment '{name}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model of "
-                "the shape of Qwen2.5-VL or Qwen3-VL, or for a trial set `model.embedded.sees: true`."
+                f"Environment '{name}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model, or for a "
+                "trial set `model.embedded.sees: true`."
             )
 
 
@@ -343,13 +329,11 @@ def _check_rendered(run: RunToCheck) -> None:
         policy = team.policy(agent.name)
         if agent.prompt is not None or agent.system is not None:
             raise ConfigError(
-                f"`environment.rendered_prompts` uses prompts as they are, and agent '{agent.name}' has a prompt or a system message. Remove "
-                "them, or set `environment.rendered_prompts: false`."
+                f"`environment.rendered_prompts` uses prompts as they are, and agent '{agent.name}' has a prompt or a system message. Remove them."
             )
         if policy.endpoint is not None:
             raise ConfigError(
-                f"`environment.rendered_prompts` needs a model in this process, and agent '{agent.name}' answers from an endpoint. Set it to "
-                "false, or give the agent a model."
+                f"`environment.rendered_prompts` needs a model in this process, and agent '{agent.name}' answers from an endpoint. Set it to false."
             )
 
 
@@ -369,8 +353,7 @@ def _check_outside(run: RunToCheck) -> None:
     ):
         if other:
             raise ConfigError(
-                f"`{key}` plays in other processes or over several steps, and an outside program calls one process in one "
-                f"step. Set `{key}: {off}`."
+                f"`{key}` plays in other processes or over several steps, which an outside program cannot follow. Set `{key}: {off}`."
             )
 
 
@@ -385,9 +368,7 @@ def _check_turns(workflow: Workflow, team: Team) -> None:
         taken = workflow.most_turns(team.names)[agent]
         if taken != len(listed):
             raise ConfigError(
-                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it "
-                f"{taken}. Set `per_turn: {taken}`, repeat an adapter's name for a turn that is to share it, or change the "
-                "workflow's rounds."
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it {taken}. Set `per_turn: {taken}`."
             )
 
 
@@ -401,14 +382,12 @@ def _check_amount(run: RunToCheck) -> None:
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
         raise ConfigError(
-            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step, which are in "
-            f"memory together; at most {MOST_EPISODES:,} are played. Lower one of the two, and take more steps."
+            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step; "
+            f"at most {MOST_EPISODES:,} are played. Lower one of the two."
         )
-    drawn = config.environment.size("test") is None if config.evaluation.problems > MOST_EPISODES else False
-    if drawn:
+    if config.evaluation.problems > MOST_EPISODES and config.environment.size("test") is None:
         raise ConfigError(
-            f"`evaluation.problems: {config.evaluation.problems}` of `{config.environment.name}`, whose tasks have no end, would all be played; "
-            f"at most {MOST_EPISODES:,} are. Lower it."
+            f"`evaluation.problems: {config.evaluation.problems}` are too many; at most {MOST_EPISODES:,} are played. Lower it."
         )
 
 
@@ -418,8 +397,7 @@ def _check_learners(run: RunToCheck) -> None:
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
         raise ConfigError(
-            f"`{algorithm.name}` trains no agent, but policy '{team.trained[0]}' of this team is trained. Set "
-            "`team.sharing: frozen`, and give no agent `weights` that are trained."
+            f"`{algorithm.name}` trains no agent, but policy '{team.trained[0]}' of this team is trained. Set `team.sharing: frozen`."
         )
     if not team.trained and not judging:
         raise ConfigError(
@@ -431,8 +409,7 @@ def _check_learners(run: RunToCheck) -> None:
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if config.training.critic_warmup and (not learns_beside or judging):
         raise ConfigError(
-            f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains "
-            f"{'nothing else' if judging else 'no critic'}. Set it to 0, or use ppo, ippo, mappo, happo, marft, vdn or qmix."
+            f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains {'nothing else' if judging else 'no critic'}. Set it to 0."
         )
     if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)
@@ -473,8 +450,7 @@ def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
     if not algorithm.plays and not scripted:
         yield (
-            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script "
-            "for them. Use an environment that has one (arithmetic, gsm8k_steps, math)."
+            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script for them. Use one that has."
         )
     if config.warmup is not None and not scripted:
         yield (
@@ -483,8 +459,7 @@ def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
         )
     if config.warmup is not None and config.model.path in run.given:
         yield (
-            f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already: the "
-            "model that you passed would not be used. Leave `warmup` out, or pass no model."
+            f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already. Leave `warmup` out, or pass no model."
         )
 
 
@@ -495,15 +470,12 @@ def _check_selection(run: RunToCheck) -> Iterator[str]:
         if config.environment.size("train") is None:
             yield f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it."
         if config.training.overlap:
-            yield (
-                "`tasks.difficulty` is measured by this process, and `training.overlap` plays in another. Set `training.overlap: false`."
-            )
+            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if not run.algorithm.plays:
             yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
     elif tasks.curriculum is not None and tasks.curriculum.by == "solve_rate":
         yield (
-            "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too, or "
-            "`tasks.curriculum.by` to a field of the tasks."
+            "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too."
         )
 
 
@@ -514,11 +486,10 @@ def _check_worlds(run: RunToCheck) -> None:
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
     alive = environment.alive if replays and offers(environment, Alive) else ()
     if alive:
-        how = "with a tree replays" if data.tree is not None else "replays"
         other = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
         raise ConfigError(
-            f"`{algorithm.name}` {how} every episode up to where it branches, but environment "
-            f"'{environment.name}' relies on answers that may differ the next time: {', '.join(alive)}. {other}, or leave that out."
+            f"`{algorithm.name}` replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
+            f"{', '.join(alive)}. {other}, or leave that out."
         )
     if not algorithm.data.scores:
         return
@@ -527,13 +498,11 @@ def _check_worlds(run: RunToCheck) -> None:
     run_async(world.close)
     if not scorable:
         raise ConfigError(
-            f"`{algorithm.name}` needs a score of the text at every turn, but a world of '{environment.name}' cannot "
-            "give one before the episode is over. Use an environment of questions, or `algorithm.verifier`."
+            f"`{algorithm.name}` needs a score at every turn, which '{environment.name}' cannot give. Use an environment of questions, or `algorithm.verifier`."
         )
     if not (isinstance(config.workflow, ScoresRounds) and config.workflow.score_rounds):
         raise ConfigError(
-            f"`{algorithm.name}` needs a score of every turn, but the workflow asks for none. Set "
-            "`workflow.score_rounds: true` (workflow `debate`), or name a trained verifier with `algorithm.verifier`."
+            f"`{algorithm.name}` needs a score of every turn. Set `workflow.score_rounds: true` (workflow `debate`), or `algorithm.verifier`."
         )
 
 
@@ -559,13 +528,11 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
     """Refuse to learn from what records do not hold: answers of the team itself, or more answers than there are."""
     if algorithm.plays:
         raise ConfigError(
-            f"`{algorithm.name}` plays, but environment '{environment}' rewards recorded answers alone. Set "
-            "`algorithm.data: recorded` (dpo, verifier), `algorithm.name: sft`, or another environment."
+            f"`{algorithm.name}` plays, but environment '{environment}' rewards recorded answers alone. Set `algorithm.data: recorded` (dpo, verifier)."
         )
     if algorithm.data.group_size > 1 and answers < 2:
         raise ConfigError(
-            f"`{algorithm.name}` compares several answers to one question, but environment '{environment}' has only one "
-            "answer to each. Set `environment.name: preferences` or `labelled`."
+            f"`{algorithm.name}` compares several answers to one question, but environment '{environment}' has one. Set `environment.name: preferences`."
         )
 
 
@@ -581,20 +548,17 @@ def _check_staleness(run: RunToCheck) -> Iterator[str]:
     partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
     if not training.max_staleness:
         yield (
-            f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more, or "
-            "`training.partial_rollouts` to 0."
+            f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more."
         )
     if training.tasks_per_step < 2:
         yield f"{partial}, and each step waits for one group at least. Set `training.tasks_per_step` to 2 or more."
     if data.redraw or data.tree or data.widths or data.interventions:
         yield (
-            f"{partial}, and `{algorithm.name}` needs whole episodes while it plays (`tree`, `redraw`, or by playing them again). Turn that "
-            "off, or set `training.partial_rollouts` to 0."
+            f"{partial}, and `{algorithm.name}` needs whole episodes while it plays. Set `training.partial_rollouts` to 0."
         )
     if not isinstance(run.config.engine, AllowsInterrupts):
         yield (
-            f"{partial}, and the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`, "
-            "or `training.partial_rollouts` to 0."
+            f"{partial}, and the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`."
         )
 
 
@@ -612,8 +576,8 @@ def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) 
     opposed = offers(environment, Opposed) and environment.constant_sum
     if opposed and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(
-            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of "
-            "them the same: nothing could be learned. Set `algorithm.team_reward: individual`."
+            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of them the same. "
+            "Set `algorithm.team_reward: individual`."
         )
 
 
@@ -626,9 +590,8 @@ def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]
         raise ConfigError(
-            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' is played by {one} "
-            f"and '{second}' by {other}. Set `team.critic_model` (it reads text), `algorithm.name: ippo` (local critics), or one model "
-            "for all."
+            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' is played by {one} and '{second}' by {other}. "
+            "Set `team.critic_model` (it reads text), or `algorithm.name: ippo`."
         )
 
 
@@ -640,14 +603,12 @@ def _check_sampling(team: Team) -> None:
             continue
         if s.temperature <= 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples greedily (temperature 0): nothing would vary. Set its "
-                "`sampling.temperature` above 0; evaluation is greedy by `evaluation.greedy`."
+                f"Agent '{agent.name}' learns, but samples greedily (temperature 0). Set its `sampling.temperature` above 0."
             )
         if s.top_p < 1 or s.top_k > 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}: the trainer's "
-                "log-probs would be of another distribution than the sampled one. Set `top_p: 1` and `top_k: 0`; a lower "
-                "`temperature` narrows it, with exact log-probs."
+                f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}, whose log-probs the trainer cannot compute. "
+                "Set `top_p: 1` and `top_k: 0`."
             )
 
 

@@ -144,9 +144,9 @@ class TestAModelOfOnesOwn:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"embedder_device": "cpu"}, "name that base's path as `embedder`, or set `model={'device': …}`"),
-            ({"embedder": "reader", "embedder_device": "cuda:7"}, "algorithm={'embedder_device': 'cuda:7'}"),
-            ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm={'embedder_device': 'gpu'}"),
+            ({"embedder_device": "cpu"}, "name that base's path as `embedder`, or set `model.device`"),
+            ({"embedder": "reader", "embedder_device": "cuda:7"}, "algorithm.embedder_device: cuda:7"),
+            ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm.embedder_device: gpu"),
         ],
     )
     def test_a_device_that_it_cannot_have_is_refused(self, given: dict[str, str], said: str) -> None:

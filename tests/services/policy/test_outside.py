@@ -285,18 +285,18 @@ def test_a_command_may_end_before_what_it_started(capfd: pytest.CaptureFixture[s
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"environment=\{'name': 'external'\}"):
+    with pytest.raises(ConfigError, match=r"environment.name: external"):
         Trainer(**sections(workflow={"name": "external"}))
-    with pytest.raises(ConfigError, match=r"episode=\{'environment_workers': 0\}"):
+    with pytest.raises(ConfigError, match=r"episode.environment_workers: 0"):
         trainer(Watching(), episode={"environment_workers": 1})
-    with pytest.raises(ConfigError, match=r"training=\{'overlap': False\}"):
+    with pytest.raises(ConfigError, match=r"training.overlap: false"):
         trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
 
 
 def test_demonstrations_need_a_teacher_and_a_program_to_start() -> None:
-    with pytest.raises(ConfigError, match=r"`environment=\{'teacher': …\}`"):
+    with pytest.raises(ConfigError, match=r"`environment.teacher`"):
         trainer(Watching(), warmup={"steps": 1, "demonstrations": 1})
-    with pytest.raises(ConfigError, match=r"Name yours in `environment=\{'command': …\}`"):
+    with pytest.raises(ConfigError, match=r"Name yours in `environment.command`"):
         trainer(Watching(), {"teacher": "tests.services.policy.test_outside:taught"})
     with pytest.raises(ConfigError, match="teacher"):
         trainer(Watching(), {"teacher": "tests.services.policy.test_outside:nobody", "command": ["true"]})

@@ -92,7 +92,7 @@ def test_programs_that_ask_for_tasks_train_over_tls_and_nobody_else_is_let_in(
         ((), "needs TLS .*tls_cert.* and a token of 16 characters.*KAPELLE_TOKEN"),
         (
             ("token",),
-            r"needs TLS \(`environment=\{'tls_cert': …\}` and `environment=\{'tls_key': …\}`\)\. Add",
+            r"needs TLS \(`environment.tls_cert` and `environment.tls_key`\)\. Add",
         ),
         (("tls",), "needs a token of 16"),
         (("tls", "short"), "needs a token of 16"),
@@ -108,15 +108,15 @@ def test_what_other_machines_reach_needs_tls_and_a_token(
     tls = {"tls_cert": str(certificate), "tls_key": str(key)} if "tls" in given else {}
     with pytest.raises(ConfigError, match=lacking) as refused:
         trainer(Watching(), {"host": host, "address": "localhost", **tls})
-    assert f"`environment={{'host': '{host}'}}`" in str(refused.value)
+    assert f"`environment.host: {host}`" in str(refused.value)
 
 
 def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(
     tls: dict[str, str], tmp_path: Path
 ) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"host": ANYWHERE, **tls}, r"Set `environment=\{'address': …\}` to the name"),
-        ({"host": "::", **tls}, r"Set `environment=\{'address': …\}`"),
+        ({"host": ANYWHERE, **tls}, r"Set `environment.address` to the name"),
+        ({"host": "::", **tls}, r"Set `environment.address`"),
         ({"tls_cert": tls["tls_cert"]}, "set both"),
         ({"tls_cert": tls["tls_key"], "tls_key": tls["tls_cert"]}, "cannot be used"),
         ({**tls, "tls_key": str(tmp_path / "none.pem")}, "No such file"),

@@ -73,14 +73,14 @@ class TestRefused:
             "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
         )
         with pytest.raises(
-            ConfigError, match=rf"`optimizer={{'name': '{name}'}}` needs bitsandbytes.*kapelle\[quantised\]"
+            ConfigError, match=rf"`optimizer.name: {name}` needs bitsandbytes.*kapelle\[quantised\]"
         ):
             Trainer(**sections(optimizer={"name": name}))
 
     @pytest.mark.usefixtures("bitsandbytes")
     def test_without_a_device(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(ConfigError, match=r"needs a CUDA device.*Set `optimizer=\{'name': 'adamw'\}`"):
+        with pytest.raises(ConfigError, match=r"needs a CUDA device.*Set `optimizer.name: adamw`"):
             Trainer(**sections(optimizer={"name": "adamw_8bit"}))
 
     @pytest.mark.usefixtures("bitsandbytes")
