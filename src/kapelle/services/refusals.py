@@ -85,10 +85,12 @@ B = TypeVar("B", bound=Body)
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Return a body in a form; raises Refusal (400), naming the first parameter that is wrong.
+    """Return a body in a form, of which parameters that are null count as left out; Refusal (400) names the first that is wrong.
 
     `inside` is the place of what is read where it is a part of a body.
     """
+    if isinstance(body, dict):
+        body = {name: each for name, each in body.items() if each is not None}
     try:
         return form.model_validate(body)
     except ValidationError as error:

@@ -105,31 +105,14 @@ def _value(loader: yaml.SafeLoader | _QuickLoader, text: str) -> Any:
     return None if root is None else loader.construct_document(root)
 
 
-_PROBLEMS = (
-    ("found character '\\t'", "it begins with a tab; indent with spaces"),
-    (
-        "mapping values are not allowed here",
-        "a `:` where no key can stand. Quote a text that holds `: `, and write `key: value` with a space",
-    ),
-    ("but found '-'", "a `-` that is not below the others of its list; give them the same indentation"),
-    ("expected <block end>", "its indentation fits no line above it; use the same number of spaces"),
-    ("found another document", "a second document begins here; keep one, without `---` between them"),
-    ("found unexpected end of stream", "a quotation mark or bracket is never closed"),
-)
-"""What the library says, and the same in words for people."""
-
-
 def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
     """Return what is wrong with a YAML text and in which line, which is quoted."""
     mark, said = error.problem_mark or error.context_mark, " ".join(str(error.problem or error).split())
-    why = next((words for problem, words in _PROBLEMS if problem in said), said)
     if mark is None:
-        return why
+        return said
     lines = text.splitlines()
-    if why == _PROBLEMS[-1][1] and error.context_mark is not None:
-        mark = error.context_mark
     quoted = lines[mark.line].strip()[:60] if mark.line < len(lines) else ""
-    return f"line {mark.line + 1}{f' (`{quoted}`)' if quoted else ''}: {why}"
+    return f"line {mark.line + 1}{f' (`{quoted}`)' if quoted else ''}: {said}"
 
 
 def _once(node: yaml.MappingNode) -> None:

@@ -16,8 +16,6 @@ from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel
-
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import RecordsRouting, Renderer, agent_renderer
 from kapelle.engines.train.settings import Fsdp
@@ -195,10 +193,9 @@ def check_prompts(
     for agent, renderer in here:
         tokens, most = longest.get(agent.name, 0), agent.sampling.max_tokens
         if tokens + most > renderer.context:
-            several = " An episode fails whose next prompt does not fit with it." if len(here) > 1 else ""
             notes.append(
                 f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
-                f"{renderer.context - tokens} fit: the model reads {renderer.context}. A longer answer is cut off there.{several}"
+                f"{renderer.context - tokens} fit: the model reads {renderer.context}."
             )
         notes += _check_form(agent, renderer)
     need = config.algorithm.build().critic
@@ -207,8 +204,7 @@ def check_prompts(
         reads = min(renderers[team.bases[critic.base]].context for critic in team.critics.values())
         if most > reads:
             notes.append(
-                f"The central critic reads what all agents read and wrote: first prompts and answers of `max_tokens` are {most} "
-                f"tokens, and its model reads {reads}. A run stops at the first episode that is longer for its critic."
+                f"The central critic reads what all agents read and wrote: {most} tokens in a first round, and its model reads {reads}."
             )
     return tuple(dict.fromkeys(notes))
 
@@ -221,9 +217,8 @@ def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
         raise ContextError(f"Agent '{agent.name}' cannot read task {task.id}. {error}") from None
     if tokens >= renderer.context:
         raise ContextError(
-            f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads "
-            f"{renderer.context}. Use a model with a longer context (`model.embedded.context` for the "
-            "embedded one), or shorter prompts."
+            f"The prompt of agent '{agent.name}' for task {task.id} has {tokens} tokens; the model reads {renderer.context}. "
+            "Use a model with a longer context (`model.embedded.context`), or shorter prompts."
         )
     return tokens
 
@@ -238,8 +233,7 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
         text = max(lengths, key=lambda each: lengths[each])
         if lengths[text] > most:
             raise ConfigError(
-                f"Agent '{agent.name}' may write {most} tokens (`sampling.max_tokens`), and its choice {text[:60]!r} takes {lengths[text]} "
-                f"with the end of the turn. Set `max_tokens: {lengths[text]}`."
+                f"Agent '{agent.name}' may write {most} tokens, and its choice {text[:60]!r} takes {lengths[text]}. Set `max_tokens: {lengths[text]}`."
             )
         return ()
     from kapelle.models.token_masks import TokenMasks
@@ -264,9 +258,8 @@ def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRe
             own, other = (team.bases[team.every[name].base] for name in (policy, reader))
             if not renderers[own].same_tokens(renderers[other]):
                 raise ConfigError(
-                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another "
-                    f"vocabulary: its log-probs would be of other texts. Name a model of the same family as the "
-                    f"{reader.split(':')[0]} of '{policy}'."
+                    f"Policy '{policy}' samples tokens of '{own}', but '{other}' would read them with another vocabulary. "
+                    f"Name a model of the same family as the {reader.split(':')[0]} of '{policy}'."
                 )
 
 
@@ -417,20 +410,16 @@ def prepare(
     for note in notes:
         report("tasks", note)
     report("algorithm", f"{algorithm.name} can train this team")
-    for doubt in _doubts(config) if training else ():
-        report(DOUBT, doubt)
-    shares = sorted(
-        {p.lora.dropout for p in team.policies.values() if p.trained and p.lora and p.lora.dropout}
-    )
-    if training and algorithm.plays and shares:
-        report(
-            DOUBT,
-            f"Adapters drop {shares[-1]:g} of their inputs while they learn (`lora.dropout`), and nothing while they sample: the KL and the "
-            "clip fraction of fresh samples measure that too. Set 0 for a ratio of 1.",
-        )
+    best = config.checkpoint.best
+    if training and best is not None and (meant := misspelt(best)):
+        report(DOUBT, f"No metric of kapelle's is called '{best}' (`checkpoint.best`).{meant}")
     report("workflow", f"{config.workflow.name} can be played on {config.environment.name}")
-    for agent in _silent(config, team):
-        report(DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`.")
+    turns = config.workflow.most_turns(team.names) if isinstance(config.workflow, CountsTurns) else None
+    for agent in team.names:
+        if turns is not None and not turns[agent] and team.policy(agent).trained:
+            report(
+                DOUBT, f"Agent '{agent}' learns, but takes no turn in the workflow `{config.workflow.name}`."
+            )
     if passed is not None:
         report("data", _data(config))
         if offers(config.environment, Doubting):
@@ -524,10 +513,7 @@ def _too_long(
     }
     fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
     assert fits is not None, "there is a limit"
-    limit, remedy = f"more than {most} tokens", "Raise it."
-    if most == "context":
-        limit = "a length after which an answer of `max_tokens` does not fit the model"
-        remedy = "Use a model with a longer context, or a lower `sampling.max_tokens`."
+    limit = "too many tokens for the model" if most == "context" else f"more than {most} tokens"
     found = []
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
@@ -537,8 +523,7 @@ def _too_long(
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
         if longer == size > 0:
             raise ConfigError(
-                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}): every first "
-                f"prompt is longer. {remedy}"
+                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}). Raise it."
             )
         told = f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out"
         found.append(TooLong(split, longer, size, told))
@@ -555,14 +540,12 @@ def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple
         return config, ()
     if config.tasks.difficulty is not None:
         raise ConfigError(
-            "`training.epochs` counts tasks before the first step, and `tasks.difficulty` finds out there how many it leaves. Set "
-            "`training.epochs: null` and `training.steps`."
+            "`training.epochs` and `tasks.difficulty` do not go together. Set `training.epochs: null` and `training.steps`."
         )
     count = environment.size("train")
     if count is None:
         raise ConfigError(
-            f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and "
-            "`training.steps`."
+            f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and `training.steps`."
         )
     count -= sum(each.tasks for each in longer if each.split == "train")
     steps = ceil(training.epochs * count / training.tasks_per_step)
@@ -572,32 +555,6 @@ def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple
     )
     changed = training.model_copy(update={"steps": steps})
     return config.model_copy(update={"training": changed}), (note,)
-
-
-def _doubts(config: RunConfig) -> Iterator[str]:
-    """Yield what training would do other than its settings seem to ask for."""
-    rising, steps = config.optimizer.warmup_steps, config.training.steps
-    if rising >= steps > 0:
-        yield (
-            f"The learning rate rises for {rising} steps (`optimizer.warmup_steps`), and training takes {steps}: it never "
-            "gets to `optimizer.lr`."
-        )
-    if 0 < steps <= config.training.critic_warmup:
-        yield (
-            f"Only critics learn for {config.training.critic_warmup} steps (`training.critic_warmup`), and training takes {steps}: no "
-            "policy learns anything."
-        )
-    best = config.checkpoint.best
-    if best is not None and (meant := misspelt(best)):
-        yield f"No metric of kapelle's is called '{best}' (`checkpoint.best`).{meant}"
-
-
-def _silent(config: RunConfig, team: Team) -> list[str]:
-    """Return the agents that are trained and that the workflow never lets speak, where it knows."""
-    if not isinstance(config.workflow, CountsTurns):
-        return []
-    turns = config.workflow.most_turns(team.names)
-    return [name for name in team.names if team.policy(name).trained and not turns[name]]
 
 
 def check_shapes(
@@ -613,8 +570,7 @@ def check_shapes(
         models[base].layers.routers for base in team.trained_bases
     ):
         raise ConfigError(
-            "`model.router: trained` lets routers train with all other weights of a mixture of experts, and nothing trains all weights "
-            "of one here. Set `model.router: frozen`, or `team.sharing: shared` with such a model."
+            "`model.router: trained` needs a mixture of experts that trains all its weights, which is none here. Set `model.router: frozen`."
         )
     engine, started = config.train_engine, launched_rank()
     if not isinstance(engine, Fsdp) or engine.tensor_parallel == 1:
@@ -634,15 +590,9 @@ def check_shapes(
 
 def connect(settings: object) -> None:
     """Let an environment, and those inside it, ask their servers what they are."""
-    if offers(settings, Connecting):
-        settings.connect()
-    elif isinstance(settings, BaseModel):
-        connect([value for _, value in settings])
-    elif isinstance(settings, Mapping):
-        connect(list(settings.values()))
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            connect(value)
+    for _, part in parts_of(settings):
+        if offers(part, Connecting):
+            part.connect()
 
 
 def _data(config: RunConfig) -> str:

@@ -182,8 +182,8 @@ def test_a_tool_that_is_refused_is_named(client: OpenAI) -> None:
     """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
     strict, wrong = writing(strict=True), writing(parameters={"type": "thing"})
     for tools, extra, reason in (
-        (strict, {"tool_choice": "required"}, "Unknown format: path. Without `strict`"),
-        (strict, {"response_format": FORMAT}, "Unknown format: path. Without `strict`"),
+        (strict, {"tool_choice": "required"}, "Unknown format: path."),
+        (strict, {"response_format": FORMAT}, "Unknown format: path."),
         (wrong, {"tool_choice": "required"}, "Invalid type: thing."),
     ):
         with pytest.raises(BadRequestError) as refused:

@@ -59,23 +59,20 @@ def form_asked(request: ChatRequest, reader: MessageReader, play: Play, agent: s
         reason = why_refused(constraint)
         if reason is None:
             return constraint
-        # Which part of it is to blame, in the caller's words.
-        if schema is not None and not forced and (own := why_refused(Constraint.json_schema(schema))):
-            raise wrong(f"`{place}`: no answer can be held to its schema: {own}.", place)
-        for number, tool in enumerate(tools):
+        for number, tool in enumerate(tools if calls else ()):
             function = tool["function"]
-            if reader.calls is None or not calls or name not in (None, function["name"]):
-                continue
-            if own := why_refused(forced_call([tool], None, reader.calls)):
+            if (
+                reader.calls
+                and name in (None, function["name"])
+                and (own := why_refused(forced_call([tool], None, reader.calls)))
+            ):
                 part = f"tools.{number}.function.parameters"
-                hint = " Without `strict`, what cannot be held is left out." if function.get("strict") else ""
                 raise wrong(
-                    f"`{part}`: no call of the tool '{function['name']}' can be held to it: {own}.{hint}",
-                    part,
+                    f"`{part}`: no call of the tool '{function['name']}' can be held to it: {own}.", part
                 )
     except ConfigError as error:
         raise wrong(f"`{place}`: {error}", place) from None
-    raise wrong(f"`{place}`: no answer can be held to all of it together: {reason}.", place)
+    raise wrong(f"`{place}`: no answer can be held to it: {reason}.", place)
 
 
 def _schema(request: ChatRequest) -> tuple[dict[str, Json] | None, str]:

@@ -238,17 +238,16 @@ class ChatRequest(Body):
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
     """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
-    # Parameters that are null count as left out, those of messages too.
     given: Json = body
-    if isinstance(body, dict):
-        given = {name: each for name, each in body.items() if each is not None}
-        if isinstance(given.get("messages"), list):
-            given["messages"] = [
-                {name: each for name, each in message.items() if each is not None}
-                if isinstance(message, dict)
-                else message
-                for message in given["messages"]
-            ]
+    if isinstance(body, dict) and isinstance(body.get("messages"), list):
+        # What is null in a message counts as left out too.
+        messages = [
+            {name: each for name, each in message.items() if each is not None}
+            if isinstance(message, dict)
+            else message
+            for message in body["messages"]
+        ]
+        given = {**body, "messages": messages}
     return read_body(ChatRequest, given)
 
 

@@ -95,8 +95,8 @@ class CompletionForm:
     def read(cls, body: Json) -> CompletionForm:
         """Read a call; raises Refusal (400) that names the first parameter that is wrong or not supported."""
         if isinstance(body, dict):
-            body = {name: each for name, each in body.items() if each is not None}
-            if body.get("best_of") == body.get("n", 1):
+            body = dict(body)
+            if body.get("best_of") == (body.get("n") or 1):
                 body.pop("best_of", None)  # of as many samples all are returned
         given = read_body(CompletionRequest, body)
         settings = given.model_dump(

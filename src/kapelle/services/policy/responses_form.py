@@ -100,7 +100,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 def read_response_request(body: Json) -> ResponseRequest:
     """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
-    request = read_body(ResponseRequest, _given(body))
+    request = read_body(ResponseRequest, body)
     if request.top_logprobs and not request.wants_logprobs:
         raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")
     if isinstance(request.input, list) and not request.input:
@@ -139,7 +139,7 @@ def as_chat(
         "top_logprobs": request.top_logprobs,
     }
     try:
-        read = read_request({name: each for name, each in chat.items() if each is not None})
+        read = read_request(chat)
     except Refusal as refusal:
         raise renamed(refusal) from None
     return read.model_copy(update={"messages": messages}), said
@@ -190,7 +190,7 @@ def _tool(tool: Mapping[str, Json], place: int) -> Json:
         raise wrong(
             f"`{where}.type`: tools are functions of the caller; there are no others here.", f"{where}.type"
         )
-    read = read_body(FunctionTool, _given(tool), where)
+    read = read_body(FunctionTool, tool, where)
     function = {
         "name": read.name,
         "description": read.description,
@@ -308,7 +308,7 @@ def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
         form = _ITEMS.get(kind) if isinstance(kind, str) else None
         if form is None:
             raise wrong(f"`{where}.type`: an item is one of {', '.join(_ITEMS)}.", f"{where}.type")
-        read = read_body(form, _given(item), where)
+        read = read_body(form, item, where)
         if isinstance(read, ReasoningItem):
             thoughts, speaking = _thoughts(read), False  # what follows is another answer
         elif isinstance(read, MessageItem):
@@ -342,9 +342,9 @@ def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
     for place, part in enumerate(content):
         inside = f"{where}.{place}"
         if part.get("type") == "refusal":
-            words.append(read_body(RefusalPart, _given(part), inside).refusal)
+            words.append(read_body(RefusalPart, part, inside).refusal)
         else:
-            words.append(read_body(TextPart, _given(part), inside).text)
+            words.append(read_body(TextPart, part, inside).text)
     return "".join(words)
 
 
