@@ -124,13 +124,6 @@ def test_the_same_generator_with_other_settings_is_left_out_too() -> None:
     alone = drawn(resolve(sections(environment=trains, training=training)), 50)
     assert known & set(alone), "the two splits overlap"
     assert known.isdisjoint(drawn(config, 50))
-    assert (
-        prepare(config)
-        .notes[0]
-        .startswith(
-            "`evaluation.sets.held` holds templates out, and `environment` (`multi_step`) trains on all of them"
-        )
-    )
 
 
 def test_a_set_that_holds_all_that_is_drawn_is_refused(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class TestRates:
 
     def test_agents_that_share_weights_share_their_rate(self) -> None:
         listed = seats("a", "b", a={"optimizer": {"lr": 1e-3}})
-        with pytest.raises(ConfigError, match="need the same `lora` and `optimizer`"):
+        with pytest.raises(ConfigError, match="set the same `lora` and `optimizer`"):
             build(listed, sharing="shared")
 
     def test_a_critic_has_one_rate(self) -> None:

@@ -198,9 +198,8 @@ class ActorConnection:
             with suppress(Exception):  # what has started of it
                 ray.shutdown()
             raise EngineError(
-                f"Ray did not start on this machine: {_line(error)}. On a busy machine its services may take longer than Ray "
-                "waits for them: try again when it has less to do, or start one beforehand (`ray start --head`) and name it by "
-                "`ray.address`."
+                f"Ray did not start on this machine: {_line(error)}. Try again when it has less to do, or start one beforehand "
+                "(`ray start --head`) and name it by `ray.address`."
             ) from error
         return cls()
 
@@ -216,21 +215,15 @@ class ActorConnection:
                 socket.create_connection((host.rpartition("/")[2], int(port)), REACHING).close()
             except OSError as error:
                 raise ConfigError(
-                    f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`), or "
-                    "leave `ray.address` out for one of its own."
+                    f"No Ray answers at `ray.address: {address}`: {error.strerror or error}. Start one there (`ray start --head`)."
                 ) from error
         try:
             ray.init(address=address, namespace=namespace, **QUIET)
             return cls(None if group is None else ray.util.get_placement_group(group))
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"No Ray answers at `ray.address: {address}`: {_line(error)}. Start one there (`ray start --head`), or leave "
-                "`ray.address` out for one of its own."
-            ) from error
-        except RuntimeError as error:
-            raise ConfigError(
-                f"The Ray at `ray.address: {address}` cannot be joined: {_line(error)}. Use the same versions of Ray and "
-                "Python on all machines."
+                f"The Ray at `ray.address: {address}` cannot be joined: {_line(error)}. Start one there (`ray start --head`), with the "
+                "same versions of Ray and Python as here, or leave `ray.address` out."
             ) from error
         except Exception as error:  # as in `start`
             raise EngineError(

@@ -252,14 +252,11 @@ def _question(requests: Sequence[Request], weights: Mapping[str, str]) -> bytes:
                 "images": [image.hash for image in seen],
             }
         )
-    shown = {name: [image.media, b64(image.data)] for name, image in images.items()}
-    return json.dumps({"requests": rows, "images": shown, "weights": weights}).encode()
+    return json.dumps({"requests": rows, "images": image_rows(images), "weights": weights}).encode()
 
 
 def _requests(said: Mapping[str, Any]) -> list[Request]:
-    images = {
-        name: Image(name, media, base64.b64decode(data)) for name, (media, data) in said["images"].items()
-    }
+    images = images_from(said["images"])
     return [
         Request(
             row["policy"],
@@ -276,8 +273,34 @@ def _requests(said: Mapping[str, Any]) -> list[Request]:
     ]
 
 
+def image_rows(images: Mapping[str, Image]) -> dict[str, list[str]]:
+    """Return images, by their hash, as JSON that `images_from` reads."""
+    return {name: [image.media, b64(image.data)] for name, image in images.items()}
+
+
+def images_from(rows: Mapping[str, Sequence[str]]) -> dict[str, Image]:
+    """Return the images of `image_rows`."""
+    return {name: Image(name, media, base64.b64decode(data)) for name, (media, data) in rows.items()}
+
+
+def beside_row(routing: Routing | None, constraint: Constraint | None) -> dict[str, Any]:
+    """Return what a completion has beside its tokens as JSON that `beside_from` reads."""
+    return {
+        "routing": None if routing is None else [routing.layers, routing.chosen, b64(routing.data)],
+        "constraint": None if constraint is None else asdict(constraint),
+    }
+
+
+def beside_from(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `routing` and `constraint` of `beside_row`, as keywords."""
+    routing, constraint = row["routing"], row["constraint"]
+    return {
+        "routing": None if routing is None else Routing(*routing[:2], base64.b64decode(routing[2])),
+        "constraint": None if constraint is None else Constraint(**constraint),
+    }
+
+
 def _row(answer: Completion) -> dict[str, Any]:
-    routing = answer.routing
     return {
         "ids": answer.ids,
         "logprobs": answer.logprobs,
@@ -285,13 +308,11 @@ def _row(answer: Completion) -> dict[str, Any]:
         "text": answer.text,
         "version": answer.version,
         "weights_hash": answer.weights_hash,
-        "routing": None if routing is None else [routing.layers, routing.chosen, b64(routing.data)],
-        "constraint": None if answer.constraint is None else asdict(answer.constraint),
+        **beside_row(answer.routing, answer.constraint),
     }
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:
-    routing = row["routing"]
     return Completion(
         tuple(row["ids"]),
         tuple(row["logprobs"]),
@@ -299,8 +320,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         row["text"],
         row["version"],
         row["weights_hash"],
-        None if routing is None else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
-        constraint=None if row["constraint"] is None else Constraint(**row["constraint"]),
+        **beside_from(row),
     )
 
 

@@ -7,11 +7,10 @@ that one worker scores the batches of one rank, and as many as there are ranks t
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,15 +24,14 @@ from kapelle.cluster.actors import (
     check_hashes,
     settle_in,
 )
+from kapelle.cluster.sampling import beside_from, beside_row, image_rows, images_from
 from kapelle.errors import ConfigError
 from kapelle.rows import Learners, Reader, Sample
-from kapelle.runs.episode_json import b64
 from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.team import split_scored
-from kapelle.types import Constraint, Image, Routing
 
 if TYPE_CHECKING:
     from kapelle.engines.train.protocol import TrainEngine, TrainEngineSettings
@@ -220,30 +218,25 @@ def dump_samples(samples: Sequence[Sample]) -> bytes:
             "temperature": sample.temperature,
             "bundle": sample.bundle,
             "images": [image.hash for image in sample.images],
-            "routing": None
-            if sample.routing is None
-            else [sample.routing.layers, sample.routing.chosen, b64(sample.routing.data)],
-            "constraint": None if sample.constraint is None else asdict(sample.constraint),
+            **beside_row(sample.routing, sample.constraint),
             "begin": sample.begin,
         }
         for sample in samples
     ]
-    seen = {name: [image.media, b64(image.data)] for name, image in images.items()}
     numbers = [number for sample in samples for number in (*sample.tokens, *sample.targets)]
-    return packed({"samples": rows, "images": seen}, {"numbers": torch.tensor(numbers, dtype=torch.int32)})
+    return packed(
+        {"samples": rows, "images": image_rows(images)}, {"numbers": torch.tensor(numbers, dtype=torch.int32)}
+    )
 
 
 def load_samples(data: bytes) -> list[Sample]:
     """Return the samples that `dump_samples` was given, without their columns."""
     plain, tensors = unpacked(data)
     numbers, samples, place = tensors["numbers"].tolist(), [], 0
-    images = {
-        name: Image(name, media, base64.b64decode(text)) for name, (media, text) in plain["images"].items()
-    }
+    images = images_from(plain["images"])
     for row in plain["samples"]:
         middle = place + row["tokens"]
         end = middle + row["targets"]
-        routing = row["routing"]
         samples.append(
             Sample(
                 row["learner"],
@@ -252,11 +245,8 @@ def load_samples(data: bytes) -> list[Sample]:
                 temperature=row["temperature"],
                 bundle=row["bundle"],
                 images=tuple(images[name] for name in row["images"]),
-                routing=None
-                if routing is None
-                else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
-                constraint=None if row["constraint"] is None else Constraint(**row["constraint"]),
                 begin=row["begin"],
+                **beside_from(row),
             )
         )
         place = end

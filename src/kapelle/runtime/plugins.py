@@ -92,15 +92,10 @@ def find_object(
         )
     module = find_module(module_name, f"The {kind} '{name}'", attribute)
     if not hasattr(module, attribute):
-        file = Path(f"{module_name.replace('.', '/')}.py")
         known = [word for word in vars(module) if not word.startswith("_")]
-        shadowed = (
-            file.is_file() and file.resolve() != Path(getattr(module, "__file__", None) or "").resolve()
-        )
-        raise ConfigError(
-            f"{'File' if module_name.endswith('.py') else 'Module'} '{module_name}' has no '{attribute}', named as {kind}."
-            + (_write_file(file, attribute) if shadowed else did_you_mean(attribute, known))
-        )
+        what = "File" if module_name.endswith(".py") else "Module"
+        hint = did_you_mean(attribute, known)
+        raise ConfigError(f"{what} '{module_name}' has no '{attribute}', named as {kind}.{hint}")
     return getattr(module, attribute)
 
 
@@ -129,19 +124,13 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-        file = Path(f"{name.replace('.', '/')}.py")
         why = f"{reason(error).removesuffix('.')}."
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            near = did_you_mean(name, [path.stem for path in Path().glob("*.py")])
-            near = near if "mean" in near else " Is its package installed?"
-            why = f"{error}.{_write_file(file, attribute) if file.is_file() else near}"
-        elif isinstance(error, ImportError):
-            why = f"{error}. Is its package installed?"
+        if isinstance(error, ImportError):
+            file = f"{name.replace('.', '/')}.py"
+            here = f"There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
+            meant = Path(file).is_file() and f"{name}.".startswith(f"{error.name}.")
+            why = f"{error}. {here if meant else 'Is its package installed?'}"
         raise ConfigError(f"{what} cannot be imported: {why}") from error
-
-
-def _write_file(file: Path, attribute: str) -> str:
-    return f" There is a file of that name here: write '{file}{f':{attribute}' if attribute else ''}'."
 
 
 @contextmanager

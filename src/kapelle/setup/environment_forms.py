@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,30 +44,15 @@ def environment_from(form: Mapping[str, Any]) -> Environment:
 def _importable_name(environment: Settings, name: object) -> str:
     """Return a name under which other processes find the environment's class."""
     own = type(environment)
-    try:
-        if isinstance(name, str) and _is(own, environment_class(name)):
-            return name
-    except ConfigError:  # it is called otherwise than it is found
-        pass
-    if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
-        where = (
-            "stands in the program that was started"
-            if own.__module__ == "__main__"
-            else "is made in a function"
-        )
-        raise _refused(environment, f"{where}, where no other process can import it")
-    try:
-        source = importlib.util.find_spec(own.__module__)
-    except (ImportError, ValueError):
-        source = None
-    if source is None:
-        raise _refused(environment, f"is of the module '{own.__module__}', which cannot be imported")
     found = f"{own.__module__}:{own.__qualname__}"
-    try:
-        if _is(own, environment_class(found)):
-            return found
-    except ConfigError:
-        pass
+    if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
+        raise _refused(environment, "is made in a function, or in the program that was started")
+    for each in (name, found):
+        try:
+            if isinstance(each, str) and _is(own, environment_class(each)):
+                return each
+        except ConfigError:  # it is called otherwise than it is found
+            pass
     raise _refused(environment, f"is not what `{found}` imports")
 
 

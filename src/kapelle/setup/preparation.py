@@ -404,8 +404,8 @@ def prepare(
                 report(DOUBT, remark)
         if training:
             longer = _too_long(config, team, given, renderer_of)
-            config, counted = _counted(config, longer)
-            left_out = (*tested, *(each.told for each in longer if each.tasks))
+            config, counted = _counted(config, longer.get("train", (0, ""))[0])
+            left_out = (*tested, *(told for tasks, told in longer.values() if tasks))
             notes = (*left_out, *counted)
     for note in notes:
         report("tasks", note)
@@ -488,25 +488,13 @@ def in_training(config: RunConfig, team: Team) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TooLong:
-    """Tasks of one split whose first prompt is longer than `tasks.max_prompt_tokens`."""
-
-    split: Split
-    tasks: int
-    size: int
-    """How many tasks the split has, these among them."""
-    told: str
-    """The same as a sentence."""
-
-
 def _too_long(
     config: RunConfig, team: Team, given: Mapping[str, LanguageModel], renderer_of: ReadRenderer
-) -> list[TooLong]:
-    """Return, for each split that ends, how many tasks `tasks.max_prompt_tokens` leaves out; ConfigError for all of them."""
+) -> dict[Split, tuple[int, str]]:
+    """Return, for each split that ends, how many tasks `tasks.max_prompt_tokens` leaves out, also in words; ConfigError for all of them."""
     environment, most = config.environment, config.tasks.max_prompt_tokens
     if most is None:
-        return []
+        return {}
     memory = {path: model.renderer for path, model in given.items()}
     renderers = {
         base: memory.get(path) or renderer_of(path, config.model) for base, path in team.bases.items()
@@ -514,7 +502,7 @@ def _too_long(
     fits = short_enough(config, team, lambda policy: renderers[team.policies[policy].base])
     assert fits is not None, "there is a limit"
     limit = "too many tokens for the model" if most == "context" else f"more than {most} tokens"
-    found = []
+    found: dict[Split, tuple[int, str]] = {}
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         size = environment.size(split)
@@ -526,11 +514,11 @@ def _too_long(
                 f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}). Raise it."
             )
         told = f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out"
-        found.append(TooLong(split, longer, size, told))
+        found[split] = longer, told
     return found
 
 
-def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple[str, ...]]:
+def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ...]]:
     """Return the settings with the steps that `training.epochs` makes of the tasks that are left, and a line about them."""
     environment, training = config.environment, config.training
     curriculum = config.tasks.curriculum
@@ -547,7 +535,7 @@ def _counted(config: RunConfig, longer: list[TooLong]) -> tuple[RunConfig, tuple
         raise ConfigError(
             f"`training.epochs` counts tasks, and those of `{environment.name}` have no end. Set `training.epochs: null` and `training.steps`."
         )
-    count -= sum(each.tasks for each in longer if each.split == "train")
+    count -= too_long
     steps = ceil(training.epochs * count / training.tasks_per_step)
     tasks = "task" if count == 1 else "tasks"
     note = (

@@ -149,13 +149,7 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
             raise ConfigError(f"{where} (`{tested.name}`) cannot be played: {error}") from None
         if size == 0:
             raise ConfigError(f"{where} has no tasks of the split 'test' ({tested.sources['test']}).")
-    notes = [
-        f"`evaluation.sets.{name}` holds templates out, and `environment` (`{environment.name}`) trains on all of them: set "
-        "`environment.held_out: template` too"
-        for name, tested in config.evaluation.sets.items()
-        if tested.name == environment.name
-        and getattr(tested, "held_out", "") == "template" != getattr(environment, "held_out", "")
-    ]
+    notes: list[str] = []
     size = size_of(environment, "train", seconds)
     indices = range(LOOKED_AT) if size is None else range(size)
     trained = {

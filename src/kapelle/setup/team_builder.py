@@ -52,8 +52,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
             known = policies.setdefault(policy.name, policy)
             if known != policy:
                 raise ConfigError(
-                    f"Agent '{seat.name}' gives policy '{policy.name}' other settings than an earlier agent does. "
-                    "Agents that share weights need the same `lora` and `optimizer`; or give this one another name or adapter."
+                    f"Agent '{seat.name}' gives policy '{policy.name}' other settings than an earlier agent: set the same `lora` and `optimizer`."
                 )
         policy_of[seat.name] = own[0].name
         if isinstance(seat.weights, PerTurn):
@@ -83,8 +82,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         sampling = (seat.sampling or config.team.sampling).build()
         if seat.chat_template_kwargs and policies[policy_of[seat.name]].endpoint is not None:
             raise ConfigError(
-                f"Agent '{seat.name}' is behind an endpoint, whose server renders its own chat template. Leave out its "
-                "`chat_template_kwargs`, and set them where the server is started."
+                f"Agent '{seat.name}' is behind an endpoint, whose server renders prompts. Leave out its `chat_template_kwargs`."
             )
         # Those of the section `model` are of its template alone.
         shared = bases.paths.get(policies[policy_of[seat.name]].base) == config.model.path
@@ -121,8 +119,7 @@ def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
         return made
     if not all(policy.trained for policy in made):
         raise ConfigError(
-            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains what acts for it. Remove it, or "
-            "give the agent `weights` that are trained."
+            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains what acts for it. Remove it."
         )
     return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
 
@@ -167,23 +164,18 @@ def _critics(
     if algorithm.critic is None:
         if sharers or team.critic_sharing is not None:
             raise ConfigError(
-                f"`{algorithm.name}` has no critics, so nothing can share them. Remove `share_critic_with` and "
-                "`team.critic_sharing`, or use ppo, ippo or mappo."
+                f"`{algorithm.name}` has no critics. Remove `share_critic_with` and `team.critic_sharing`."
             )
         pays = algorithm.need(VerifierScores) is not None
-        for key, given in (
-            ("critic_model", team.critic_model is not None and not pays),
-            ("critic_train", team.critic_train != "lora"),
-        ):
-            if given:
-                raise ConfigError(
-                    f"`{algorithm.name}` has no critics. Remove `team.{key}`, or use ppo, ippo, mappo or marft."
-                )
+        if (team.critic_model is not None and not pays) or team.critic_train != "lora":
+            key = "critic_train" if team.critic_train != "lora" else "critic_model"
+            raise ConfigError(
+                f"`{algorithm.name}` has no critics. Remove `team.{key}`, or use ppo, ippo, mappo or marft."
+            )
         return {}, {}
     if algorithm.critic.everyone and team.critic_train != "lora":
         raise ConfigError(
-            f"`team.critic_train: {team.critic_train}`: `{algorithm.name}` saves its verifier as an adapter with its head. Set it to "
-            "`lora`; `team.critic_model` may name another model."
+            f"`team.critic_train: {team.critic_train}`: `{algorithm.name}` saves its verifier as an adapter. Set it to `lora`."
         )
     if algorithm.critic.everyone:
         judge = Critic(VERIFIER, bases.frozen(BASE), _lora(team.critic_lora))
@@ -246,9 +238,7 @@ def _critic_rate(owner: str, critic_of: Mapping[str, str], seats: tuple[AgentCon
         wanted = None if other is None else other.critic_lr
         if critic == f"critic:{owner}" and wanted not in {None, own and own.critic_lr}:
             raise ConfigError(
-                f"`optimizer.critic_lr` of agent '{agent}' is {wanted:g}, but its critic is that of '{owner}', which sets "
-                f"{own.critic_lr if own else None}. Set it for '{owner}' alone, or give each agent a critic of its own "
-                "(`team.critic_sharing: own`)."
+                f"`optimizer.critic_lr` of agent '{agent}' is {wanted:g}, but its critic is that of '{owner}'. Set it for '{owner}' alone."
             )
     return Rate() if own is None else _rate(own, own.critic_lr)
 
@@ -283,15 +273,13 @@ def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
                 )
             if held.setdefault(policy.base, pool) != pool:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all agents of a model in "
-                    "one pool."
+                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all its agents in one pool."
                 )
         bases = {team.policy(agent).base for agent in said.agents}
         left = [name for name in team.names if team.policy(name).base in bases and name not in said.agents]
         if left:
             raise ConfigError(
-                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too, or give it a "
-                "model of its own (`weights: {model: …}`)."
+                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too."
             )
         found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
     return found

@@ -201,7 +201,7 @@ def test_an_environment_is_replaced_while_its_sessions_go_on() -> None:
         assert (began["version"], began["view"]["shown"]["ann"]) == (2, {"value": "ann sees good day"})
         caller.ask("register", name="sums", settings={"name": "arithmetic"})
         plays = caller.refused("register", name="it", settings={"name": "arithmetic"})
-        assert (plays[0], "plays games of moves" in plays[1]) == (400, True)
+        assert (plays[0], "Register it by another name" in plays[1]) == (400, True)
         for settings in ("{", {}, {"name": "arithmetic", "digits": 99}, {"name": "arithmetik"}):
             assert caller.refused("register", name="it", settings=settings)[0] == 400
         names = caller.ask("list")["environments"]

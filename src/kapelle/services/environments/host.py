@@ -91,23 +91,19 @@ class Shelf:
             new = describe(name, environment, 1 if old is None else old.description.version + 1)
             if old is not None:
                 had = old.description
-                for what, before, after in (
-                    ("asks questions", had.answerable, new.answerable),
-                    ("plays games of moves", not had.answerable, not new.answerable),
-                    ("has a script", had.scripted, new.scripted),
-                    ("is a record", had.answers_per_task, new.answers_per_task),
-                    # A test split without a size has no tasks of its own.
-                    (
-                        "has tasks of their own to test on",
-                        had.sizes["test"] is not None,
-                        new.sizes["test"] is not None,
-                    ),
-                ):
-                    if before and not after:
-                        raise wrong(
-                            f"'{name}' {what}, and the environment that would replace it does not. Runs that play it rely on that. "
-                            "Register it by another name."
-                        )
+                # What runs rely on: questions or moves, a script, a record, and tasks of their own to test on.
+                kept = (
+                    (had.answerable, new.answerable),
+                    (not had.answerable, not new.answerable),
+                    (had.scripted, new.scripted),
+                    (bool(had.answers_per_task), bool(new.answers_per_task)),
+                    (had.sizes["test"] is not None, new.sizes["test"] is not None),
+                )
+                if any(before and not after for before, after in kept):
+                    raise wrong(
+                        f"'{name}' offers what the environment that would replace it does not, and runs that play it rely on that. "
+                        "Register it by another name."
+                    )
             workers = None
             if self._processes:
                 workers = EnvironmentWorkers(environment, self._processes, self._patience)

@@ -355,6 +355,10 @@ def _name(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
+_REASONING: Mapping[str, Json] = {"type": "reasoning", "summary": []}
+_ANSWER: Mapping[str, Json] = {"type": "message", "role": "assistant"}
+
+
 @dataclass
 class ResponseWriter:
     """Writes one answer as events, in the order in which OpenAI sends them."""
@@ -382,18 +386,22 @@ class ResponseWriter:
                 if each.thoughts:
                     if not thinking:
                         thinking = _name("rs")
-                        for event in self._thinking(thinking):
+                        for event in self._begun(
+                            thinking, _REASONING, {"type": "reasoning_text", "text": ""}
+                        ):
                             yield event
                     thoughts += each.thoughts
                     yield self._event("reasoning_text.delta", **self._place(thinking), delta=each.thoughts)
                 if thinking and not self.output and (speaks or isinstance(each, Ended)):
-                    for event in self._thought(thinking, thoughts):
+                    yield self._event("reasoning_text.done", **self._place(thinking), text=thoughts)
+                    part: Json = {"type": "reasoning_text", "text": thoughts}
+                    for event in self._over(thinking, _REASONING, part, "completed"):
                         yield event
                 if each.words or not each.thoughts:  # tokens of thoughts have no place
                     untold += each.tokens or ()
                 if speaks and not item:
                     item = _name("msg")
-                    for event in self._opened(item):
+                    for event in self._begun(item, _ANSWER, _text_part("", [])):
                         yield event
                 if each.words:
                     text += each.words
@@ -406,7 +414,9 @@ class ResponseWriter:
                     continue
                 ended = "incomplete" if each.reason == "length" else "completed"
                 if item:
-                    for event in self._spoken(item, text, [*tokens, *untold], ended):
+                    rows = [*tokens, *untold]
+                    yield self._event("output_text.done", **self._place(item), text=text, logprobs=rows)
+                    for event in self._over(item, _ANSWER, _text_part(text, rows), ended):
                         yield event
                 for call in calls:
                     for event in self._called(call):
@@ -427,31 +437,18 @@ class ResponseWriter:
         """Return where the part of an open item stands."""
         return {"item_id": item, "output_index": len(self.output), "content_index": 0}
 
-    def _thinking(self, item: str) -> Iterator[dict[str, Json]]:
-        begun = {"id": item, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-        yield self._event("output_item.added", output_index=0, item=begun)
-        part = {"type": "reasoning_text", "text": ""}
+    def _begun(self, item: str, about: Mapping[str, Json], part: Json) -> Iterator[dict[str, Json]]:
+        """Yield that an item of one part begins; `about` is what it says of itself."""
+        row = {"id": item, **about, "status": "in_progress", "content": []}
+        yield self._event("output_item.added", output_index=len(self.output), item=row)
         yield self._event("content_part.added", **self._place(item), part=part)
 
-    def _thought(self, item: str, text: str) -> Iterator[dict[str, Json]]:
-        part = {"type": "reasoning_text", "text": text}
-        yield self._event("reasoning_text.done", **self._place(item), text=text)
+    def _over(
+        self, item: str, about: Mapping[str, Json], part: Json, status: str
+    ) -> Iterator[dict[str, Json]]:
+        """Yield that an item and its part are complete."""
         yield self._event("content_part.done", **self._place(item), part=part)
-        whole = {"id": item, "type": "reasoning", "status": "completed", "summary": [], "content": [part]}
-        self.output.append(whole)
-        yield self._event("output_item.done", output_index=0, item=whole)
-
-    def _opened(self, item: str) -> Iterator[dict[str, Json]]:
-        begun = {"id": item, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        yield self._event("output_item.added", output_index=len(self.output), item=begun)
-        yield self._event("content_part.added", **self._place(item), part=_text_part("", []))
-
-    def _spoken(self, item: str, text: str, tokens: list[Json], status: str) -> Iterator[dict[str, Json]]:
-        place = self._place(item)
-        part = _text_part(text, tokens)
-        yield self._event("output_text.done", **place, text=text, logprobs=list(tokens or ()))
-        yield self._event("content_part.done", **place, part=part)
-        whole = {"id": item, "type": "message", "status": status, "role": "assistant", "content": [part]}
+        whole = {"id": item, **about, "status": status, "content": [part]}
         self.output.append(whole)
         yield self._event("output_item.done", output_index=len(self.output) - 1, item=whole)
 
