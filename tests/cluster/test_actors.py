@@ -24,7 +24,7 @@ def test_a_ray_that_starts_too_slowly_is_one_line(tmp_path: Path, monkeypatch: p
         raise Exception(SLOW)  # noqa: TRY002 - as Ray does
 
     monkeypatch.setattr(ray, "init", slow)
-    with pytest.raises(EngineError, match=f"Ray did not start on this machine: {SLOW[:-1]}. On a busy"):
+    with pytest.raises(EngineError, match=f"Ray did not start on this machine: {SLOW[:-1]}. Try again"):
         ActorConnection.start(tmp_path)
     with pytest.raises(EngineError, match=f"`ray.address: auto` did not answer in time: {SLOW[:-1]}. Is"):
         ActorConnection.join("auto")
