@@ -206,7 +206,7 @@ def test_a_teacher_of_other_tokens_is_refused_before_a_model_is_loaded(
     stranger = opinionated()
     tokens = stranger.renderer._tokenizer
     monkeypatch.setattr(tokens, "get_vocab", lambda: {"another": 0})
-    with pytest.raises(ConfigError, match=r"would be of other texts\. Name a model of the same family"):
+    with pytest.raises(ConfigError, match=r"with another vocabulary\. Name a model of the same family"):
         taught(models={"teacher": stranger})
 
 

@@ -170,7 +170,7 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
         "algorithm": {"name": "grpo"},
         "team": {"agents": 2},
     }
-    with pytest.raises(ConfigError, match="Set it to 0, or name an endpoint"):
+    with pytest.raises(ConfigError, match="to 0, or name an endpoint"):
         prepare(resolve({**settings, "episode": {"environment_workers": 1}}))
 
 

@@ -224,7 +224,7 @@ def test_overlong_prompts_are_left_out_by_verls_name_and_the_run_says_how_many(
         assert {len(text) for text in asked(trainer)} <= {*LENGTHS}
         assert {len(group.task.question) for group in trainer.evaluate(9).groups} == {*LENGTHS}
     told = [
-        f"{split}: 2 of 9 tasks have a first prompt of a length after which an answer of `max_tokens` does not fit the model and are left out"
+        f"{split}: 2 of 9 tasks have a first prompt of too many tokens for the model and are left out"
         for split in ("train", "test")
     ]
     assert read_left_out(run) == told

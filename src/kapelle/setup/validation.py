@@ -133,7 +133,7 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
     models = environment.frozen_models if offers(environment, AsksModels) else ()
     if config.episode.environment_workers and models and not offers(environment, PaysEpisodes):
         yield (
-            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`."
+            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process. Set `episode.environment_workers` to 0, or name an endpoint."
         )
     if run.training and not run.elsewhere and offers(environment, PlayedFromOutside):
         with noting(run.absent):
