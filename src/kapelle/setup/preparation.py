@@ -511,7 +511,8 @@ def _too_long(
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
         if longer == size > 0:
             raise ConfigError(
-                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}). Raise it."
+                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}). "
+                "Raise it, or set a lower `sampling.max_tokens`."
             )
         told = f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out"
         found[split] = longer, told
