@@ -14,331 +14,6 @@ from kapelle.cli.arguments import FRAMEWORKS, KINDS
 from kapelle.errors import ConfigError, OutputError, did_you_mean
 from kapelle.runtime.console import say
 
-# -------- The files that `kapelle new` writes: `NAME_` stands for the name, `CLASS_` for the class
-
-ENVIRONMENT = '''"""Questions with one answer: how a problem is drawn, and what kind of answer counts."""
-
-import random
-
-from kapelle.environments import Answers, Difficulty, Generated, Problem, numbers
-
-
-class CLASS_(Generated):
-    """Which of these digits is the largest? `difficulty` is how many there are."""
-
-    name: str = "PIECE_:CLASS_"
-    difficulty: Difficulty = (3, 4)
-    seed: int = 0
-
-    @property
-    def answers(self) -> Answers:
-        return numbers(("last_number",))
-
-    def problem(self, draw: random.Random, level: int) -> Problem:
-        digits = [draw.randint(0, 9) for _ in range(level)]
-        question = " ".join(map(str, digits))
-        return Problem(question, {"answer": max(digits)}, key=question)
-'''
-
-ENVIRONMENT_TEST = '''"""What the environment promises holds, and a team can be trained on it."""
-
-import asyncio
-
-import kapelle
-from kapelle.algorithms import GRPO
-from kapelle.rollout.conformance import conform
-from kapelle.workflows import Solo
-
-from IMPORT_ import CLASS_
-
-
-def test_it_is_fit_for_training() -> None:
-    findings = asyncio.run(conform(CLASS_()))
-    assert [finding for finding in findings if finding.status == "failed"] == []
-
-
-def test_the_largest_digit_is_right() -> None:
-    environment = CLASS_()
-    for index in range(20):
-        task = environment.task("train", index)
-        assert task.data["answer"] == max(map(int, task.question.split()))
-
-
-def test_a_step_of_training() -> None:
-    trainer = kapelle.Trainer(
-        model={"embedded": {"hidden": 16, "layers": 1, "intermediate": 32}},
-        team={"agents": 1, "sampling": {"max_tokens": 2}},
-        environment=CLASS_(),
-        workflow=Solo(),
-        algorithm=GRPO(group_size=2),
-        training={"tasks_per_step": 2},
-    )
-    with trainer:
-        [step] = trainer.steps(1)
-    assert step.metrics["failed_episodes"] == 0.0
-'''
-
-RECIPE = """name: NAME_
-team: {agents: 1, sharing: lora, sampling: {max_tokens: 2}}
-environment: {name: "PIECE_:CLASS_"}
-workflow: {name: solo}
-algorithm: {name: grpo, group_size: 8}
-warmup: {steps: 5, demonstrations: 500}   # not to the end: something is left to learn
-optimizer: {lr: 1.0e-3}       # of a pretrained model (model.path) rather 1.0e-5, and no warmup
-training: {steps: 20, tasks_per_step: 8}
-evaluation: {problems: 50}
-"""
-
-WORKFLOW = '''"""Who speaks when, who reads what, and which text is the team's answer."""
-
-from collections.abc import Sequence
-from typing import Literal
-
-import kapelle
-from kapelle.workflow import Scene, need_answers
-
-
-class CLASS_(kapelle.Settings):
-    """The first agent drafts, the second criticises, the first answers."""
-
-    name: Literal["NAME_.py:CLASS_"] = "NAME_.py:CLASS_"
-
-    def check(
-        self, agents: Sequence[kapelle.Agent], environment: kapelle.Environment
-    ) -> None:
-        need_answers(self.name, "ends in one answer", environment)
-        if len(agents) != 2:
-            raise kapelle.ConfigError(f"It takes two agents, not {len(agents)}.")
-
-    async def run(self, scene: Scene) -> None:
-        writer, critic = scene.names
-        question = scene.observe(writer)
-        draft = await scene[writer].say(question)
-        notes = await scene[critic].say(f"{question}\\n\\n{writer}: {draft.text}")
-        answer = await scene[writer].say(notes.text)
-        await scene.step({writer: answer.text}, final=answer.text)
-'''
-
-WORKFLOW_TEST = '''"""Who reads whom, and which text counts: played from a script, without a model."""
-
-import asyncio
-
-import kapelle
-import pytest
-from kapelle.engines.rollout.protocol import Request
-from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environments import Arithmetic
-from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
-
-from NAME_ import CLASS_
-
-SAYS = {"ann": iter(["3", "4"]), "bob": iter(["one more"])}
-
-
-def speak(request: Request) -> str:
-    return next(SAYS[request.agent])
-
-
-def team(*names: str) -> kapelle.Team:
-    agents = tuple(kapelle.Agent(name) for name in names)
-    policies = {name: kapelle.Policy(name, base="", trained=False) for name in names}
-    return kapelle.Team(agents, policies, {name: name for name in names})
-
-
-def test_the_last_word_of_the_writer_counts() -> None:
-    task = kapelle.Task("2+2", "2+2", {"answer": 4})
-    engine = ScriptedEngine(dict.fromkeys(SAYS, speak))
-    play = Play(team("ann", "bob"), Arithmetic(), CLASS_(), engine)
-    [group] = asyncio.run(rollout(play, [task], samples=1, seed=0))
-    [episode] = group.episodes
-    assert [turn.agent for turn in episode.turns] == ["ann", "bob", "ann"]
-    assert episode.turns[1].heard[0].content == "2+2\\n\\nann: 3"
-    assert episode.success == 1.0
-
-
-def test_one_agent_alone_is_refused() -> None:
-    with pytest.raises(kapelle.ConfigError, match="It takes two agents"):
-        CLASS_().check(team("ann").agents, Arithmetic())
-'''
-
-WORKFLOW_RECIPE = """name: NAME_
-team: {agents: 2, sharing: lora, sampling: {max_tokens: 4}}
-environment: {name: arithmetic, digits: 1}
-workflow: {name: "NAME_.py:CLASS_"}
-algorithm: {name: grpo, group_size: 8}
-warmup: {steps: 60, demonstrations: 500}
-optimizer: {lr: 1.0e-3}
-training: {steps: 20, tasks_per_step: 8}
-evaluation: {problems: 50}
-"""
-
-ALGORITHM = '''"""What a turn is worth: an advantage for every token that is trained on.
-
-Here the return less the mean of its group, not divided by anything (Dr.GRPO, arXiv 2503.20783).
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Literal
-
-from kapelle import Algorithm, Credit, Group
-from kapelle.algorithms.shared.groups import CENTRED, Earlier, by_agent, compare
-from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.rows import Signals, TurnKey
-
-
-class CLASS_(MonteCarlo):
-    """Settings: those of every algorithm without a critic, and your own."""
-
-    name: Literal["NAME_.py:CLASS_"] = "NAME_.py:CLASS_"
-
-    def build(self) -> Algorithm:
-        return self.row(self.name, judge=self.credit)
-
-    def credit(
-        self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
-    ) -> Mapping[TurnKey, Credit]:
-        attempts = by_agent(groups, self.rewards(groups, signals))
-        return spread(self, groups, compare(attempts, CENTRED, earlier))
-'''
-
-ALGORITHM_TEST = '''"""Numbers by hand, and a step of training."""
-
-import kapelle
-from kapelle.environments import Arithmetic
-from kapelle.rows import Signals, TurnKey
-from kapelle.workflows import Solo
-
-from NAME_ import CLASS_
-
-
-def episode(reward: float) -> kapelle.Episode:
-    task = kapelle.Task("1+1", "1+1")
-    turn = kapelle.Turn(
-        agent="ann",
-        policy="ann",
-        version=0,
-        weights_hash="",
-        index=0,
-        seen=0,
-        prompt_ids=(1,),
-        completion_ids=(2, 3),
-        logprobs=(-1.0, -1.0),
-        finish_reason="stop",
-        text="2",
-    )
-    return kapelle.Episode(task, 0, ("ann",), (turn,), {"ann": reward})
-
-
-def test_an_advantage_is_the_return_less_the_groups_mean() -> None:
-    episodes = (episode(1.0), episode(0.0), episode(0.5))
-    group = kapelle.Group(episodes[0].task, episodes)
-    credit = CLASS_().credit([group], Signals())
-    assert credit[TurnKey(0, 0, 0)].advantage_T.tolist() == [0.5, 0.5]
-    assert credit[TurnKey(0, 1, 0)].advantage_T.tolist() == [-0.5, -0.5]
-    assert credit[TurnKey(0, 2, 0)].advantage_T.tolist() == [0.0, 0.0]
-
-
-def test_a_step_of_training() -> None:
-    trainer = kapelle.Trainer(
-        model={"embedded": {"hidden": 16, "layers": 1, "intermediate": 32}},
-        team={"agents": 1, "sampling": {"max_tokens": 2}},
-        environment=Arithmetic(digits=1),
-        workflow=Solo(),
-        algorithm=CLASS_(group_size=2),
-        training={"tasks_per_step": 2},
-    )
-    with trainer:
-        [step] = trainer.steps(1)
-    assert "advantage/agent_0" in step.metrics
-'''
-
-ALGORITHM_RECIPE = """name: NAME_
-team: {agents: 1, sharing: lora, sampling: {max_tokens: 4}}
-environment: {name: arithmetic, digits: 1}
-workflow: {name: solo}
-algorithm: {name: "NAME_.py:CLASS_", group_size: 8}
-warmup: {steps: 60, demonstrations: 500}
-optimizer: {lr: 1.0e-3}
-training: {steps: 20, tasks_per_step: 8}
-evaluation: {problems: 50}
-"""
-
-PYPROJECT = """[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "NAME_"
-version = "0.1.0"
-requires-python = ">=3.11"
-dependencies = ["kapelle"]
-
-[project.entry-points."kapelle.environments"]
-NAME_ = "NAME_.environment:CLASS_"
-
-[tool.setuptools]
-packages = ["NAME_"]
-
-[tool.pytest.ini_options]
-pythonpath = ["."]
-testpaths = ["tests"]
-"""
-
-README = """# NAME_
-
-An environment for kapelle, a recipe that trains on it, and its test.
-
-```sh
-pip install pytest                                # if it is not there yet
-python -m pytest
-kapelle validate NAME_/environment.py:CLASS_      # is it fit for training?
-kapelle train NAME_.yaml                          # metrics, episodes and checkpoints go to runs/
-```
-
-After `pip install -e .` recipes anywhere on this machine name it `NAME_`.
-"""
-
-APP_RECIPE = """name: NAME_
-description: Two agents of a program, which kapelle starts once for each episode.
-model: {embedded: {hidden: 64, layers: 2, heads: 2, kv_heads: 1, intermediate: 128, context: 4096}}
-team:
-  agents: [{name: planner}, {name: solver}]   # the program calls them team/planner and team/solver
-  sharing: lora
-  lora: {rank: 8, alpha: 16.0}
-  sampling: {max_tokens: 96}
-environment:
-  name: external
-  command: [python, NAME_.py]
-  teacher: "teacher.py:say"   # what a model that has never spoken learns to say first; a pretrained one needs no teacher and no warmup
-  port: 0
-  tasks: 24
-workflow: {name: external}
-warmup: {WARMUP_, demonstrations: 24}
-algorithm: {name: m_grpo, group_size: 8}
-optimizer: {lr: 1.0e-3}       # of a pretrained model (model.path) rather 1.0e-5
-training: {steps: 10, tasks_per_step: 4}
-evaluation: {problems: 4, before_and_after: false}
-"""
-
-APP_TEST = '''"""Episodes of the program end with a reward, from which its agents learn."""
-
-import sys
-
-import kapelle
-import pytest
-
-
-def test_a_step_of_training() -> None:
-    pytest.importorskip("MODULE_", reason="install PACKAGES_")
-    command = f"environment.command=[{sys.executable}, NAME_.py]"
-    few = ("training.tasks_per_step=1", "algorithm.group_size=2")
-    with kapelle.Trainer.from_recipe("NAME_.yaml", command, *few) as trainer:
-        [step] = trainer.steps(1)
-    assert step.metrics["failed_episodes"] == 0.0
-    assert "reward/planner" in step.metrics
-'''
-
 PROGRAMS: Mapping[str, tuple[str, str]] = {
     "openai": ("openai", "openai"),
     "openai_agents": ("openai-agents", "agents"),
@@ -354,37 +29,39 @@ WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps
 """Framework → its warm-up, where it differs from `examples/apps/recipe.yaml`, as the command in its program says: as many turns, in smaller steps."""
 
 
-def app(framework: str) -> Mapping[str, str]:
-    """Return the files of a program in a framework, path → text; those of `examples/apps` by other names."""
-    here = resources.files("kapelle.cli") / "programs"
-    packages, module = PROGRAMS[framework]
-    test = APP_TEST.replace("MODULE_", module).replace("PACKAGES_", packages.replace("'", ""))
+def _template(name: str, **words: str) -> str:
+    """Return a file of the folder `programs` with words replaced; `NAME_` stands for the piece's name, `CLASS_` for its class."""
+    text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
+
+
+def _templates(kind: str, framework: str) -> Mapping[str, str]:
+    """Return the files of a kind of piece, path → text; a program is one of `examples/apps`."""
+    if kind == "app":
+        packages, module = PROGRAMS[framework]
+        return {
+            "NAME_.py": _template(framework),
+            "teacher.py": _template("teacher"),
+            "test_NAME_.py": _template("app_test", MODULE_=module, PACKAGES_=packages.replace("'", "")),
+            "NAME_.yaml": _template("app_recipe", WARMUP_=WARMUPS.get(framework, "steps: 100")),
+        }
+    if kind == "project":
+        piece, module = "NAME_/environment.py", "NAME_.environment"
+        return {
+            "README.md": _template("project_readme"),
+            "pyproject.toml": _template("project_metadata"),
+            "NAME_/__init__.py": "",
+            piece: _template("environment", PIECE_=piece),
+            "tests/test_environment.py": _template("environment_test", IMPORT_=module),
+            "NAME_.yaml": _template("environment_recipe", PIECE_=piece),
+        }
     return {
-        "NAME_.py": (here / f"{framework}.txt").read_text("utf-8"),
-        "teacher.py": (here / "teacher.txt").read_text("utf-8"),
-        "test_NAME_.py": test,
-        "NAME_.yaml": APP_RECIPE.replace("WARMUP_", WARMUPS.get(framework, "steps: 100")),
+        "NAME_.py": _template(kind, PIECE_="NAME_.py"),
+        "test_NAME_.py": _template(f"{kind}_test", IMPORT_="NAME_"),
+        "NAME_.yaml": _template(f"{kind}_recipe", PIECE_="NAME_.py"),
     }
-
-
-SKELETONS: Mapping[str, Mapping[str, str]] = {
-    "environment": {
-        "NAME_.py": ENVIRONMENT.replace("PIECE_", "NAME_.py"),
-        "test_NAME_.py": ENVIRONMENT_TEST.replace("IMPORT_", "NAME_"),
-        "NAME_.yaml": RECIPE.replace("PIECE_", "NAME_.py"),
-    },
-    "workflow": {"NAME_.py": WORKFLOW, "test_NAME_.py": WORKFLOW_TEST, "NAME_.yaml": WORKFLOW_RECIPE},
-    "algorithm": {"NAME_.py": ALGORITHM, "test_NAME_.py": ALGORITHM_TEST, "NAME_.yaml": ALGORITHM_RECIPE},
-    "project": {
-        "README.md": README,
-        "pyproject.toml": PYPROJECT,
-        "NAME_/__init__.py": "",
-        "NAME_/environment.py": ENVIRONMENT.replace("PIECE_", "NAME_/environment.py"),
-        "tests/test_environment.py": ENVIRONMENT_TEST.replace("IMPORT_", "NAME_.environment"),
-        "NAME_.yaml": RECIPE.replace("PIECE_", "NAME_/environment.py"),
-    },
-}
-"""Kind → path → text."""
 
 
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -435,7 +112,7 @@ def skeleton(kind: str, name: str, framework: str = FRAMEWORKS[0]) -> Mapping[st
         raise ConfigError(
             f"'{name}' cannot be a module's name. Use small letters, digits and _, a letter first.{hint}"
         )
-    files = app(framework) if kind == "app" else SKELETONS[kind]
+    files = _templates(kind, framework)
     words = set(re.findall(r"\w+", " ".join(files.values())))
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or made in words or _taken(name):
         raise ConfigError(
