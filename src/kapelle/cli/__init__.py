@@ -57,12 +57,12 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
             if isinstance(parsed, str):  # the text of `--help` or `--version`
                 say(parsed)
                 return 0
-            command, arguments = parsed
+            name, arguments = parsed
             if own:
                 from kapelle.cli.quiet import clean_what_others_print
 
                 clean_what_others_print()
-            module = importlib.import_module(f"kapelle.cli.{command.module}")
+            module = importlib.import_module(f"kapelle.cli.{name}")
             with for_command():
                 code: int = module.run(arguments)
             leave_ranks_here()

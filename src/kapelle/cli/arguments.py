@@ -6,6 +6,7 @@ commands stand here too, because the help texts name them.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,34 +19,40 @@ Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the command line."""
+    """One command of the command line; `run(arguments) -> int` of the module of its name returns the exit code."""
 
-    usage: str
-    """The part after its name."""
     summary: str
-    module: str
-    """Module with `run(arguments) -> int`, which returns the exit code."""
     arguments: tuple[Argument, ...]
 
 
-def option(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
-    """Return an option with a value."""
+def command(summary: str, *arguments: Argument) -> Command:
+    """Return a command."""
+    return Command(summary, arguments)
+
+
+def option(names: str, meaning: str, **more: Any) -> Argument:
+    """Return an option such as `-o --output FILE`: its names, and what its value is called.
+
+    The value of `--split eval|train` is one of these words. Without a value, `--json` is True when it is given.
+    """
+    *flags, value = names.split()
+    if value.startswith("-"):
+        return (*flags, value), {"action": "store_true", "help": meaning, **more}
+    if "|" in value:
+        more["choices"] = value.split("|")
+    if (default := more.get("default")) not in (None, []):
+        meaning += f" (default: {default if isinstance(default, str) else format(default, 'g')})"
+    return tuple(flags), {"metavar": value, "help": meaning, **more}
+
+
+def positional(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
+    """Return an argument that is known by its place."""
     return (name,), {"metavar": metavar, "help": meaning, **more}
-
-
-def aliased(names: tuple[str, ...], metavar: str, meaning: str, **more: Any) -> Argument:
-    """Return an option with a value and several names, of which the first is its own."""
-    return names, {"metavar": metavar, "help": meaning, **more}
-
-
-def flag(name: str, meaning: str) -> Argument:
-    """Return an option without a value, which is True when it is given."""
-    return (name,), {"action": "store_true", "help": meaning}
 
 
 def words(metavar: str, meaning: str) -> Argument:
     """Return the positional words of a command; `parser.split_words` tells settings from the others."""
-    return ("words",), {"nargs": "*", "metavar": metavar, "help": meaning}
+    return positional("words", metavar, meaning, nargs="*")
 
 
 KINDS = ("environment", "workflow", "algorithm", "project", "app")
@@ -86,14 +93,14 @@ _RECIPE = words(
     "a built-in recipe (`kapelle recipes ls`) or a YAML file, then YAML files that override parts of it, then "
     f"{_SETTINGS}",
 )
-_REAL = flag(
+_REAL = option(
     "--real",
     "use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
 )
-_RUN_DIR = option("--run-dir", "DIR", "folder of the run (default: runs/NAME-TIME)")
-_JSON = flag("--json", "print one JSON object")
-_JSON_AND_PROGRESS = flag("--json", "print one JSON object; progress goes to stderr")
-_NO_RICH = flag("--no-rich", "print plain lines, in a terminal too")
+_RUN_DIR = option("--run-dir DIR", "folder of the run (default: runs/NAME-TIME)")
+_JSON = option("--json", "print one JSON object")
+_JSON_AND_PROGRESS = option("--json", "print one JSON object; progress goes to stderr")
+_NO_RICH = option("--no-rich", "print plain lines, in a terminal too")
 
 _PLAYER = (
     words(
@@ -101,37 +108,26 @@ _PLAYER = (
         "a run directory, then settings such as evaluation.problems=100, with YAML values (for a run, those of "
         "`environment`, `episode` and `evaluation`)",
     ),
-    aliased(
-        ("--model", "-m"),
-        "PATH",
-        "instead of a run: a model folder, a PEFT adapter's folder, hub name or `embedded`",
+    option(
+        "--model -m PATH", "instead of a run: a model folder, a PEFT adapter's folder, hub name or `embedded`"
     ),
-    aliased(
-        ("--environment", "-e"),
-        "NAME",
+    option(
+        "--environment -e NAME",
         "what the model plays: an environment (alone), or a recipe (with its team and workflow)",
     ),
     _REAL,
 )
 
 
-def _binding(port: int, **others: int) -> tuple[Argument, ...]:
-    """Return where a service listens and who may call it; with `others`, the command itself picks its default port."""
-    default = "; ".join([str(port), *(f"{name}: {number}" for name, number in others.items())])
+def _binding(port: int | None, default: str = "") -> tuple[Argument, ...]:
+    """Return where a service listens and who may call it; without `port`, the command itself picks the default."""
     return (
-        option("--host", "HOST", "address to listen on (default: 127.0.0.1)", default="127.0.0.1"),
+        option("--host HOST", "address to listen on", default="127.0.0.1"),
+        option("--port PORT", f"port to listen on; 0 takes a free one{default}", type=int, default=port),
+        option("--tls-cert FILE", "PEM file of the TLS certificate, with its chain"),
+        option("--tls-key FILE", "PEM file of its key"),
         option(
-            "--port",
-            "PORT",
-            f"port to listen on; 0 takes a free one (default: {default})",
-            type=int,
-            default=None if others else port,
-        ),
-        option("--tls-cert", "FILE", "PEM file of the TLS certificate, with its chain"),
-        option("--tls-key", "FILE", "PEM file of its key"),
-        option(
-            "--allow-host",
-            "NAME",
+            "--allow-host NAME",
             "a further host name by which callers address this service; may be given several times",
             action="append",
             default=[],
@@ -142,744 +138,478 @@ def _binding(port: int, **others: int) -> tuple[Argument, ...]:
 # -------- The commands
 
 COMMANDS: Mapping[str, Command] = {
-    "demo": Command(
-        "[key.path=value …] [--run-dir DIR] [--json] [--no-rich]",
+    "demo": command(
         "train a tiny two-agent team on this machine and watch it learn",
-        "demo",
-        (words("key.path=value", _SETTINGS), _RUN_DIR, _JSON_AND_PROGRESS, _NO_RICH),
+        words("key.path=value", _SETTINGS),
+        _RUN_DIR,
+        _JSON_AND_PROGRESS,
+        _NO_RICH,
     ),
-    "new": Command(
-        "environment|workflow|algorithm|project|app NAME [--framework FRAMEWORK]",
+    "new": command(
         "create a working piece of your own to build on, with a test and a recipe",
-        "new",
-        (
-            (("kind",), {"metavar": "KIND", "help": f"what to create: {', '.join(KINDS)}"}),
-            (
-                ("name",),
-                {
-                    "metavar": "NAME",
-                    "help": "its name, such as word_count; a folder of that name is created here",
-                },
-            ),
-            option(
-                "--framework",
-                "FRAMEWORK",
-                f"app: in which it is written: {', '.join(FRAMEWORKS)} (default: openai)",
-            ),
+        positional("kind", "KIND", f"what to create: {', '.join(KINDS)}"),
+        positional("name", "NAME", "its name, such as word_count; a folder of that name is created here"),
+        option(
+            "--framework FRAMEWORK", f"app: in which it is written: {', '.join(FRAMEWORKS)} (default: openai)"
         ),
     ),
-    "train": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--run-dir DIR] [--resume] [--dry-run] [--json] [--no-rich] "
-        "[--launch torchrun|ray [--processes N]]",
+    "train": command(
         "train a team as described by a recipe",
-        "train",
-        (
-            _RECIPE,
-            _REAL,
-            _RUN_DIR,
-            flag("--resume", "continue the run in --run-dir; or write `kapelle train --resume RUN`"),
-            flag(
-                "--dry-run",
-                "print which agent acts with which weights, and every setting with its origin; loads no model, writes no file",
-            ),
-            _JSON_AND_PROGRESS,
-            _NO_RICH,
-            (
-                ("--launch",),
-                {
-                    "choices": ["torchrun", "ray"],
-                    "help": "torchrun: several processes on this machine, as torch's launcher starts them; ray: on a Ray cluster, "
-                    "or on a Ray started for this run (section `ray` of the recipe); see docs/clusters.md and docs/ray.md",
-                },
-            ),
-            option(
-                "--processes",
-                "N",
-                "number of processes (default: one for each GPU; with ray 1)",
-                type=whole(1),
-            ),
-            option(
-                "--start-from",
-                "[AGENT=]WEIGHTS",
-                "weights that training starts from, for all agents or for one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or "
-                "a model; may be given several times",
-                action="append",
-            ),
+        _RECIPE,
+        _REAL,
+        _RUN_DIR,
+        option("--resume", "continue the run in --run-dir; or write `kapelle train --resume RUN`"),
+        option(
+            "--dry-run",
+            "print which agent acts with which weights, and every setting with its origin; loads no model, writes no file",
+        ),
+        _JSON_AND_PROGRESS,
+        _NO_RICH,
+        option(
+            "--launch torchrun|ray",
+            "torchrun: several processes on this machine, as torch's launcher starts them; ray: on a Ray cluster, "
+            "or on a Ray started for this run (section `ray` of the recipe); see docs/clusters.md and docs/ray.md",
+        ),
+        option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
+        option(
+            "--start-from [AGENT=]WEIGHTS",
+            "weights that training starts from, for all agents or for one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or "
+            "a model; may be given several times",
+            action="append",
         ),
     ),
-    "doctor": Command(
-        "[--launch torchrun|ray] [--processes N] [--address A] [--gpus N] [--run-dir DIR] [--timeout SECONDS] [--json]",
+    "doctor": command(
         "say what is wrong with the machines of a run, before it starts",
-        "doctor",
-        (
-            (
-                ("--launch",),
-                {
-                    "choices": ["torchrun", "ray"],
-                    "help": "torchrun: several processes on this machine; ray: on the machines of a cluster. With a launcher of your "
-                    "own start `kapelle doctor` in its place of `kapelle train`",
-                },
-            ),
-            option(
-                "--processes",
-                "N",
-                "number of processes (default: one for each GPU; with ray 1)",
-                type=whole(1),
-            ),
-            option("--address", "A", "the Ray cluster: auto, or host:port (default: a Ray of its own)"),
-            option("--gpus", "N", "GPUs of each process on Ray (default: 0)", type=whole(0), default=0),
-            option(
-                "--run-dir",
-                "DIR",
-                "the folder that all machines have to share (default: runs)",
-                default="runs",
-            ),
-            option(
-                "--timeout",
-                "SECONDS",
-                "how long to wait for all processes (default: 60)",
-                type=float,
-                default=60.0,
-            ),
-            _JSON,
+        option(
+            "--launch torchrun|ray",
+            "torchrun: several processes on this machine; ray: on the machines of a cluster. With a launcher of your "
+            "own start `kapelle doctor` in its place of `kapelle train`",
         ),
+        option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
+        option("--address A", "the Ray cluster: auto, or host:port (default: a Ray of its own)"),
+        option("--gpus N", "GPUs of each process on Ray", type=whole(0), default=0),
+        option("--run-dir DIR", "the folder that all machines have to share", default="runs"),
+        option("--timeout SECONDS", "how long to wait for all processes", type=float, default=60.0),
+        _JSON,
     ),
-    "launch": Command(
-        "(--slurm | --kubernetes) RECIPE [--real] [overlay.yaml …] [key.path=value …] [--nodes N] [--processes P] [--gpus N] "
-        "[--cpus N] [--memory GB] [--time TIME] [--image IMAGE] [--volume CLAIM] [--name NAME] [--run-dir DIR] "
-        "[--output FILE] [--unchecked]",
+    "launch": command(
         "write the batch script or manifest that trains a recipe on a cluster",
-        "launch",
-        (
-            _RECIPE,
-            _REAL,
-            flag("--slurm", "write a batch script for SLURM"),
-            flag("--kubernetes", "write a manifest for Kubernetes"),
-            option("--nodes", "N", "machines (default: 1)", type=whole(1), default=1),
-            option("--processes", "P", "processes on each machine (default: 1)", type=whole(1), default=1),
-            option(
-                "--cpus", "N", "CPU cores for each process (default: the scheduler's choice)", type=whole(1)
-            ),
-            option(
-                "--memory",
-                "GB",
-                "memory on each machine, in gigabytes (default: the scheduler's choice)",
-                type=whole(1),
-            ),
-            option(
-                "--gpus",
-                "N",
-                "GPUs on each machine; 0 for none (default: one for each process)",
-                type=whole(0),
-            ),
-            option("--time", "TIME", "time limit: minutes, H:MM:SS or DAYS-HOURS"),
-            option("--image", "IMAGE", "the container image; Kubernetes needs one"),
-            option("--volume", "CLAIM", "Kubernetes: the persistent volume claim that keeps /runs"),
-            option("--name", "NAME", "the job's name (default: the recipe's)"),
-            option("--run-dir", "DIR", "folder of the run (default: runs/NAME; in a pod /runs/NAME)"),
-            option("--output", "FILE", "new file to write to (default: standard output)"),
-            flag("--unchecked", "skip the checks of models and data, when only the cluster has them"),
+        _RECIPE,
+        _REAL,
+        option("--slurm", "write a batch script for SLURM"),
+        option("--kubernetes", "write a manifest for Kubernetes"),
+        option("--nodes N", "machines", type=whole(1), default=1),
+        option("--processes P", "processes on each machine", type=whole(1), default=1),
+        option("--cpus N", "CPU cores for each process (default: the scheduler's choice)", type=whole(1)),
+        option(
+            "--memory GB",
+            "memory on each machine, in gigabytes (default: the scheduler's choice)",
+            type=whole(1),
         ),
+        option("--gpus N", "GPUs on each machine; 0 for none (default: one for each process)", type=whole(0)),
+        option("--time TIME", "time limit: minutes, H:MM:SS or DAYS-HOURS"),
+        option("--image IMAGE", "the container image; Kubernetes needs one"),
+        option("--volume CLAIM", "Kubernetes: the persistent volume claim that keeps /runs"),
+        option("--name NAME", "the job's name (default: the recipe's)"),
+        option("--run-dir DIR", "folder of the run (default: runs/NAME; in a pod /runs/NAME)"),
+        option("--output FILE", "new file to write to (default: standard output)"),
+        option("--unchecked", "skip the checks of models and data, when only the cluster has them"),
     ),
-    "plan": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] [--gpu-memory GB] [--processes N] [--json]",
+    "plan": command(
         "estimate how much memory a run will need and what fits, before a model is loaded",
-        "plan",
-        (
-            _RECIPE,
-            _REAL,
-            option(
-                "--gpu-memory",
-                "GB",
-                "memory of each GPU in GB: report what fits and, if the run does not, what to change (exit code 3)",
-                type=gigabytes,
-            ),
-            option(
-                "--processes",
-                "N",
-                "plan for one of N processes that train together (default 1)",
-                type=whole(1),
-                default=1,
-            ),
-            _JSON,
+        _RECIPE,
+        _REAL,
+        option(
+            "--gpu-memory GB",
+            "memory of each GPU in GB: report what fits and, if the run does not, what to change (exit code 3)",
+            type=gigabytes,
         ),
+        option(
+            "--processes N",
+            "plan for one of N processes that train together",
+            type=whole(1),
+            default=1,
+        ),
+        _JSON,
     ),
-    "eval": Command(
-        "(RUN | FOLDER | --model PATH) [--environment NAME,…] [--real] [key.path=value …] [--num-episodes N] [--samples K] "
-        "[--temperature T] [--no-baselines] [--output FILE] [--table FORM] [--json]",
+    "eval": command(
         "measure a run or a model on unseen problems",
-        "eval",
-        (
-            *_PLAYER,
-            flag(
-                "--no-baselines",
-                "leave out the baselines: one agent alone and majority votes with the same number of tokens",
-            ),
-            aliased(
-                ("--num-episodes", "-n"),
-                "N",
-                "unseen problems to play, as evaluation.problems=N",
-                type=whole(1),
-            ),
-            aliased(
-                ("--output", "-o"),
-                "FILE",
-                "new file: .json for what --json prints and every episode, .jsonl for the episodes alone, one a line",
-            ),
-            option(
-                "--samples",
-                "K",
-                "answers to each problem, as evaluation.samples=K: avg@K, pass@1 to pass@K, maj@K",
-                type=whole(1),
-            ),
-            option(
-                "--temperature",
-                "T",
-                "at which all agents answer, as evaluation.temperature=T (default: greedy; with --samples as in training)",
-                type=float,
-            ),
-            (
-                ("--table",),
-                {
-                    "choices": ("lm-eval", "hub"),
-                    "help": "print the results as lm-eval's table, or as the front matter of a model card for the Hub",
-                },
-            ),
-            _JSON,
+        *_PLAYER,
+        option(
+            "--no-baselines",
+            "leave out the baselines: one agent alone and majority votes with the same number of tokens",
         ),
+        option("--num-episodes -n N", "unseen problems to play, as evaluation.problems=N", type=whole(1)),
+        option(
+            "--output -o FILE",
+            "new file: .json for what --json prints and every episode, .jsonl for the episodes alone, one a line",
+        ),
+        option(
+            "--samples K",
+            "answers to each problem, as evaluation.samples=K: avg@K, pass@1 to pass@K, maj@K",
+            type=whole(1),
+        ),
+        option(
+            "--temperature T",
+            "at which all agents answer, as evaluation.temperature=T (default: greedy; with --samples as in training)",
+            type=float,
+        ),
+        option(
+            "--table lm-eval|hub",
+            "print the results as lm-eval's table, or as the front matter of a model card for the Hub",
+        ),
+        _JSON,
     ),
-    "blame": Command(
-        "RUN [key.path=value …] [--split eval|train] [--episodes N] [--samples K] [--seed N] [--json [FILE]]",
+    "blame": command(
         "find out which agent's turns lost the episodes that a run failed",
-        "blame",
-        (
-            words(
-                "RUN …",
-                "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with some, "
-                "episodes are played anew",
-            ),
-            (
-                ("--split",),
-                {
-                    "choices": ("eval", "train"),
-                    "default": "eval",
-                    "help": "episodes to look at: of the evaluation, or of training tasks (default: eval)",
-                },
-            ),
-            option(
-                "--episodes",
-                "N",
-                "at most so many failed episodes, and as many solved ones (default: 50)",
-                type=whole(1),
-                default=50,
-            ),
-            option("--samples", "K", "continuations from each moment (default: 8)", type=whole(1), default=8),
-            option("--seed", "N", "seed of the continuations (default: the run's)", type=whole(0)),
-            (
-                ("--json",),
-                {
-                    "nargs": "?",
-                    "const": "-",
-                    "metavar": "FILE",
-                    "help": "print one JSON object, or write it to a new file; progress goes to stderr",
-                },
-            ),
+        words(
+            "RUN …",
+            "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with some, "
+            "episodes are played anew",
+        ),
+        option(
+            "--split eval|train",
+            "episodes to look at: of the evaluation, or of training tasks",
+            default="eval",
+        ),
+        option(
+            "--episodes N",
+            "at most so many failed episodes, and as many solved ones",
+            type=whole(1),
+            default=50,
+        ),
+        option("--samples K", "continuations from each moment", type=whole(1), default=8),
+        option("--seed N", "seed of the continuations (default: the run's)", type=whole(0)),
+        option(
+            "--json FILE",
+            "print one JSON object, or write it to a new file; progress goes to stderr",
+            nargs="?",
+            const="-",
         ),
     ),
-    "arena": Command(
-        "PLAYER PLAYER … [--environment NAME] [key.path=value …] [--games N] [--jobs J] [--seed N] [--output FOLDER] [--json]",
+    "arena": command(
         "let runs, models, servers and a game's own players meet in every seat, and rate them",
-        "arena",
-        (
-            words(
-                "PLAYER …",
-                "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME of a hub, http://HOST/v1#MODEL, or a player of the "
-                "environment (nash, mcts(simulations=200), random); NAME=PLAYER calls it otherwise. Then settings of `environment`, "
-                "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
-            ),
-            option(
-                "--environment",
-                "NAME",
-                "an environment, a recipe or a game of OpenSpiel (default: what the first run was trained on)",
-            ),
-            option(
-                "--games",
-                "N",
-                "deals of each pair, each played in every assignment of seats (default: 100)",
-                type=whole(1),
-                default=100,
-            ),
-            option(
-                "--jobs", "J", "pairs at a time, each in a process (default: 1)", type=whole(1), default=1
-            ),
-            option("--seed", "N", "seed of deals and sampling (default: 0)", type=whole(0), default=0),
-            aliased(
-                ("--output", "-o"),
-                "FOLDER",
-                "where results are kept (default: runs/…); pairs that have met in it are not played again",
-            ),
-            _JSON_AND_PROGRESS,
+        words(
+            "PLAYER …",
+            "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME of a hub, http://HOST/v1#MODEL, or a player of the "
+            "environment (nash, mcts(simulations=200), random); NAME=PLAYER calls it otherwise. Then settings of `environment`, "
+            "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
         ),
+        option(
+            "--environment NAME",
+            "an environment, a recipe or a game of OpenSpiel (default: what the first run was trained on)",
+        ),
+        option(
+            "--games N",
+            "deals of each pair, each played in every assignment of seats",
+            type=whole(1),
+            default=100,
+        ),
+        option("--jobs J", "pairs at a time, each in a process", type=whole(1), default=1),
+        option("--seed N", "seed of deals and sampling", type=whole(0), default=0),
+        option(
+            "--output -o FOLDER",
+            "where results are kept (default: runs/…); pairs that have met in it are not played again",
+        ),
+        _JSON_AND_PROGRESS,
     ),
-    "compare": Command(
-        "RECIPE [--real] [overlay.yaml …] [key.path=value …] --algorithms A,B [--seeds N] [--set A:key=value …] [--run-dir DIR] "
-        "[--jobs N] [--json]",
+    "compare": command(
         "train several algorithms on one recipe, with several seeds each, and compare them",
-        "compare",
-        (
-            _RECIPE,
-            _REAL,
-            option(
-                "--algorithms",
-                "A,B",
-                "the algorithms to compare; LABEL=NAME gives a row another name",
-                required=True,
-            ),
-            option(
-                "--set",
-                "A:key=value",
-                "a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
-                action="append",
-            ),
-            option("--seeds", "N", "seeds for each algorithm (default: 5)", type=whole(1), default=5),
-            option(
-                "--jobs", "N", "runs at a time, one thread each (default: the number of cores)", type=whole(1)
-            ),
-            option(
-                "--run-dir",
-                "DIR",
-                "folder of the comparison (default: runs/…); finished runs in it are kept as they are",
-            ),
-            _JSON_AND_PROGRESS,
+        _RECIPE,
+        _REAL,
+        option(
+            "--algorithms A,B",
+            "the algorithms to compare; LABEL=NAME gives a row another name",
+            required=True,
         ),
+        option(
+            "--set A:key=value",
+            "a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
+            action="append",
+        ),
+        option("--seeds N", "seeds for each algorithm", type=whole(1), default=5),
+        option("--jobs N", "runs at a time, one thread each (default: the number of cores)", type=whole(1)),
+        option(
+            "--run-dir DIR",
+            "folder of the comparison (default: runs/…); finished runs in it are kept as they are",
+        ),
+        _JSON_AND_PROGRESS,
     ),
-    "plot": Command(
-        "RESULTS … --output FIGURE [--output FIGURE …] [--metric NAME] [--against tokens|step] [--seed N]",
+    "plot": command(
         "draw results for a paper: interquartile means, probabilities of improvement and curves, with intervals",
-        "plot",
-        (
-            (
-                ("results",),
-                {
-                    "nargs": "+",
-                    "metavar": "RESULTS",
-                    "help": "folders of `kapelle compare`, each a task, or files of `kapelle eval --output`, each a run; LABEL=FILE names an evaluated team",
-                },
-            ),
-            aliased(
-                ("--output", "-o"),
-                "FIGURE",
-                "file to write: .pdf, .png or .svg; may be given several times",
-                action="append",
-                required=True,
-            ),
-            (
-                ("--against",),
-                {
-                    "choices": ("tokens", "step"),
-                    "default": "tokens",
-                    "help": "what curves are drawn over: tokens sampled to train, or steps (default: tokens)",
-                },
-            ),
-            option(
-                "--metric",
-                "NAME",
-                "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
-                "success in any run, `success` draws returns and says so",
-            ),
-            option("--seed", "N", "seed of the bootstrap (default: 0)", type=whole(0), default=0),
+        positional(
+            "results",
+            "RESULTS",
+            "folders of `kapelle compare`, each a task, or files of `kapelle eval --output`, each a run; LABEL=FILE names an evaluated team",
+            nargs="+",
         ),
+        option(
+            "--output -o FIGURE",
+            "file to write: .pdf, .png or .svg; may be given several times",
+            action="append",
+            required=True,
+        ),
+        option(
+            "--against tokens|step",
+            "what curves are drawn over: tokens sampled to train, or steps",
+            default="tokens",
+        ),
+        option(
+            "--metric NAME",
+            "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
+            "success in any run, `success` draws returns and says so",
+        ),
+        option("--seed N", "seed of the bootstrap", type=whole(0), default=0),
     ),
-    "collect": Command(
-        "((RUN | --model PATH --environment NAME [--real]) [key.path=value …] --out FILE "
-        "([--min-reward X] | --for verifier [--no-balance]) [--tasks N] [--samples K] | RUN --recorded QUERY --out FILE "
-        "| --traces PATH --out FILE [--metric NAME] | --show FILE) [--json]",
+    "collect": command(
         "play training tasks and keep their episodes for SFT, or graded answers for a verifier; or read a program's traces",
-        "collect",
-        (
-            *_PLAYER,
-            (
-                ("--for",),
-                {
-                    "dest": "purpose",
-                    "choices": ("sft", "dpo", "verifier"),
-                    "default": "sft",
-                    "help": "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: graded answers, right and wrong (default: sft)",
-                },
-            ),
-            aliased(
-                ("--out", "-o", "--output"),
-                "FILE",
-                "file to write: JSON lines, compressed if it ends in .jsonl.zst, or one JSON array if it ends in .json",
-            ),
-            aliased(
-                ("--min-reward", "--filter-reward"),
-                "X",
-                "sft: keep episodes with at least this reward (default: all that did not fail)",
-                type=float,
-            ),
-            flag(
-                "--no-balance",
-                "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
-            ),
-            option(
-                "--recorded",
-                "QUERY",
-                "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "
-                "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
-            ),
-            option(
-                "--traces",
-                "PATH",
-                "instead of playing, read the conversations in a file or folder of OpenTelemetry spans (OTLP as JSON)",
-            ),
-            option(
-                "--metric",
-                "NAME",
-                "traces: the evaluation (gen_ai.evaluation.name) that says what a call is worth (default: any)",
-            ),
-            option("--show", "FILE", "summarise a file of graded answers instead of collecting"),
-            option("--tasks", "N", "training tasks to play (default: 200)", type=whole(1)),
-            option("--samples", "K", "episodes for each task (default: 4)", type=whole(1)),
-            aliased(
-                ("--num-episodes", "-n"),
-                "N",
-                "so many training tasks, one episode for each; in place of --tasks and --samples",
-                type=whole(1),
-            ),
-            _JSON,
+        *_PLAYER,
+        option(
+            "--for sft|dpo|verifier",
+            "sft: episodes, turn by turn; dpo (with --recorded): only turns that were answered better and worse; verifier: graded answers, right and wrong",
+            dest="purpose",
+            default="sft",
         ),
+        option(
+            "--out -o --output FILE",
+            "file to write: JSON lines, compressed if it ends in .jsonl.zst, or one JSON array if it ends in .json",
+        ),
+        option(
+            "--min-reward --filter-reward X",
+            "sft: keep episodes with at least this reward (default: all that did not fail)",
+            type=float,
+        ),
+        option(
+            "--no-balance",
+            "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
+        ),
+        option(
+            "--recorded QUERY",
+            "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "
+            "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
+        ),
+        option(
+            "--traces PATH",
+            "instead of playing, read the conversations in a file or folder of OpenTelemetry spans (OTLP as JSON)",
+        ),
+        option(
+            "--metric NAME",
+            "traces: the evaluation (gen_ai.evaluation.name) that says what a call is worth (default: any)",
+        ),
+        option("--show FILE", "summarise a file of graded answers instead of collecting"),
+        option("--tasks N", "training tasks to play (default: 200)", type=whole(1)),
+        option("--samples K", "episodes for each task (default: 4)", type=whole(1)),
+        option(
+            "--num-episodes -n N",
+            "so many training tasks, one episode for each; in place of --tasks and --samples",
+            type=whole(1),
+        ),
+        _JSON,
     ),
-    "export": Command(
-        "RUN [--out FOLDER] [--merge] [--format peft|hf|gguf-ready] [--agent NAME …] [--license NAME] "
-        "[--push OWNER/NAME [--public]] [--dry-run] [--json]",
+    "export": command(
         "write trained weights for other programs",
-        "export",
-        (
-            words("RUN", "a run directory, RUN@best or RUN@STEP"),
-            option("--out", "FOLDER", "new folder to write (default: RUN-export)"),
-            flag("--merge", "merge the adapters into whole models; the same as --format hf"),
-            (
-                ("--format",),
-                {
-                    "choices": ("peft", "hf", "gguf-ready"),
-                    "help": "peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes "
-                    "(default: peft)",
-                },
-            ),
-            option(
-                "--agent",
-                "NAME",
-                "export this agent's weights alone; may be given several times",
-                action="append",
-            ),
-            option(
-                "--license",
-                "NAME",
-                "licence on the model card, such as apache-2.0 (default: that of the base, where its card is at hand)",
-            ),
-            option("--push", "OWNER/NAME", "send the folder to this repository of a hub"),
-            flag("--public", "make a new repository public (default: private)"),
-            flag("--dry-run", "only list what would be written and sent"),
-            _JSON,
+        words("RUN", "a run directory, RUN@best or RUN@STEP"),
+        option("--out FOLDER", "new folder to write (default: RUN-export)"),
+        option("--merge", "merge the adapters into whole models; the same as --format hf"),
+        option(
+            "--format peft|hf|gguf-ready",
+            "peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes "
+            "(default: peft)",
         ),
+        option(
+            "--agent NAME", "export this agent's weights alone; may be given several times", action="append"
+        ),
+        option(
+            "--license NAME",
+            "licence on the model card, such as apache-2.0 (default: that of the base, where its card is at hand)",
+        ),
+        option("--push OWNER/NAME", "send the folder to this repository of a hub"),
+        option("--public", "make a new repository public (default: private)"),
+        option("--dry-run", "only list what would be written and sent"),
+        _JSON,
     ),
-    "exploit": Command(
-        "RUN[@STEP] [key.path=value …] [--steps N] [--games N] [--agent NAME …] [--json]",
+    "exploit": command(
         "find out how much each agent of a run could gain against the others",
-        "exploit",
-        (
-            words(
-                "RUN …",
-                "a run directory, RUN@best or RUN@STEP; then settings of how the response learns, such as optimizer.lr=5e-4",
-            ),
-            option(
-                "--steps", "N", "steps of training for each agent (default: 50)", type=whole(1), default=50
-            ),
-            option("--games", "N", "unseen games to measure by (default: 500)", type=whole(2), default=500),
-            option("--agent", "NAME", "respond as this agent alone; may be repeated", action="append"),
-            flag("--json", "print the result as JSON, with the curve of every response"),
+        words(
+            "RUN …",
+            "a run directory, RUN@best or RUN@STEP; then settings of how the response learns, such as optimizer.lr=5e-4",
         ),
+        option("--steps N", "steps of training for each agent", type=whole(1), default=50),
+        option("--games N", "unseen games to measure by", type=whole(2), default=500),
+        option("--agent NAME", "respond as this agent alone; may be repeated", action="append"),
+        option("--json", "print the result as JSON, with the curve of every response"),
     ),
-    "play": Command(
-        "(ENV | RUN) [key.path=value …] [--seat N] [--against WHO] [--seed S] [--exact]",
+    "play": command(
         "play a game in the terminal against a script, a solver or a trained team",
-        "play",
-        (
-            words(
-                "ENV|RUN …",
-                "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
-                "settings such as environment.digits=1, with YAML values",
-            ),
-            option("--seat", "N", "your seat (default: 1)", type=whole(1), default=1),
-            option(
-                "--against",
-                "WHO",
-                "who plays the other seats: random (the environment's script), mcts, cfr, nash or a run directory "
-                "(default: random; a run plays its own)",
-            ),
-            option("--seed", "S", "which game is dealt (default: 0)", type=int, default=0),
-            flag(
-                "--exact",
-                "print exact values of the run's checkpoints instead of playing: NashConv, expected returns",
-            ),
+        words(
+            "ENV|RUN …",
+            "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
+            "settings such as environment.digits=1, with YAML values",
+        ),
+        option("--seat N", "your seat", type=whole(1), default=1),
+        option(
+            "--against WHO",
+            "who plays the other seats: random (the environment's script), mcts, cfr, nash or a run directory "
+            "(default: random; a run plays its own)",
+        ),
+        option("--seed S", "which game is dealt", type=int, default=0),
+        option(
+            "--exact",
+            "print exact values of the run's checkpoints instead of playing: NashConv, expected returns",
         ),
     ),
-    "chat": Command(
-        "(RUN | --model PATH [--environment NAME [--real]] [key.path=value …]) [--agent NAME]",
+    "chat": command(
         "chat with a run's team, or with a model, in the terminal and read what each agent says",
-        "chat",
-        (
-            words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
-            _PLAYER[1],
-            aliased(
-                ("--environment", "-e"),
-                "NAME",
-                "the recipe or environment whose team the model plays (default: it answers alone)",
-            ),
-            _REAL,
-            option("--agent", "NAME", "chat with one agent alone (default: the whole team)"),
+        words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
+        _PLAYER[1],
+        option(
+            "--environment -e NAME",
+            "the recipe or environment whose team the model plays (default: it answers alone)",
         ),
+        _REAL,
+        option("--agent NAME", "chat with one agent alone (default: the whole team)"),
     ),
-    "serve": Command(
-        "([policy | reward] RUN [--record FOLDER] [--print vllm] [--tool-form FORM] [--embedder MODEL] [--idle S] [--name NAME] [--calls N] [--batch N] [--grpc-port PORT] | "
-        "environments --environments NAMES [name.key=value …] [--workers N] [--sessions N] [--drain S] | environments --replace NAMES --at HOST:PORT "
-        "[--certificate FILE] | openenv NAME [environment.key=value …]) [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …] [--timeout S]",
+    "serve": command(
         "serve a run's team through OpenAI's chat completions API, its verifier as a server of scores, environments to runs "
         "on any machine, or one to OpenEnv's clients",
-        "serve",
-        (
-            words(
-                "[policy | reward] RUN | environments | openenv NAME",
-                "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
-                "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value",
-            ),
-            option(
-                "--print",
-                "vllm",
-                "print the commands by which vLLM serves the agents of an exported team, and serve nothing",
-                choices=("vllm",),
-            ),
-            option("--record", "FOLDER", "record sessions of programs as episodes, once they post a reward"),
-            option(
-                "--embedder",
-                "MODEL",
-                "a model of sentence-transformers for /v1/embeddings: a folder or a name on the hub",
-            ),
-            option(
-                "--tool-form",
-                "FORM",
-                f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
-                choices=TOOL_FORMS,
-            ),
-            option(
-                "--name",
-                "NAME",
-                "the name by which clients call the team or the verifier (default: the run's)",
-            ),
-            option(
-                "--environments",
-                "NAMES",
-                "environments: which to serve, as name or name=what, separated by commas",
-            ),
-            option(
-                "--workers",
-                "N",
-                "environments: processes for their worlds; 0 keeps them in the server's own (default: 0)",
-                type=whole(0),
-                default=0,
-            ),
-            option(
-                "--sessions",
-                "N",
-                "environments: most worlds at once (default: 4096)",
-                type=whole(1),
-                default=4096,
-            ),
-            option(
-                "--idle",
-                "S",
-                f"seconds without a call after which a recorded session may be closed (default: {SESSION_IDLE:g})",
-                type=positive,
-                default=SESSION_IDLE,
-            ),
-            option(
-                "--drain",
-                "S",
-                "environments: seconds that episodes have to end after a signal (default: 30)",
-                type=positive,
-                default=30.0,
-            ),
-            option(
-                "--replace",
-                "NAMES",
-                "environments: replace these on the server at --at, while runs play them",
-            ),
-            option("--at", "HOST:PORT", "environments: the server of --replace"),
-            option("--certificate", "FILE", "environments: PEM file to verify the server at --at with"),
-            *_binding(8000, environments=50_051),
-            option(
-                "--grpc-port",
-                "PORT",
-                "reward: also serve gRPC on this port; 0 takes a free one (default: HTTP only)",
-                type=int,
-            ),
-            option(
-                "--calls",
-                "N",
-                f"most answers in progress at once, waiting ones included (default: {CALLS})",
-                type=whole(1),
-                default=CALLS,
-            ),
-            option(
-                "--batch",
-                "N",
-                f"reward: most answers that are scored together (default: {BATCH})",
-                type=whole(1),
-                default=BATCH,
-            ),
-            option(
-                "--timeout",
-                "S",
-                f"seconds that one call may take (default: {SECONDS:g})",
-                type=positive,
-                default=SECONDS,
-            ),
+        words(
+            "[policy | reward] RUN | environments | openenv NAME",
+            "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
+            "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value",
         ),
+        option(
+            "--print vllm",
+            "print the commands by which vLLM serves the agents of an exported team, and serve nothing",
+            choices=("vllm",),
+        ),
+        option("--record FOLDER", "record sessions of programs as episodes, once they post a reward"),
+        option(
+            "--embedder MODEL",
+            "a model of sentence-transformers for /v1/embeddings: a folder or a name on the hub",
+        ),
+        option(
+            "--tool-form FORM",
+            f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
+            choices=TOOL_FORMS,
+        ),
+        option("--name NAME", "the name by which clients call the team or the verifier (default: the run's)"),
+        option(
+            "--environments NAMES", "environments: which to serve, as name or name=what, separated by commas"
+        ),
+        option(
+            "--workers N",
+            "environments: processes for their worlds; 0 keeps them in the server's own",
+            type=whole(0),
+            default=0,
+        ),
+        option("--sessions N", "environments: most worlds at once", type=whole(1), default=4096),
+        option(
+            "--idle S",
+            "seconds without a call after which a recorded session may be closed",
+            type=positive,
+            default=SESSION_IDLE,
+        ),
+        option(
+            "--drain S",
+            "environments: seconds that episodes have to end after a signal",
+            type=positive,
+            default=30.0,
+        ),
+        option("--replace NAMES", "environments: replace these on the server at --at, while runs play them"),
+        option("--at HOST:PORT", "environments: the server of --replace"),
+        option("--certificate FILE", "environments: PEM file to verify the server at --at with"),
+        *_binding(None, " (default: 8000; environments: 50051)"),
+        option(
+            "--grpc-port PORT",
+            "reward: also serve gRPC on this port; 0 takes a free one (default: HTTP only)",
+            type=int,
+        ),
+        option(
+            "--calls N",
+            "most answers in progress at once, waiting ones included",
+            type=whole(1),
+            default=CALLS,
+        ),
+        option("--batch N", "reward: most answers that are scored together", type=whole(1), default=BATCH),
+        option("--timeout S", "seconds that one call may take", type=positive, default=SECONDS),
     ),
-    "view": Command(
-        "[RUNS …] [--host HOST] [--port PORT] [--tls-cert FILE --tls-key FILE] [--allow-host NAME …]",
+    "view": command(
         "look at runs in a browser: curves, conversations and credit",
-        "view",
-        (
-            words("RUNS", "run directories, or folders of runs (default: runs)"),
-            option("--export", "FILE", "write one self-contained page of these runs instead of serving"),
-            *_binding(7860),
-        ),
+        words("RUNS", "run directories, or folders of runs (default: runs)"),
+        option("--export FILE", "write one self-contained page of these runs instead of serving"),
+        *_binding(7860),
     ),
-    "runs": Command(
-        "(ls [FOLDER] | show RUN | note RUN [--text NOTE] [--tag TAG] [--untag TAG] | rollback RUN --to STEP [--dry-run]) [--json]",
+    "runs": command(
         "list runs, show the result of one, note something of it, or go back to an earlier checkpoint",
-        "runs",
-        (
-            (
-                ("action",),
-                {
-                    "nargs": "?",
-                    "metavar": "ls|show|note|rollback",
-                    "help": "list runs, show one, tag or annotate one, or go back in one",
-                },
-            ),
-            (
-                ("place",),
-                {
-                    "nargs": "?",
-                    "metavar": "RUN",
-                    "help": "a run directory; for ls a folder of runs (default: runs)",
-                },
-            ),
-            option("--to", "STEP", "rollback: the step of the checkpoint to go back to", type=int),
-            flag("--dry-run", "rollback: only show what would be moved"),
-            option("--text", "NOTE", "note: what is to be remembered of the run; replaces its note"),
-            option("--tag", "TAG", "note: add a tag; may be repeated", action="append", default=[]),
-            option("--untag", "TAG", "note: remove a tag; may be repeated", action="append", default=[]),
-            _JSON,
+        positional(
+            "action",
+            "ls|show|note|rollback",
+            "list runs, show one, tag or annotate one, or go back in one",
+            nargs="?",
         ),
+        positional("place", "RUN", "a run directory; for ls a folder of runs (default: runs)", nargs="?"),
+        option("--to STEP", "rollback: the step of the checkpoint to go back to", type=int),
+        option("--dry-run", "rollback: only show what would be moved"),
+        option("--text NOTE", "note: what is to be remembered of the run; replaces its note"),
+        option("--tag TAG", "note: add a tag; may be repeated", action="append", default=[]),
+        option("--untag TAG", "note: remove a tag; may be repeated", action="append", default=[]),
+        _JSON,
     ),
-    "recipes": Command(
-        "(ls | show NAME | cp NAME [DEST]) [--json]",
+    "recipes": command(
         "list the built-in recipes, print one, or copy one to change it",
-        "recipes",
-        (
-            (
-                ("action",),
-                {
-                    "nargs": "?",
-                    "metavar": "ls|show|cp",
-                    "help": "list them, print one, or copy one to a file",
-                },
-            ),
-            (
-                ("name",),
-                {"nargs": "?", "metavar": "NAME", "help": "the recipe to print or copy"},
-            ),
-            (
-                ("destination",),
-                {"nargs": "?", "metavar": "DEST", "help": "file or folder (default: ./NAME.yaml)"},
-            ),
-            flag("--json", "ls: print one JSON object"),
-        ),
+        positional("action", "ls|show|cp", "list them, print one, or copy one to a file", nargs="?"),
+        positional("name", "NAME", "the recipe to print or copy", nargs="?"),
+        positional("destination", "DEST", "file or folder (default: ./NAME.yaml)", nargs="?"),
+        option("--json", "ls: print one JSON object"),
     ),
-    "validate": Command(
-        "(RECIPE [--real] [overlay.yaml …] | [--environment] NAME [--agents A,B]) [key.path=value …] [--graph] "
-        "[--judge GRADED.jsonl [--json]]",
+    "validate": command(
         "check a recipe and everything it names, or an environment alone, without loading a model",
-        "validate",
-        (
-            _RECIPE,
-            option(
-                "--environment",
-                "NAME",
-                "check an environment alone (built in, or module:Class), with settings environment.key=value",
-            ),
-            option("--agents", "A,B", "the team of an environment that is checked alone, in seat order"),
-            _REAL,
-            flag("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
-            option(
-                "--judge",
-                "FILE",
-                "ask the recipe's judges about graded answers, rows {question, text, score}, and print how far they agree",
-            ),
-            flag("--json", "with --judge, print one JSON object"),
-            flag(
-                "--graph",
-                "print the workflow as a Mermaid flowchart; a workflow file can be named in place of a recipe",
-            ),
+        _RECIPE,
+        option(
+            "--environment NAME",
+            "check an environment alone (built in, or module:Class), with settings environment.key=value",
+        ),
+        option("--agents A,B", "the team of an environment that is checked alone, in seat order"),
+        _REAL,
+        option("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
+        option(
+            "--judge FILE",
+            "ask the recipe's judges about graded answers, rows {question, text, score}, and print how far they agree",
+        ),
+        option("--json", "with --judge, print one JSON object"),
+        option(
+            "--graph",
+            "print the workflow as a Mermaid flowchart; a workflow file can be named in place of a recipe",
         ),
     ),
-    "data": Command(
-        "prepare NAME --out FOLDER [--source WHERE] [--train A,B] [--test A,B] [--form jsonl|parquet] [--test-share X] "
-        "[--max-unusable X] [--json]",
+    "data": command(
         "prepare a data set: write its train and test files once, for all runs",
-        "data",
-        (
-            (("action",), {"choices": ["prepare"], "help": "write the files of a data set"}),
-            (
-                ("name",),
-                {"metavar": "NAME", "help": "gsm8k, math, deepscaler, deepmath, anli or mbpp"},
-            ),
-            option("--out", "FOLDER", "new folder to write", required=True),
-            option(
-                "--source",
-                "WHERE",
-                "a folder, a file or `owner/name` on the Hugging Face hub (default: the usual name there)",
-            ),
-            option("--train", "A,B", "splits or files to train on, instead of the usual ones", default=""),
-            option("--test", "A,B", "splits or files to test on, instead of the usual ones", default=""),
-            (
-                ("--form",),
-                {
-                    "choices": ["jsonl", "parquet"],
-                    "default": "jsonl",
-                    "help": "file format (default: jsonl)",
-                },
-            ),
-            option(
-                "--test-share",
-                "X",
-                "share of the rows to test on, if no test split is published (default: 0.1)",
-                type=share,
-                default=0.1,
-            ),
-            option(
-                "--max-unusable",
-                "X",
-                "largest share of rows that may be left out as unusable (default: 0.01)",
-                type=share,
-                default=0.01,
-            ),
-            flag("--json", "print the manifest"),
+        positional("action", "prepare", "write the files of a data set", choices=["prepare"]),
+        positional("name", "NAME", "gsm8k, math, deepscaler, deepmath, anli or mbpp"),
+        option("--out FOLDER", "new folder to write", required=True),
+        option(
+            "--source WHERE",
+            "a folder, a file or `owner/name` on the Hugging Face hub (default: the usual name there)",
         ),
+        option("--train A,B", "splits or files to train on, instead of the usual ones", default=""),
+        option("--test A,B", "splits or files to test on, instead of the usual ones", default=""),
+        option("--form jsonl|parquet", "file format", default="jsonl"),
+        option(
+            "--test-share X",
+            "share of the rows to test on, if no test split is published",
+            type=share,
+            default=0.1,
+        ),
+        option(
+            "--max-unusable X",
+            "largest share of rows that may be left out as unusable",
+            type=share,
+            default=0.01,
+        ),
+        option("--json", "print the manifest"),
     ),
-    "info": Command("[--json]", "show what is installed and what this machine has", "info", (_JSON,)),
+    "info": command(
+        "show what is installed and what this machine has",
+        _JSON,
+    ),
 }
