@@ -23,14 +23,6 @@ PATIENCE = 60_000
 """Milliseconds that a page may take on a machine where other things run."""
 
 
-@pytest.fixture(scope="package", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Indexes go to a folder of the tests' own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of three runs: two seeds of one recipe, and another algorithm."""

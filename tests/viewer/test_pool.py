@@ -18,7 +18,6 @@ from kapelle.runs.summary import opposed, plays_against
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer.index import Index
-from kapelle.viewer.index_tables import Tables
 from kapelle.viewer.league import standing
 from kapelle.viewer.library import Library, MetricTable, ViewedRun
 from kapelle.viewer.lines import Tail
@@ -311,11 +310,10 @@ def test_who_was_drawn_is_what_the_run_has_drawn(tmp_path: Path) -> None:
         for number, step in enumerate(trainer.steps(), 1):
             for group in step.groups:
                 drawn[number, next((cast.player for cast in group.task.cast.values()), "")] += 1
-    index = Index(tmp_path / "run", ["first", "second"], tmp_path / "index")
+    index = Index(tmp_path / "run", ["first", "second"])
     index.finish()
-    found = index.ask(Tables.drawn)
-    names = {name for _, pair, _ in index.ask(Tables.met) for name in (pair.one, pair.other)}
-    index.close()
+    found = index.drawn()
+    names = {name for _, pair, _ in index.met() for name in (pair.one, pair.other)}
     assert {(step, name): tasks for step, name, tasks in found} == drawn
     assert len({name for _, name in drawn}) > 2
     assert names == {name or "player" for _, name in drawn}, "members have their own names, and no slots'"

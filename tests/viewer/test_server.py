@@ -20,8 +20,8 @@ from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
 from kapelle.viewer import server as server_of_pages
-from kapelle.viewer.library import Library, ViewedRun
-from kapelle.viewer.server import Browsing, viewer
+from kapelle.viewer.library import Library
+from kapelle.viewer.server import viewer
 
 LONG = "a-token-that-is-long-enough"
 PAGES = [
@@ -304,29 +304,6 @@ def test_a_finished_run_without_steps_promises_no_curve(tmp_path: Path) -> None:
         ended, begun = (httpx.get(f"{server.url}/run/{name}").text for name in ("run", "begun"))
     assert "data-ended" in ended
     assert "data-ended" not in begun
-
-
-def test_episodes_are_indexed_before_somebody_asks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "run", steps=3)
-    asked, library = threading.Event(), Library([tmp_path])
-    prepare = Browsing.prepare
-
-    def noted(self: Browsing, shown: ViewedRun) -> None:
-        prepare(self, shown)
-        done = self.index(shown).refresh()
-        if done.whole and done.rows == 3:
-            asked.set()
-
-    monkeypatch.setattr(Browsing, "prepare", noted)
-    with HttpServer(Binding(), viewer(library, Binding())) as server:
-        httpx.get(f"{server.url}/run/run", timeout=60.0)
-        assert asked.wait(60), "opening the run's own page is enough"
-        asked.clear()
-        with httpx.stream("GET", f"{server.url}/events?run=run&from=2", timeout=60.0) as answer:
-            next(events(answer.iter_lines()))
-            assert asked.wait(60), "and so are steps that it writes"
 
 
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:

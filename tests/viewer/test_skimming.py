@@ -13,7 +13,6 @@ from kapelle.features.league.pool import DRAFT
 from kapelle.runs.step_rows import pack
 from kapelle.viewer import lines as episode_lines
 from kapelle.viewer.episode import episode_of
-from kapelle.viewer.index import rows_in_order
 from kapelle.viewer.lines import lines_of, parsed
 from kapelle.viewer.skimming import _without_numbers, skimmed
 
@@ -77,30 +76,6 @@ def test_numbers_of_rows_that_a_run_writes_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"turns":[{"prompt_ids":[1,2', b"\xff" * 9, b"[" * 9999])
 def test_what_is_no_episode_is_none(raw: bytes) -> None:
     assert skimmed(raw, 0) is None
-
-
-def test_the_first_pages_need_no_index(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=3)
-    there = {("train", step): (1, 1) for step in (1, 2, 3)}
-
-    def places(query: dict[str, str], start: int, count: int) -> list[tuple[int, int]]:
-        rows = rows_in_order(run, there, query, ["solver"], start, count)
-        assert rows is not None
-        return [(row["step"], row["line"]) for row in rows]
-
-    assert places({}, 3, 3) == [(3, 3), (2, 0), (2, 1)]
-    assert places({"sort": "oldest", "from": "2"}, 4, 9) == [(3, line) for line in range(4)]
-    assert places({"split": "test"}, 0, 9) == []
-    (row,) = rows_in_order(run, there, {}, ["solver"], 0, 1) or []
-    assert (row["question"], row["said"], row["spread"], row["tokens"], row["a0"]) == (
-        "3+0",
-        "3",
-        1.0,
-        14,
-        1.0,
-    )
-    assert rows_in_order(run, there, {"q": "carry"}, [], 0, 9) is None
-    assert rows_in_order(run, there, {"sort": "longest"}, [], 0, 9) is None
 
 
 def test_few_compressed_bytes_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

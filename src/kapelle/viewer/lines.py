@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from kapelle.errors import KapelleError
 from kapelle.runs import step_rows
-from kapelle.runs.step_rows import PACKED, stored_step
+from kapelle.runs.step_rows import stored_step
 from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
@@ -153,19 +152,6 @@ def stamps(run: Path) -> Mapping[Place, Stamp]:
 def damaged_files(run: Path) -> list[str]:
     """Return the names of compressed files of episodes in which rows are damaged."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
-
-
-def changes(run: Path) -> object:
-    """Return a value that differs once steps were added or removed; cheaper than `stamps`, which looks at each step."""
-    found: list[object] = []
-    for split in SPLITS:
-        folder = run / "episodes" / split
-        with suppress(OSError), os.scandir(folder) as entries:
-            found.append(folder.stat().st_mtime_ns)
-            found += sorted(
-                (entry.name, entry.stat().st_size) for entry in entries if entry.name.endswith(PACKED)
-            )
-    return found
 
 
 def lines_of(run: Path, split: str, step: int) -> list[bytes]:

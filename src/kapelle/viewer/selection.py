@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +20,7 @@ import regex
 
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Split
-from kapelle.viewer.index import Index
-from kapelle.viewer.index_tables import FILTERS, OUTCOMES, Query, Tables, asked
+from kapelle.viewer.index import FILTERS, OUTCOMES, EpisodeRow, Index
 from kapelle.viewer.library import Library
 from kapelle.viewer.lines import lines_of
 from kapelle.viewer.skimming import Skimmed, skimmed
@@ -36,8 +35,6 @@ LONGEST = 200
 """Characters of an expression."""
 MOST_REPEATS = 10_000
 """Most copies of a part that nested repeats like `(a{100}){100}` may ask for; the compiler makes each."""
-AT_ONCE = 200
-"""Rows that are taken from the index at a time."""
 
 
 @dataclass(slots=True)
@@ -92,57 +89,31 @@ def _compiled(source: str) -> Any:
     return regex.compile(source)
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """A row of the index that an expression was tried on."""
-
-    row: Mapping[str, Any]
-    found: bool
-    place: int
-    """How many rows were tried until it, itself included."""
-
-
 def search(
-    run: Path,
-    ask: Callable[[Callable[[Tables], list[dict[str, Any]]]], list[dict[str, Any]]],
-    query: Query,
-    sort: str,
-    agent: str,
-    expression: Expression | None,
-    start: int = 0,
-) -> Iterator[Looked]:
-    """Yield the rows that the query selects, in order from `start` on, and whether the expression is found in each.
+    run: Path, rows: Sequence[EpisodeRow], agent: str, expression: Expression
+) -> Iterator[tuple[EpisodeRow, bool]]:
+    """Yield rows, and whether the expression is found in each; stop where the expression turns out to be unusable.
 
-    `ask` lets an index answer. The lines of the last step are kept, as rows in the order of steps need them again.
+    The lines of the last step are kept, as rows in the order of steps need them again.
     """
     step: tuple[str, int] | None = None
     lines: list[bytes] = []
-    at = start
-    while True:
-        first = at
-        rows = ask(lambda tables, first=first: tables.find(query, sort, agent, first, AT_ONCE))  # type: ignore[misc]
-        for row in rows:
-            at += 1
-            if expression is None:
-                yield Looked(row, True, at)
-                continue
-            if step != (row["split"], row["step"]):
-                step = row["split"], row["step"]
-                lines = lines_of(run, *step)
-            raw = lines[row["line"]] if row["line"] < len(lines) else b""
-            each = skimmed(raw, row["line"])
-            yield Looked(row, each is not None and expression.finds(each, agent), at)
-            if expression.trouble:
-                return
-        if len(rows) < AT_ONCE:
+    for row in rows:
+        if step != row.place[:2]:
+            step = row.place[:2]
+            lines = lines_of(run, *step)
+        raw = lines[row.line] if row.line < len(lines) else b""
+        each = skimmed(raw, row.line)
+        yield row, each is not None and expression.finds(each, agent)
+        if expression.trouble:
             return
 
 
 def check_query(run: Path, text: str) -> None:
-    """Raise ConfigError for a part of a query that `asked` would pass over, as a page does with links of other versions."""
+    """Raise ConfigError for a part of a query that `Index.rows` would pass over, as a page does with links of other versions."""
     known = Library([run]).runs()
     values = {
-        "outcome": tuple(OUTCOMES),
+        "outcome": OUTCOMES,
         "split": ("train", "test"),
         "agent": tuple(known[0].agents()) if known else (),
     }
@@ -157,23 +128,21 @@ def check_query(run: Path, text: str) -> None:
 
 
 def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:
-    """Return the split, step and line of every episode that a query selects, oldest first, and why it is no query or stopped early.
-
-    Makes the index of the run first, where it is not there.
-    """
+    """Return the split, step and line of every episode that a query selects, oldest first, and why it is no query or stopped early."""
     query = dict(parse_qsl(text.removeprefix("?"), keep_blank_values=False))
     known = Library([run]).runs()
-    agents = known[0].agents() if known else []
-    index = Index(run, agents)
-    try:
-        index.finish()
-        agent = query.get("agent", "") if query.get("agent") in index.agents else ""
-        expression = Expression(query["re"]) if query.get("re") else None
-        if expression is not None and expression.trouble:
-            return [], expression.trouble
-        wanted = asked(query, index.agents)
-        rows = search(run, index.ask, wanted, "oldest", agent, expression)
-        found = [(each.row["split"], each.row["step"], each.row["line"]) for each in rows if each.found]
-        return found, expression.trouble if expression is not None else ""
-    finally:
-        index.close()
+    index = Index(run, known[0].agents() if known else [])
+    index.finish()
+    rows = index.rows(query, "oldest")
+    expression = Expression(query["re"]) if query.get("re") else None
+    if expression is None:
+        return [_place(row) for row in rows], ""
+    if expression.trouble:
+        return [], expression.trouble
+    agent = query.get("agent", "") if query.get("agent") in index.agents else ""
+    found = [_place(row) for row, fits in search(run, rows, agent, expression) if fits]
+    return found, expression.trouble
+
+
+def _place(row: EpisodeRow) -> tuple[Split, int, int]:
+    return "test" if row.split == "test" else "train", row.step, row.line

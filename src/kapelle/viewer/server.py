@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from kapelle.runs.findings import read_exact
 from kapelle.runs.verdict import ADVICE, YOUNG
@@ -43,8 +40,7 @@ from kapelle.viewer.episode import (
     vocabulary_of,
 )
 from kapelle.viewer.guides import FOUND, PAGES, TITLES
-from kapelle.viewer.index import Index, Traffic, rows_in_order
-from kapelle.viewer.index_tables import COUNTED, FILTERS, SEATS, SORTS, WINDOW, Tables, asked, elsewhere
+from kapelle.viewer.index import FILTERS, SORTS, EpisodeRow, Index
 from kapelle.viewer.league import arenas, drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
@@ -177,8 +173,6 @@ MOST_FOLLOWERS = 64
 """Most pages that follow the news at once; further ones are refused and stay as they were loaded."""
 MOST_NEWS = 500
 """Most steps of one event. Of more, which a page on a slow line may have missed, it is told to fetch its curves again."""
-AHEAD = 10.0
-"""Seconds between two looks at the episodes of a run that writes, to index them before somebody asks."""
 BREATH = 15.0
 """Seconds after which a comment keeps a connection without news alive."""
 
@@ -199,14 +193,11 @@ class Followers:
 
 
 async def follow(
-    library: Library,
-    runs: Sequence[ViewedRun],
-    query: Mapping[str, str],
-    prepare: Callable[[ViewedRun], None] = lambda _: None,
+    library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
     """Yield an event for each step that is appended to these runs; without runs, one for each change of any run.
 
-    `prepare` is called with a run that has written, every `AHEAD` seconds at most. `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
+    `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
     """
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -215,7 +206,6 @@ async def follow(
         known[run.key] = await asyncio.to_thread(_known, run)
         known[run.key].rows = min([known[run.key].rows, *starts[k : k + 1]])
     quiet = 0.0
-    prepared: dict[str, float] = {}
     yield b"retry: 1000\n\n"
     while True:
         events = []
@@ -227,11 +217,7 @@ async def follow(
         for run in watched:
             if run.key not in known:
                 known[run.key] = await asyncio.to_thread(_known, run)
-            news = await asyncio.to_thread(_news, run, known[run.key], named=bool(runs))
-            if news and time.monotonic() - prepared.get(run.key, -AHEAD) >= AHEAD:
-                prepared[run.key] = time.monotonic()
-                await asyncio.to_thread(prepare, run)
-            events += news
+            events += await asyncio.to_thread(_news, run, known[run.key], named=bool(runs))
         for event in events:
             quiet = 0.0
             yield event
@@ -313,8 +299,8 @@ SELECTING = ("split", "from", "to", *FILTERS)
 ROWS = 50
 """Episodes of one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
-MOST_AHEAD = 8
-"""Most indexes that are made before somebody asks for them."""
+MOST_SAME = 40
+"""Most other episodes of a task that the page of an episode lists."""
 BESIDE = 8
 """Most episodes side by side."""
 
@@ -322,24 +308,15 @@ BESIDE = 8
 class Browsing:
     """Answers for the episodes of all runs; keeps an index for each run that was opened."""
 
-    def __init__(self, library: Library, traffic: Traffic) -> None:
+    def __init__(self, library: Library) -> None:
         self._library = library
-        self._traffic = traffic
         self._indexes: dict[str, Index] = {}
         self._lock = threading.Lock()
 
     def index(self, run: ViewedRun) -> Index:
-        """Return a run's index, opened when it is first asked for."""
+        """Return a run's index, made when it is first asked for."""
         with self._lock:
-            if run.key not in self._indexes:
-                self._indexes[run.key] = Index(run.path, run.agents(), traffic=self._traffic)
-            return self._indexes[run.key]
-
-    def prepare(self, run: ViewedRun) -> None:
-        """Index what a run has written so far, so that the first visit to its episodes finds an index."""
-        with suppress(OSError, sqlite3.Error):
-            if run.key in self._indexes or len(self._indexes) < MOST_AHEAD:
-                self.index(run).refresh()
+            return self._indexes.setdefault(run.key, Index(run.path, run.agents()))
 
     def table(self, request: Request) -> Response:
         """Return a page of the table of episodes."""
@@ -347,64 +324,52 @@ class Browsing:
         query = dict(request.query_params)
         index = self.index(run)
         done = index.refresh()
-        sort = query.get("sort") if query.get("sort") in SORTS else "newest"
-        word = query.get("page", "1")
-        at = max(1, int(word)) if word.isdecimal() and len(word) < 7 else 1
-        start, count = (at - 1) * ROWS, None
-        wanted = asked(query, index.agents)
+        sort = query["sort"] if query.get("sort") in SORTS else "newest"
+        fitting = index.rows(query, sort)
+        kept = {name: value for name, value in query.items() if value and name not in ("page", "skip")}
         expression = Expression(query["re"]) if query.get("re") else None
+        at = max(1, _counted(query.get("page", "1")))
+        after = None
         looked: int | None = None
-        rows: list[dict[str, Any]] | None = None
-        if expression is not None:
-            word = query.get("skip", "")
-            first = int(word) if word.isdecimal() and len(word) < 10 else 0
+        if expression is None:
+            rows = fitting[(at - 1) * ROWS : at * ROWS]
+            if len(fitting) > at * ROWS:
+                after = urlencode({**kept, "page": at + 1})
+        else:
             agent = query.get("agent", "") if query.get("agent") in index.agents else ""
-            end, rows = time.monotonic() + PAGE, []
+            first, end, rows = _counted(query.get("skip", "")), time.monotonic() + PAGE, []
             if not expression.trouble:
-                looked = first
-                for each in search(run.path, index.ask, wanted, str(sort), agent, expression, first):
-                    looked = each.place
-                    if each.found:
-                        rows.append(dict(each.row))
+                for looked, (row, fits) in enumerate(  # noqa: B007 - it is read after the loop
+                    search(run.path, fitting[first:], agent, expression), first + 1
+                ):
+                    rows += [row] if fits else []
                     if len(rows) == ROWS or time.monotonic() > end:
                         break
+                if looked is not None and looked < len(fitting):
+                    after = urlencode({**kept, "skip": looked})
                 else:
                     looked = None
-        if rows is None and not done.whole:
-            rows = rows_in_order(run.path, index.there(), query, index.agents, start, ROWS + 1)
-        if rows is None:
-            rows = index.ask(
-                lambda tables: tables.find(wanted, str(sort), query.get("agent", ""), start, ROWS + 1)
-            )
-            count = index.ask(lambda tables: tables.count(wanted))
-        kept = {name: value for name, value in query.items() if value and name not in ("page", "skip")}
         return html(
             "episodes.html",
             run=listed(run),
             tab="episodes",
-            rows=[row | {"paid": paid_apart(row, index.agents)} for row in rows[:ROWS]],
+            rows=rows,
             agents=index.agents,
-            traced={step: traced(run.path, step) for step in {row["step"] for row in rows}}
+            traced={step: traced(run.path, step) for step in {row.step for row in rows}}
             if kept.get("split") != "test"
             else {},
             query=query,
-            sorts=list(SORTS),
+            sorts=SORTS,
             sort=sort,
-            count=count,
-            more=count == COUNTED and not wanted.plain,
+            count=len(fitting),
             done=done,
             faults=damaged_files(run.path),
-            window=WINDOW,
             before=urlencode({**kept, "page": at - 1}) if at > 1 else None,
-            after=urlencode({**kept, "skip": looked})
-            if looked is not None
-            else urlencode({**kept, "page": at + 1})
-            if len(rows) > ROWS
-            else None,
+            after=after,
             at=at,
             expression=expression,
             looked=looked,
-            tags=sorted({tag for row in rows for tag in row["tags"].split("\n") if tag}),
+            tags=sorted({tag for row in rows for tag in row.tags}),
             reversed=(turned := reversed_ranges(query)),
             command=command_of(run, kept)
             if kept and not turned and not (expression and expression.trouble)
@@ -416,12 +381,14 @@ class Browsing:
         run = run_of(self._library, request.path_params["key"])
         index = self.index(run)
         done = index.refresh()
-        parts = [(part, standing(rows)) for part, rows in opposed(index.ask(Tables.met)).items()]
-        summary = listed(run) | {"league": True, "path": run.path}
-        shown_pool = pool(run, index.ask(Tables.drawn))
-        exact, met = read_exact(run.path), arenas(run.path)
         return html(
-            "league.html", run=summary, parts=parts, done=done, exact=exact, arenas=met, pool=shown_pool
+            "league.html",
+            run=listed(run) | {"league": True, "path": run.path},
+            parts=[(part, standing(rows)) for part, rows in opposed(index.met()).items()],
+            done=done,
+            exact=read_exact(run.path),
+            arenas=arenas(run.path),
+            pool=pool(run, index.drawn()),
         )
 
     def league_curves(self, request: Request) -> Response:
@@ -431,7 +398,7 @@ class Browsing:
         index.refresh()
         with run.lock:
             run.refresh()
-            return json_answer(drawn(run, index.ask(Tables.met), read_exact(run.path)))
+            return json_answer(drawn(run, index.met(), read_exact(run.path)))
 
     def episode(self, request: Request) -> Response:
         """Return the page of one episode."""
@@ -440,21 +407,19 @@ class Browsing:
         if found is None:
             raise HTTPException(404, MISSING)
         index = self.index(run)
-        done = index.refresh()
-        same: list[dict[str, Any]] = []
-        if done.ready:
-            wanted = elsewhere(found.task, split, step, line)
-            same = index.ask(lambda tables: tables.find(wanted, "oldest", "", 0, 40))
+        same: list[EpisodeRow] = []
+        if found.task and index.refresh().ready:
+            same = index.rows({"task": found.task, "split": split}, "oldest")
         reader = request.query_params.get("as", "")
         color = request.query_params.get("color", "logprob")
-        lines = [each.line for each in group]
+        lines = [line, *(each.line for each in group)]
         return html(
             "episode.html",
             run=listed(run),
             tab="episodes",
             group=group,
             credit=credit_map(run.path, split, step, group),
-            same=[row for row in same if row["line"] not in lines or row["step"] != step],
+            same=[row for row in same if row.line not in lines or row.step != step][:MOST_SAME],
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
             reader=reader if reader in found.agents else "",
@@ -537,6 +502,10 @@ class Browsing:
         return found
 
 
+def _counted(word: str) -> int:
+    return int(word) if word.isdecimal() and len(word) < 10 else 0
+
+
 RANGES = (("from", "to", "steps"), ("least", "most", "rewards"), ("short", "long", "numbers of tokens"))
 
 
@@ -558,12 +527,6 @@ def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
     )
 
 
-def paid_apart(row: Mapping[str, Any], agents: Sequence[str]) -> dict[str, float]:
-    """Return what each agent was paid in an episode of the table, where they were paid differently; else nothing."""
-    found = {agent: row[f"a{k}"] for k, agent in enumerate(agents[:SEATS]) if row[f"a{k}"] is not None}
-    return found if len(set(found.values())) > 1 else {}
-
-
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
@@ -573,14 +536,13 @@ FOLLOWERS = Followers()
 
 def viewer(library: Library, binding: Binding) -> Guard:
     """Return the application that shows these runs."""
-    traffic = Traffic()
-    drawing, episodes = DrawnRuns(library), Browsing(library, traffic)
+    drawing, episodes = DrawnRuns(library), Browsing(library)
     at = "/run/{key}/episode/{split}/{step:int}/{line:int}"
     addresses: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: _runs(library, request),
         "/compare": drawing.page,
         "/compare.csv": drawing.table,
-        "/run/{key}": lambda request: _run(library, request, episodes.prepare),
+        "/run/{key}": lambda request: _run(library, request),
         "/run/{key}/distributions.json": lambda request: json_answer(
             curves.distributions_page(run_of(library, request.path_params["key"]))
         ),
@@ -609,21 +571,16 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/league.json": episodes.league_curves,
         "/run/{key}/together": episodes.together,
         "/curves.json": drawing.answer,
-        NEWS: lambda request: _events(library, request, episodes.prepare),
+        NEWS: lambda request: _events(library, request),
         "/static/{name}": _static,
     }
     routes = [Route(path, answer, methods=["GET"]) for path, answer in addresses.items()]
     pages = Starlette(routes=routes, exception_handlers={HTTPException: error_page})
 
-    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-        # Calls for news stay open: counted as traffic, they would hold up all background work.
-        with nullcontext() if scope["path"] == NEWS else traffic.answering():
-            await pages(scope, receive, send)
-
     def refused(refusal: Refusal) -> Response:
         return PlainTextResponse(f"{refusal.message}\n", refusal.status, refusal.headers)
 
-    return Guard(counted, binding, HEADERS, check_reading, refused)
+    return Guard(pages, binding, HEADERS, check_reading, refused)
 
 
 def _runs(library: Library, request: Request) -> Response:
@@ -635,18 +592,16 @@ def _runs(library: Library, request: Request) -> Response:
     return html("runs.html", rows=rows, many=many, fits=len(found), query=query)
 
 
-def _run(library: Library, request: Request, prepare: Callable[[ViewedRun], None]) -> Response:
+def _run(library: Library, request: Request) -> Response:
     run = run_of(library, request.path_params["key"])
-    page = html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
-    page.background = BackgroundTask(prepare, run)  # once the page is sent
-    return page
+    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run))
 
 
-def _events(library: Library, request: Request, prepare: Callable[[ViewedRun], None]) -> Response:
+def _events(library: Library, request: Request) -> Response:
     runs = chosen(library, request)
     if FOLLOWERS.count >= MOST_FOLLOWERS:
         raise HTTPException(503, "Too many pages follow these runs. Close some.")
-    news = FOLLOWERS.counted(follow(library, runs, request.query_params, prepare))
+    news = FOLLOWERS.counted(follow(library, runs, request.query_params))
     return StreamingResponse(news, media_type="text/event-stream")
 
 
