@@ -66,34 +66,11 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-class WandbTracker(Tracker):
-    """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
+class _Sending(Tracker):
+    """A tracker of Weights & Biases' interface, which trackio has too."""
 
-    A resumed run continues the same Weights & Biases run, named and identified by its folder's name.
-    Raises ConfigError when wandb is not installed or will not start.
-    """
-
-    def __init__(
-        self, run: Path, project: str, *, offline: bool, config: Mapping[str, Any] | None = None
-    ) -> None:
-        self._wandb = require("wandb")
-        name = run.resolve().name
-        try:
-            self._run = self._wandb.init(
-                project=project,
-                name=name,
-                id=re.sub(r"[^A-Za-z0-9_-]", "-", name),
-                resume=None if offline else "allow",
-                dir=str(run),
-                mode="offline" if offline else "online",
-                config=dict(config or {}),
-                # Standard output belongs to the panel or to --json.
-                settings=self._wandb.Settings(silent=True, console="off"),
-            )
-        except self._wandb.Error as error:
-            raise ConfigError(
-                f"Weights & Biases does not start: {str(error).rstrip('.')}. Set WANDB_API_KEY, or `offline: true` for this tracker."
-            ) from error
+    _library: Any
+    _run: Any
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step."""
@@ -103,11 +80,42 @@ class WandbTracker(Tracker):
         """Send a table; its cells are shown as text."""
         columns = list(rows[0]) if rows else []
         data = [[row[column] for column in columns] for row in rows]
-        self._run.log({name: self._wandb.Table(columns=columns, data=data)}, step=step)
+        self._run.log({name: self._library.Table(columns=columns, data=data)}, step=step)
 
     def close(self) -> None:
         """Send what is pending and end."""
-        self._run.finish()
+        with redirect_stdout(sys.stderr):  # standard output belongs to the panel or to --json
+            self._run.finish()
+
+
+class WandbTracker(_Sending):
+    """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
+
+    A resumed run continues the same Weights & Biases run, named and identified by its folder's name.
+    Raises ConfigError when wandb is not installed or will not start.
+    """
+
+    def __init__(
+        self, run: Path, project: str, *, offline: bool, config: Mapping[str, Any] | None = None
+    ) -> None:
+        self._library = require("wandb")
+        name = run.resolve().name
+        try:
+            self._run = self._library.init(
+                project=project,
+                name=name,
+                id=re.sub(r"[^A-Za-z0-9_-]", "-", name),
+                resume=None if offline else "allow",
+                dir=str(run),
+                mode="offline" if offline else "online",
+                config=dict(config or {}),
+                # Standard output belongs to the panel or to --json.
+                settings=self._library.Settings(silent=True, console="off"),
+            )
+        except self._library.Error as error:
+            raise ConfigError(
+                f"Weights & Biases does not start: {str(error).rstrip('.')}. Set WANDB_API_KEY, or `offline: true` for this tracker."
+            ) from error
 
 
 class Guarded(Tracker):
@@ -269,7 +277,7 @@ class Mlflow(Tracker):
         self._client.set_terminated(self._id)
 
 
-class Trackio(Tracker):
+class Trackio(_Sending):
     """Logs to trackio's own store on this machine (TRACKIO_DIR), or not `offline` to a Space of the project's name.
 
     A resumed run continues the trackio run of its folder's name.
@@ -278,7 +286,7 @@ class Trackio(Tracker):
     def __init__(
         self, trackio: Any, run: Path, project: str, *, offline: bool, config: Mapping[str, Any] | None = None
     ) -> None:
-        self._trackio = trackio
+        self._library = trackio
         with redirect_stdout(sys.stderr):  # standard output belongs to the panel or to --json
             self._run = trackio.init(
                 project=project,
@@ -288,21 +296,6 @@ class Trackio(Tracker):
                 resume="allow",
                 embed=False,
             )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step."""
-        self._run.log(dict(metrics), step=step)
-
-    def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record a table."""
-        columns = list(rows[0]) if rows else []
-        data = [[row[column] for column in columns] for row in rows]
-        self._run.log({name: self._trackio.Table(columns=columns, data=data)}, step=step)
-
-    def close(self) -> None:
-        """Write what is pending and end."""
-        with redirect_stdout(sys.stderr):
-            self._run.finish()
 
 
 # -------- Transcripts: a few episodes of a step as a table of texts.
