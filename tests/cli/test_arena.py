@@ -61,7 +61,7 @@ def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.M
     monkeypatch.setattr("kapelle.rollout.evaluation.arena.play_seats", stopped)
     said = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")
     assert said.code == 130
-    assert "Continue with: kapelle arena nash random scripted --environment kuhn_poker --games 12" in said.err
+    assert "Repeat the command with --output a to continue" in said.err
     assert len(list(Path("a/pairs").iterdir())) == 1
     assert not Path("a/arena.json").exists()
     again = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "a")

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "unknown agent in a prompt": (nothing, ("demo", "team.agents.1.prompt='{reasoning}'"), "The prompt of agent 'actor' uses {reasoning}"),
     "unknown agent of an environment": (nothing, ("demo", "environment.flaws={reasonr: 0.5}"), "environment.flaws names the unknown agent 'reasonr'. Did you mean 'reasoner'?"),
     "algorithm for one policy": (nothing, ("demo", "algorithm.name=ppo"), "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo`"),
-    "a setting of another algorithm": (pennies, ("pennies.yaml", "algorithm.name=at_grpo"), "Set `algorithm.team_reward: individual`. The recipe sets `algorithm.team_reward` for `grpo`; another `algorithm.name` leaves out all that it sets of `algorithm`, so set it on the command line too.\n"),
+    "a setting of another algorithm": (pennies, ("pennies.yaml", "algorithm.name=at_grpo"), "Set `algorithm.team_reward: individual`.\n"),
     "nothing to train": (nothing, ("demo", "team.sharing=frozen"), "No agent of this team is trained."),
     "adapter without a place": (nothing, ("demo", "team.lora.targets=[q_prj]"), "`lora.targets` names 'q_prj', no linear layer of this model below its output head. Did you mean 'q_proj'?"),
     "prompt beyond the context": (nothing, ("demo", "model.embedded.context=16", "team.agents.0.system=You are a careful helper."), "The prompt of agent 'reasoner' for task train-0 has"),

@@ -20,17 +20,16 @@ def report(before: Point | None = BEFORE, after: Point | None = AFTER, stopped_b
 
 
 def test_a_report_reads_from_top_to_bottom() -> None:
-    assert report().lines([("kapelle eval runs/x", "measure"), ("kapelle info", "look")]) == [
+    assert report().lines() == [
         "",
         "accuracy  54.2 % [49.8, 58.5]  →  94.6 % [92.3, 96.3]  scored 500 of 500 unseen problems, 95 % intervals",
         "before    47+85 → reasoner: 2,11 → actor: 122 → wrong",
         "after     47+85 → reasoner: 2,11+1 → actor: 132 → right",
         "time      warm-up 38.2 s, training 55.0 s, evaluation 3.0 s",
         "run       runs/x",
-        "",
-        "try next",
-        "  kapelle eval runs/x   measure",
-        "  kapelle info          look",
+        "see it    kapelle view runs/x",
+        "measure   kapelle eval runs/x",
+        "go on     kapelle train --resume runs/x training.steps=N",
     ]
 
 
@@ -62,7 +61,7 @@ def test_a_stopped_run_has_no_accuracy_after() -> None:
 
 def test_games_without_a_score_report_rewards() -> None:
     point = Point(0, None, None, 40, {"a": 0.25, "b": 1.0})
-    assert report(point, point).lines([])[1] == (
+    assert report(point, point).lines()[1] == (
         "return    a 0.250, b 1.000  →  a 0.250, b 1.000  played 40 of 40 unseen problems"
     )
 
@@ -71,7 +70,7 @@ def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -
     one = Point(9, 1.0, (0.207, 1.0), 16, {"a": 1.0}, 1, 0, "what was said is not on record")
     none = Point(0, None, None, 16, {}, 0, 16, "EpisodeError: no answer")
     before, after = "no score, scored 0 of 16, 16 failed", "100.0 % [20.7, 100.0], scored 1 of 16"
-    assert report(none, one).lines([])[1:4] == [
+    assert report(none, one).lines()[1:4] == [
         f"accuracy  {before}  →  {after}  on unseen problems, 95 % intervals",
         "          not scored: EpisodeError: no answer",
         "          not scored: what was said is not on record",
@@ -83,7 +82,7 @@ def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -
         1,
         0,
     )
-    assert report(none, none).lines([])[1] == (
+    assert report(none, none).lines()[1] == (
         "accuracy  no score  →  no score  scored 0 of 16 unseen problems, 16 failed"
     )
 
@@ -96,7 +95,7 @@ def test_rows_of_earlier_versions_are_read_and_do_not_claim_what_they_did_not_re
 
 
 def test_nothing_measured_says_how_far_it_came() -> None:
-    assert report(None, None).lines([])[1] == "steps     50"
+    assert report(None, None).lines()[1] == "steps     50"
 
 
 def outcome(task: str, success: float | None, said: str, error: str | None = None) -> Group:

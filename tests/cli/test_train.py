@@ -3,17 +3,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 from tests.cli.conftest import TINY, Kapelle, Said
 
-from kapelle.cli.train import _next_commands
 from kapelle.environments.data import source as data_source
 from kapelle.runs.reader import read_config, read_metrics, read_provenance, read_status
-from kapelle.setup.recipe import load_recipe
 
 
 @pytest.mark.usefixtures("no_model")
@@ -74,41 +70,6 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "next_ones"),
-    [
-        (
-            "kuhn",
-            [
-                "kapelle play runs/x",
-                "kapelle arena runs/x start=runs/x@0",
-                "kapelle train --resume runs/x training.steps=400",
-            ],
-        ),
-        (
-            "demo",
-            [
-                "kapelle eval runs/x",
-                "kapelle collect runs/x --out sft.jsonl --min-reward 1",
-                "kapelle train --resume runs/x training.steps=120",
-            ],
-        ),
-    ],
-)
-@pytest.mark.usefixtures("kapelle")
-def test_a_player_is_told_to_play_and_a_team_to_be_measured(recipe: str, next_ones: list[str]) -> None:
-    source: Any = SimpleNamespace(config=load_recipe(recipe).config)
-    Path("runs/x/checkpoints/00000000").mkdir(parents=True)
-    assert [words for words, _ in _next_commands(source)("runs/x")] == next_ones
-
-
-@pytest.mark.usefixtures("kapelle")
-def test_a_player_whose_start_is_no_longer_kept_is_not_told_to_meet_it() -> None:
-    source: Any = SimpleNamespace(config=load_recipe("kuhn_league").config)
-    Path("runs/x/checkpoints/00000100").mkdir(parents=True)
-    assert [words.split()[1] for words, _ in _next_commands(source)("runs/x")] == ["play", "train"]
-
-
 @pytest.mark.usefixtures("no_model")
 def test_a_dry_run_says_what_judges_will_be_asked(kapelle: Kapelle) -> None:
     Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
@@ -159,7 +120,7 @@ def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None
     (run,) = Path("runs").iterdir()
     assert run.name.startswith("mine-")
     assert read_provenance(run)["workflow.name"] == "mine.yaml"
-    assert f"kapelle train --resume {run} training.steps=4" in said.out
+    assert f"kapelle train --resume {run} training.steps=N" in said.out
 
 
 @pytest.mark.slow

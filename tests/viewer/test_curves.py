@@ -10,11 +10,9 @@ from tests.support.viewed_runs import write_run
 from kapelle.runs.definitions import describe
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
-from kapelle.viewer import comparing as drawn_runs
 from kapelle.viewer import curves
 from kapelle.viewer.curves import PAID, SECTIONS, SYSTEM, CurveSource, color, grouped, page, source_of
 from kapelle.viewer.library import Library
-from kapelle.viewer.pages import dumped
 from kapelle.viewer.presenting import alike, differing
 from kapelle.viewer.server import viewer
 
@@ -64,7 +62,7 @@ def test_long_runs_of_one_recipe_are_one_group_though_one_is_shorter(
     library = Library([tmp_path])
     keys = "&".join(f"run={name}" for name in lengths)
     with HttpServer(Binding(), viewer(library, Binding())) as site:
-        drawn = httpx.get(f"{site.url}/curves.json?{keys}&group=1").json()
+        drawn = httpx.get(f"{site.url}/curves.json?{keys}&by=seed&spread=median").json()
     (one,) = drawn["sources"]
     panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
     (reward, *_) = panels["reward"]["series"]
@@ -142,30 +140,3 @@ def test_runs_that_differ_by_seed_alone_are_alike(tmp_path: Path) -> None:
         "seed": [0, 1, 0],
         "optimizer.lr": [0.001, 0.001, 0.1],
     }
-
-
-def test_an_answer_is_remembered_until_something_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def counted(value: object) -> str:
-        made.append(dumped(value))
-        return made[-1]
-
-    monkeypatch.setattr(drawn_runs, "dumped", counted)
-    run = write_run(tmp_path / "run", steps=2)
-    path = "/curves.json?run=run"
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as site,
-        httpx.Client(base_url=site.url) as web,
-    ):
-        assert web.get(path).text == web.get(path).text
-        assert len(made) == 1
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 3, "success": 0.5}\n')
-        assert web.get(path).json()["sources"][0]["rows"] == 3
-        with (run / "evaluations.jsonl").open("a") as file:
-            file.write('{"step": 3, "success": 0.25}\n')
-        assert web.get(path).json()["sources"][0]["evaluations"][-1]["success"] == 0.25
-        assert len(made) == 3

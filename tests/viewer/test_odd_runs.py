@@ -136,7 +136,7 @@ def test_numbers_of_any_size_are_drawn_or_left_out(value: str, tmp_path: Path, s
         "/",
         *(f"/run/run{each}" for each in VIEWS),
         "/compare?run=run",
-        "/curves.json?run=run&group=1",
+        "/curves.json?run=run&by=seed&spread=median",
     ):
         answer = site.web.get(view)
         assert answer.status_code == 200, view

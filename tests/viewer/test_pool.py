@@ -70,7 +70,7 @@ def test_a_table_of_payoffs_is_shown_in_place_of_results(tmp_path: Path) -> None
 
 
 def test_payoffs_say_of_how_many_games_they_are(tmp_path: Path) -> None:
-    table = {"names": ["self@0", "self@4"], "table": [[0, -0.5], [0.25, 0]], "games": [[24, 1024], [-1, 0]]}
+    table = {"names": ["self@0", "self@4"], "table": [[0, -0.5], [0.25, 0]], "games": [[24, 1024], [None, 0]]}
     shown = pool(opened(write_league_run(tmp_path / "run", STANDING | {"payoffs": table})), [])
     assert shown is not None
     cells = [cell for row in shown["matrix"]["rows"] for cell in row]
@@ -183,7 +183,7 @@ def test_the_page_opens_whatever_entries_files_hold(tmp_path: Path, web: httpx.C
     assert page.status_code == 200
     assert "<script>alert" not in page.text
     assert len(page.text) < 300_000
-    assert "In the standing.json of odd payoffs are damaged" in page.text
+    assert "In the standing.json of odd members, payoffs" in page.text
     assert "5 standing.json cannot be read or are damaged: broken, device, folder, large, pipe." in page.text
     assert web.get("/run/run/league.json").status_code == 200
 

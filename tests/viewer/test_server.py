@@ -309,7 +309,7 @@ def test_a_finished_run_without_steps_promises_no_curve(tmp_path: Path) -> None:
 def test_seeds_of_one_recipe_are_one_source(web: httpx.Client) -> None:
     query = "/curves.json?run=pair-0&run=pair-1&run=other~pair-0"
     assert [s["label"] for s in web.get(query).json()["sources"]] == ["pair-0", "pair-1", "other/pair-0"]
-    assert [s["label"] for s in web.get(query + "&group=1").json()["sources"]] == [
+    assert [s["label"] for s in web.get(query + "&by=seed&spread=median").json()["sources"]] == [
         "pair, grpo, median of 2",
         "pair, mappo: other/pair-0",
     ]

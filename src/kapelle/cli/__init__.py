@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from kapelle.cli.output import complain, complain_of_stop, is_rank, leave_ranks_here
 from kapelle.cli.parser import parse
 from kapelle.cli.stopping import EXIT_WRONG, exit_code, leave, stopped_by, take_signals, termination
-from kapelle.errors import ConfigError, KapelleError, for_command
+from kapelle.errors import KapelleError, for_command
 from kapelle.runtime.console import say
 from kapelle.runtime.machine import raise_descriptor_limit, refusal
 
@@ -46,7 +46,6 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     raise_descriptor_limit()
-    arguments = None
     with termination():
         try:
             if own and "RANK" in os.environ:  # imported here, because `--help` is to be quick
@@ -67,12 +66,7 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
                 code: int = module.run(arguments)
             leave_ranks_here()
         except KapelleError as error:
-            said, words = str(error), getattr(arguments, "words", ())
-            if isinstance(error, ConfigError) and any(".name=" in word for word in words):
-                from kapelle.cli.source import about_left_out
-
-                said += about_left_out(words, said)
-            complain(said)
+            complain(str(error))
             return EXIT_WRONG
         except KeyboardInterrupt as stop:
             complain_of_stop()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
+from statistics import correlation, fmean
 
 from kapelle.environments.grading.judge import judge_attempts, judge_rubric
 from kapelle.environments.judged import Ranking, Rubric, shown
@@ -208,10 +207,7 @@ def _spearman(scored: Scored) -> float | None:
         return None
     if len({*ours}) < 2:
         return 0.0
-    a, b = fmean(ours), fmean(theirs)
-    joint = sum((x - a) * (y - b) for x, y in zip(ours, theirs, strict=True))
-    spread = math.sqrt(sum((x - a) ** 2 for x in ours) * sum((y - b) ** 2 for y in theirs))
-    return max(-1.0, min(1.0, joint / spread))
+    return correlation(ours, theirs)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -292,11 +288,8 @@ async def _ask_ranking(
         scored += [pairs] if pairs else []
     told = [verdict for verdict in compared if verdict.disagreement is not None]
     base = agree(name, scored, missing)
-    return JudgeAgreement(
-        **{
-            key: getattr(base, key)
-            for key in ("name", "graded", "ungraded", "auc", "accuracy", "spearman", "pairs")
-        },
+    return replace(
+        base,
         disagreement=fmean(verdict.disagreement or 0.0 for verdict in told) if told else None,
         reversed=fmean(verdict.reversed or 0.0 for verdict in told) if told else None,
     )

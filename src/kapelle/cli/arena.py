@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-from kapelle.cli.output import command
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
 from kapelle.runtime.console import say
@@ -47,13 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             report=lambda line: say(line, stream),
         )
     except KeyboardInterrupt as stop:
-        words = [
-            *arguments.words,
-            *(["--environment", arguments.environment] if arguments.environment else []),
-        ]
-        words += ["--games", str(arguments.games), "--jobs", str(arguments.jobs)]
-        words += ["--seed", str(arguments.seed), "--output", str(folder)]
-        say(f"stopped; what is played is kept. Continue with: {command('arena', *words)}", stream)
+        say(
+            f"stopped; what is played is kept. Repeat the command with --output {folder} to continue.", stream
+        )
         return exit_code(stop)
     if arguments.json:
         say(json.dumps(result.row()))

@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
                 with writing(out, "--json"):
                     write_all(file.fileno(), json.dumps(result.row(), indent=2).encode("ascii") + b"\n")
     except KeyboardInterrupt as stop:
-        again = command("blame", *_again(arguments))
-        say(f"stopped; what is measured is kept. Continue with: {again}", sys.stderr)
+        say("stopped; what is measured is kept. Repeat the command to continue.", sys.stderr)
         return exit_code(stop)
     if arguments.json == STDOUT:
         say(json.dumps(result.row()))
@@ -70,23 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines(result, named[0]):
         say(line)
     return 0
-
-
-def _again(arguments: argparse.Namespace) -> list[str]:
-    words = [
-        *arguments.words,
-        "--split",
-        arguments.split,
-        "--episodes",
-        arguments.episodes,
-        "--samples",
-        arguments.samples,
-    ]
-    words += [] if arguments.seed is None else ["--seed", arguments.seed]
-    words += (
-        [] if arguments.json is None else ["--json"] + ([] if arguments.json == STDOUT else [arguments.json])
-    )
-    return [str(word) for word in words]
 
 
 def lines(result: Blame, name: str) -> list[str]:

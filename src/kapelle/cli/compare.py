@@ -50,18 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             cores = os.cpu_count() or 1
         train_all(comparison, arguments.jobs or cores, lambda line: say(line, stream))
     except KeyboardInterrupt as stop:
-        own = [word for setting in arguments.set or () for word in ("--set", setting)]
-        real = ["--real"] if arguments.real else []
-        words = [
-            *arguments.words,
-            *real,
-            "--algorithms",
-            arguments.algorithms,
-            "--seeds",
-            str(arguments.seeds),
-        ]
-        again = command("compare", *words, *own, "--run-dir", str(comparison.folder))
-        say(f"stopped; nothing is lost. Continue with: {again}", stream)
+        say(f"stopped; nothing is lost. Repeat the command with --run-dir {folder} to continue.", stream)
         return exit_code(stop)
     result = comparison.write()
     measured = comparison.measure()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from kapelle.cli.output import command
 from kapelle.cli.quiet import hush
 
 
@@ -24,17 +23,4 @@ def run(arguments: argparse.Namespace) -> int:
     source = read_source(["demo", *arguments.words], arguments.run_dir, resume=False, real=False)
     announce("kapelle demo", as_json=arguments.json)
 
-    return train(source, "kapelle demo", next_commands, as_json=arguments.json, plain=arguments.no_rich)
-
-
-def next_commands(run_dir: str) -> list[tuple[str, str]]:
-    """Return what to try after the demo: commands that work as they are, and what they do."""
-    return [
-        (command("view", run_dir), "curves, conversations and each token's credit, in a browser"),
-        (
-            command("eval", run_dir),
-            "the team against one agent alone and a vote, with the same number of tokens",
-        ),
-        (command("train", "demo", "algorithm.name=mappo"), "the same team, trained with a central critic"),
-        (command("recipes", "cp", "demo", "my_team.yaml"), "a recipe of your own to change"),
-    ]
+    return train(source, "kapelle demo", as_json=arguments.json, plain=arguments.no_rich)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 
@@ -21,34 +22,26 @@ def whole(least: int) -> Callable[[str], int]:
     return read
 
 
-def positive(text: str) -> float:
-    """Return a positive number."""
+def _number(text: str, least: float, below: float, meaning: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = 0.0
-    if not 0.0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+        number = math.nan
+    if not least <= number < below:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {meaning}")
     return number
+
+
+def positive(text: str) -> float:
+    """Return a positive number."""
+    return _number(text, math.ulp(0.0), math.inf, "a positive number")
 
 
 def gigabytes(text: str) -> float:
     """Return a positive number of gigabytes."""
-    try:
-        number = positive(text)
-    except argparse.ArgumentTypeError:
-        number = 1e9
-    if number >= 1e9:
-        raise argparse.ArgumentTypeError(f"'{text}' is not an amount of memory in gigabytes")
-    return number
+    return _number(text, math.ulp(0.0), 1e9, "an amount of memory in gigabytes")
 
 
 def share(text: str) -> float:
     """Return a number from 0 to below 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number < 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share from 0 to below 1")
-    return number
+    return _number(text, 0.0, 1.0, "a share from 0 to below 1")

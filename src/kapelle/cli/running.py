@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from kapelle.types import Episode, Group
 
 
-NextCommands = Callable[[str], Sequence[tuple[str, str]]]
-"""From the run directory: commands to try after the run, and what each does."""
-
-
 def announce(title: str, *, as_json: bool) -> None:
     """Print at once that torch is being imported, which takes seconds. Raises ConfigError for environment variables that it cannot read."""
     stalled_after()
@@ -50,7 +46,7 @@ def announce(title: str, *, as_json: bool) -> None:
         say(f"{title}: loading torch and transformers …", sys.stderr if as_json else sys.stdout)
 
 
-def train(source: Source, title: str, next_commands: NextCommands, *, as_json: bool, plain: bool) -> int:
+def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     """Train the run that the source describes, print its `Report` and return the exit code."""
     from kapelle.runs.writer import new_path
 
@@ -93,7 +89,7 @@ def train(source: Source, title: str, next_commands: NextCommands, *, as_json: b
     if as_json:
         say(json.dumps(report.row()))
     elif summary is not None and not stopped_by:
-        for line in report.lines(next_commands(str(run_dir))):
+        for line in report.lines():
             say(line)
     if stopped_by and not is_run(run_dir) and source.whole is None:
         say("stopped before the run began.", stream)
@@ -247,9 +243,9 @@ class Report:
             "health": None if self.verdict is None else self.verdict.row(),
         }
 
-    def lines(self, next_commands: Sequence[tuple[str, str]]) -> list[str]:
-        """Return it as text; `next_commands` are (command, what it does)."""
-        width = max((len(words) for words, _ in next_commands), default=0)
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        run = str(self.run_dir)
         return [
             "",
             *self._scores(),
@@ -270,8 +266,10 @@ class Report:
                 for said in (self.verdict.lines() if self.verdict else ())
                 for line in _row("health", said)
             ),
-            *_row("run", str(self.run_dir)),
-            *(["", "try next", *(f"  {words:{width}}   {what}" for words, what in next_commands)]),
+            *_row("run", run),
+            *_row("see it", command("view", run)),
+            *_row("measure", command("eval", run)),
+            *_row("go on", f"{command('train', '--resume', run)} training.steps=N"),
         ]
 
     def _scores(self) -> list[str]:

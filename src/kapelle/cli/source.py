@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from kapelle.cli.parser import split_words
-from kapelle.errors import ConfigError, KapelleError, RunDirectoryError
+from kapelle.errors import ConfigError, RunDirectoryError
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import is_run, read_config, read_provenance
 from kapelle.runtime.console import say
 from kapelle.runtime.ranks import broadcast
 from kapelle.settings.aliases import NOTHING_READ, Reading
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.recipe import Recipe, builtin_recipes, left_out, load_recipe
+from kapelle.setup.recipe import Recipe, builtin_recipes, load_recipe
 from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages, read_stages, start_of
 
 
@@ -85,25 +84,6 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
             "Name a recipe: one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours."
         )
     return load_recipe(files[0], files[1:], settings, real=real)
-
-
-def about_left_out(words: Sequence[str], refusal: str) -> str:
-    """Return a sentence where a refusal names a setting that the recipe has, and that another `name` has left out; else empty."""
-    files, settings = split_words(words)
-    if not files:
-        return ""
-    try:
-        gone = left_out(files[0], files[1:], settings)
-    except KapelleError:  # the refusal is about the recipe itself
-        return ""
-    for key, name in gone.items():
-        if re.search(rf"[`']{re.escape(key)}\b", refusal):
-            section = key.partition(".")[0]
-            return (
-                f" The recipe sets `{key}` for `{name}`; another `{section}.name` leaves out all that it sets of `{section}`, so set "
-                "it on the command line too."
-            )
-    return ""
 
 
 # -------- Recipes with stages on the command line: find the stages, check them together, then run them in turn

@@ -5,24 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kapelle.cli.arguments import start_words
-from kapelle.cli.output import command
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.environment import is_opposed
 from kapelle.errors import ConfigError
-from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.named_checkpoint import resumed_run
 from kapelle.runtime.console import printable, say
-from kapelle.runtime.files import step_of
 
 if TYPE_CHECKING:
-    from kapelle.cli.running import NextCommands
     from kapelle.cli.source import Source
 
 
@@ -59,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if staged is not None:
         announce("kapelle train", as_json=arguments.json)
         for title, source in stage_sources(staged, resume=arguments.resume):
-            plain = arguments.no_rich
-            code = train(source, title, _next_commands(source), as_json=arguments.json, plain=plain)
+            code = train(source, title, as_json=arguments.json, plain=arguments.no_rich)
             if code:
                 return code
         return 0
@@ -70,46 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     announce("kapelle train", as_json=arguments.json)
     with source.read.explained():
-        return train(
-            source, "kapelle train", _next_commands(source), as_json=arguments.json, plain=arguments.no_rich
-        )
-
-
-def _next_commands(source: Source) -> NextCommands:
-    training = source.config.training
-    more = f"training.steps={2 * max(1, training.steps)}"
-    if training.epochs is not None:
-        more = f"training.epochs={2 * training.epochs:g}"
-    if source.config.algorithm.name == "verifier":
-        return lambda run_dir: [
-            (command("serve", "reward", run_dir), "offer its scores to other runs and programs"),
-            (command("train", "--resume", run_dir, more), "train for more steps"),
-        ]
-
-    def of_team(run_dir: str) -> list[tuple[str, str]]:
-        again = (command("train", "--resume", run_dir, more), "train for more steps")
-        game = source.config.environment  # asked after a run, which has looked at what it answers
-        if source.config.workflow.name == "play" and is_opposed(game):
-            start = command("arena", run_dir, f"start={run_dir}@0"), "is it better than it was when it began"
-            kept = [step_of(folder) for folder in list_checkpoints(Path(run_dir) / "checkpoints")]
-            return [
-                (command("play", run_dir), "play against it yourself"),
-                *([start] if 0 in kept else []),
-                again,
-            ]
-        return [
-            (
-                command("eval", run_dir),
-                "the team against one agent alone and a vote, with the same number of tokens",
-            ),
-            (
-                command("collect", run_dir, "--out", "sft.jsonl", "--min-reward", "1"),
-                "keep good episodes for SFT",
-            ),
-            again,
-        ]
-
-    return of_team
+        return train(source, "kapelle train", as_json=arguments.json, plain=arguments.no_rich)
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:

@@ -5,7 +5,7 @@
 `evaluation.blame` measures. A file is only appended to, an episode at a time, so that what was interrupted continues where it was
 stopped. Nothing else of a run reads the folder: it can be deleted at any time. What cannot be read counts as not measured.
 
-Standard library only: the viewer reads these files too.
+No torch: the viewer reads these files too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from kapelle.runtime.files import plain_bytes, write_all, writing
 from kapelle.types import Episode, as_table
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0)]
 
 FORMAT = 1
 FOLDER = "blame"
@@ -40,9 +46,9 @@ class SampledInstead:
     """What an agent said when its turn was sampled again, and what became of it."""
 
     text: str
-    times: int
+    times: Count
     """Continuations in which it said exactly this."""
-    success: float | None
+    success: Share | None
     """Mean success of those continuations; None where all of them failed with an error."""
 
 
@@ -54,18 +60,18 @@ class BlamedTurn:
     """
 
     agent: str
-    index: int
+    index: Count
     """Place in the episode, from 0."""
-    number: int
+    number: Count
     """Place among the agent's own turns, from 1."""
-    moment: int
+    moment: Count
     """Turns of one moment are said without hearing one another; from 0."""
     text: str
-    before: float | None
+    before: Share | None
     """Success if this turn and all that follow are sampled again, those of other agents at the same moment kept."""
-    after: float | None
+    after: Share | None
     """Success if this turn and all of its moment are kept and what follows is sampled again; of the last moment the outcome."""
-    error: float
+    error: Share
     """Standard error of the drop; see `uncertainty`."""
     instead: tuple[SampledInstead, ...] = ()
     """What was sampled in its place, the most frequent first; a bounded number."""
@@ -81,20 +87,20 @@ class BlamedEpisode:
     """One evaluation episode, turn by turn."""
 
     task: str
-    sample: int
-    seed: int
+    sample: Count
+    seed: Count
     said: str
     """Hash of what was sampled, so that another conversation about the same task is told apart."""
     question: str
     agents: tuple[str, ...]
-    success: float
-    values: tuple[float | None, ...]
+    success: Share
+    values: tuple[Share | None, ...]
     """Probability of success before each moment, and the outcome at the end."""
     turns: tuple[BlamedTurn, ...]
-    continuations: int
-    failed: int
+    continuations: Count
+    failed: Count
     """Continuations that ended in an error; they are in no mean."""
-    tokens: int
+    tokens: Count
     """Tokens that the continuations sampled."""
 
     @property
@@ -275,66 +281,17 @@ def episode_row(episode: BlamedEpisode) -> dict[str, Any]:
     return {**asdict(episode), "turns": [turn_row(turn) for turn in episode.turns]}
 
 
+@cache
+def _form() -> TypeAdapter[BlamedEpisode]:
+    return TypeAdapter(BlamedEpisode)
+
+
 def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
-    """Return the episode of a row; raises KeyError, TypeError or ValueError for a row in another form."""
-    turns = []
-    for own in row["turns"]:
-        instead = tuple(
-            SampledInstead(_text(each["text"]), _whole(each["times"]), _share(each["success"]))
-            for each in own["instead"]
-        )
-        turns.append(
-            BlamedTurn(
-                agent=_text(own["agent"]),
-                index=_whole(own["index"]),
-                number=_whole(own["number"]),
-                moment=_whole(own["moment"]),
-                text=_text(own["text"]),
-                before=_share(own["before"]),
-                after=_share(own["after"]),
-                error=_known(own["error"]),
-                instead=instead,
-            )
-        )
-    found = BlamedEpisode(
-        task=_text(row["task"]),
-        sample=_whole(row["sample"]),
-        seed=_whole(row["seed"]),
-        said=_text(row["said"]),
-        question=_text(row["question"]),
-        agents=tuple(map(_text, row["agents"])),
-        success=_known(row["success"]),
-        values=tuple(map(_share, row["values"])),
-        turns=tuple(turns),
-        continuations=_whole(row["continuations"]),
-        failed=_whole(row["failed"]),
-        tokens=_whole(row["tokens"]),
-    )
-    if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in turns):
+    """Return the episode of a row; raises ValueError for a row in another form."""
+    found = _form().validate_json(json.dumps(row), strict=True)
+    if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in found.turns):
         raise ValueError("a turn of no moment, or of nobody")
     return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")  # noqa: TRY004 - JSON of another form is a wrong value
-    return value
-
-
-def _share(value: object) -> float | None:
-    return None if value is None else _known(value)
-
-
-def _known(value: object) -> float:
-    if type(value) not in (int, float) or not 0.0 <= value <= 1.0:  # type: ignore[operator]
-        raise ValueError(f"{value!r} is no share")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number")
-    return value
 
 
 class BlameFile:

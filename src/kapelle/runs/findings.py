@@ -36,12 +36,17 @@ def keep_exact(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def read_exact(run: Path) -> list[dict[str, Any]]:
     """Return the exact values of checkpoints."""
-    try:
-        found = json.loads(plain_bytes(run / EXACT))
-    except (OSError, ValueError, RecursionError):
-        return []
-    rows = found.get("rows") if isinstance(found, dict) else None
+    rows = _mapping(run / EXACT).get("rows")
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """Return the JSON mapping that a file holds; empty where it cannot be read."""
+    try:
+        found = json.loads(plain_bytes(file))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def keep_evaluation(run: Path, row: Mapping[str, Any], settings: Sequence[str]) -> None:
@@ -143,11 +148,8 @@ def keep_notes(
 
 def read_notes(run: Path) -> RunNotes:
     """Return what is noted of a run; nothing where the file cannot be read."""
-    try:
-        found = json.loads(plain_bytes(run / NOTES))
-    except (OSError, ValueError, RecursionError):
-        return RunNotes()
-    tags, text = (found.get("tags"), found.get("note")) if isinstance(found, dict) else (None, None)
+    found = _mapping(run / NOTES)
+    tags, text = found.get("tags"), found.get("note")
     known = (
         [tag for tag in tags if isinstance(tag, str) and TAG.fullmatch(tag)] if isinstance(tags, list) else []
     )

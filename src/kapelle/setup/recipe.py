@@ -267,18 +267,6 @@ def _files(
     return layers, found and not real
 
 
-def left_out(name: str, overlays: Sequence[str], settings: Sequence[str]) -> dict[str, str]:
-    """Return what `section.name=…` among the settings leaves out of the files: dotted key → the name that it was set for."""
-    layers, _ = _files(name, overlays, real=False)
-    before, after = _layered(layers, ())[0], _layered(layers, settings)[0]
-    found: dict[str, str] = {}
-    for section in SECTIONS:
-        was, now = before.get(section), after.get(section)
-        if isinstance(was, Mapping) and isinstance(now, Mapping) and was.get("name") != now.get("name"):
-            found |= {f"{section}.{key}": str(was.get("name")) for key in was if key not in now}
-    return found
-
-
 def lay_over(
     layers: Layers,
     settings: Sequence[str] = (),

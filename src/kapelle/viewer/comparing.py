@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -25,7 +23,7 @@ from kapelle.runs.summary import flat
 from kapelle.viewer import curves
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import number
-from kapelle.viewer.pages import chosen, dumped, html, labels
+from kapelle.viewer.pages import chosen, html, json_answer, labels
 from kapelle.viewer.presenting import alike, differing, listed
 
 SEED = "seed"
@@ -38,8 +36,6 @@ WIDE = 8
 """Up to so many runs or groups each has a column of the table of settings; more have a row."""
 COLUMNS = 16
 """Most settings in a table with a row for each run."""
-KEPT = 4
-"""Answers that are kept; each has a megabyte for each long run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +50,6 @@ class AskedComparison:
     @classmethod
     def of(cls, query: QueryParams) -> AskedComparison:
         """Read a query; what it does not say is as usual."""
-        if query.get("group") == "1":  # as links of versions before 0.1 say it
-            return cls((SEED,), "median", USUAL)
         by = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
         most = query.get("most", "")
         return cls(
@@ -112,8 +106,6 @@ class DrawnRuns:
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._answers: deque[tuple[list[curves.CurveSource], list[object], str]] = deque(maxlen=KEPT)
-        self._lock = threading.Lock()
 
     def answer(self, request: Request) -> Response:
         """Return what a page of curves draws, as JSON."""
@@ -131,24 +123,9 @@ class DrawnRuns:
             width = curves.width_of(max(rows, default=0), len(runs))
         sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
         agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
-        names: list[object] = [groups, agents, asked]
-        with self._lock:
-            # `source_of` returns the same object until a run has grown.
-            same = [
-                text
-                for known, called, text in self._answers
-                if called == names and list(map(id, known)) == list(map(id, sources))
-            ]
-        if same:
-            text = same[0]
-        else:
-            drawn = sources
-            if groups:
-                drawn = curves.grouped(list(zip(groups, sources, strict=True)), asked.spread)[: asked.most]
-            text = dumped(curves.page(drawn, agents))
-            with self._lock:
-                self._answers.append((sources, names, text))
-        return Response(text, media_type="application/json")
+        if groups:
+            sources = curves.grouped(list(zip(groups, sources, strict=True)), asked.spread)[: asked.most]
+        return json_answer(curves.page(sources, agents))
 
     def page(self, request: Request) -> Response:
         """Return the page that compares runs."""

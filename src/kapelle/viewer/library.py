@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,12 @@ from kapelle.functional.distributions import Histogram, read_histogram
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.runs.verdict import Verdict
-from kapelle.viewer.lines import Tail, mean, number, whole
+from kapelle.viewer.lines import Tail, mapping, mean, number, whole
 
 # -------- The numbers of a run by name, step after step, as they are appended
 
 AXES = ("step", "time", "tokens")
 """What curves may be drawn over: steps, seconds of all steps so far, tokens sampled so far."""
-
-
-_NOWHERE: deque[float | None] = deque(maxlen=0)
-"""Takes the values of names that have no column."""
 
 
 @dataclass(slots=True)
@@ -43,12 +37,6 @@ class MetricTable:
     """Rows whose step is not after that of the row before."""
     endless: int = 0
     """Infinite numbers and NaN."""
-    # Rows mostly have the same names as the row before them. These hold how that row was distributed, so that the next one
-    # is appended without a look at each name.
-    _names: tuple[str, ...] = ()
-    _filled: list[MutableSequence[float | None]] = field(default_factory=list)
-    _lacking: list[list[float | None]] = field(default_factory=list)
-    _tokens: list[list[float | None]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.axes["step"])
@@ -58,7 +46,6 @@ class MetricTable:
         rows, anew = self.tail.read()
         if anew:
             self.columns.clear()
-            self._names, self._tokens = (), []
             self.disordered = self.endless = 0
             for axis in self.axes.values():
                 axis.clear()
@@ -71,36 +58,18 @@ class MetricTable:
         if step is None:
             self.tail.damaged += 1
             return
-        if tuple(row) == self._names:
-            lacking = self._lacking
-            for column, value in zip(self._filled, row.values(), strict=True):
-                column.append(value if type(value) is float and isfinite(value) else self._number(value))
-        else:
-            values: list[tuple[str, Any]] = []
-            for name, value in row.items():
-                if not isinstance(value, list):
-                    values.append((name, value))
-                    continue
-                for k, device in enumerate(
-                    value[:16]
-                ):  # of several devices, each one's under a name of its own
-                    if isinstance(device, Mapping):
-                        values += [(f"{name} {key}/{k}", each) for key, each in device.items()]
-            for name, value in values:
-                kept = self._number(value)
-                if name != "step" and kept is not None:
-                    self.columns.setdefault(name, [None] * count).append(kept)
-            lacking = [column for column in self.columns.values() if len(column) <= count]
-            known = all(name == "step" or name in self.columns for name in row)
-            self._names = tuple(row) if known else ()
-            self._filled = [self.columns.get(name, _NOWHERE) for name in self._names]
-            self._lacking = [column for name, column in self.columns.items() if name not in row]
-            self._tokens = [column for name, column in self.columns.items() if name.startswith("tokens/")]
-        for column in lacking:
-            column.append(None)
+        tokens = 0.0
+        for name, value in _flat(row):
+            kept = self._number(value)
+            if name == "step" or (kept is None and name not in self.columns):
+                continue
+            self.columns.setdefault(name, [None] * count).append(kept)
+            tokens += (kept or 0.0) if name.startswith("tokens/") else 0.0
+        for column in self.columns.values():
+            if len(column) <= count:
+                column.append(None)
         self.disordered += bool(count) and step <= self.axes["step"][-1]
         self.axes["step"].append(step)
-        tokens = sum(column[count] or 0.0 for column in self._tokens)
         seconds = number(row.get("time/step")) or number(row.get("seconds")) or 0.0
         for axis, more in (("time", seconds), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
@@ -135,6 +104,16 @@ class MetricTable:
         return axes, {
             name: [mean(column[start:end]) for start, end in parts] for name, column in columns.items()
         }
+
+
+def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a row; of a list of several devices, each one's under a name of its own."""
+    for name, value in row.items():
+        if not isinstance(value, list):
+            yield name, value
+            continue
+        for k, device in enumerate(value[:16]):
+            yield from ((f"{name} {key}/{k}", each) for key, each in mapping(device).items())
 
 
 LOOK_AGAIN = 5.0

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints, TypeAdapter
+from typing_extensions import TypedDict
 
 from kapelle.runtime.files import plain_bytes
 from kapelle.viewer.league import Entrant, in_order, result_cell, shade
 from kapelle.viewer.library import ViewedRun
-from kapelle.viewer.lines import listing, mapping, number, text, whole
+from kapelle.viewer.lines import mapping, whole
 
 MEMBERS = 40
 """Most members of one table."""
@@ -68,62 +72,81 @@ def entry_of(raw: bytes) -> EntryStanding | None:
     if step is None or step < 0 or not member:
         return None
     made = EntryStanding(step, member)
-
-    def rows(part: str) -> Sequence[Any]:
-        if not isinstance(row.get(part), list):
+    # A part that holds something else is left out as a whole.
+    for part, form in _parts().items():
+        try:
+            found = form.validate_json(json.dumps(row.get(part)), strict=True)
+        except ValueError:
             made.damaged.add(part)
-        return listing(row.get(part))
-
-    def items(part: str) -> Iterable[tuple[str, Any]]:
-        if not isinstance(row.get(part), dict):
-            made.damaged.add(part)
-        return mapping(row.get(part)).items()
-
-    for each in rows("members"):
-        about = mapping(each)
-        name, kind = _name(about.get("name")), KINDS.get(text(about.get("kind"))[:20])
-        if not name or kind is None:
-            made.damaged.add("members")
             continue
-        made.members[name] = kind, whole(about.get("step"))
-    for name, each in items("ratings"):
-        found = [value for end in listing(each)[:4] if (value := number(end)) is not None]
-        if len(found) != 3 or not -HIGHEST <= found[1] <= found[0] <= found[2] <= HIGHEST:
-            made.damaged.add("ratings")
-            continue
-        made.ratings[_name(name)] = (found[0], found[1], found[2])
-    for each in rows("results"):
-        one, other, *counts = each if isinstance(each, list) and len(each) == 5 else [None] * 5
-        own = [count for each in counts if (count := whole(each)) is not None and count >= 0]
-        if not _name(one) or not _name(other) or len(own) != 3:
-            made.damaged.add("results")
-            continue
-        made.results[_name(one), _name(other)] = (own[0], own[1], own[2])
-    for agent, each in items("strategy"):
-        chances = {_name(name): number(chance) for name, chance in mapping(each).items()}
-        if not isinstance(each, dict) or any(
-            c is None or not -1e-9 <= c <= 1 + 1e-9 for c in chances.values()
-        ):
-            made.damaged.add("strategy")
-            continue
-        made.strategy[_name(agent)] = {name: chance or 0.0 for name, chance in chances.items()}
-    if row.get("payoffs") is not None:
-        table = mapping(row.get("payoffs"))
-        names, lines = [_name(name) for name in listing(table.get("names"))], listing(table.get("table"))
-        if not names or [len(listing(line)) for line in lines] != [len(names)] * len(names):
-            made.damaged.add("payoffs")
-        else:
-            for one, line in zip(names, lines, strict=True):
-                for other, value in zip(names, line, strict=True):
-                    if (paid := number(value)) is None:
-                        made.damaged.add("payoffs")
-                    else:
-                        made.payoffs[one, other] = paid
-            for one, line in zip(names, map(listing, listing(table.get("games"))), strict=False):
-                for other, value in zip(names, line, strict=False):
-                    if (games := whole(value)) is not None and games >= 0:
-                        made.payoff_games[one, other] = games
+        if part == "members":
+            made.members = {each["name"]: (KINDS[each["kind"]], each.get("step")) for each in found}
+        elif part == "results":
+            made.results = {(one, other): tuple(counts) for one, other, *counts in found}  # type: ignore[misc]
+        elif part == "ratings":
+            made.ratings = found
+        elif part == "strategy":
+            made.strategy = found
+        elif found is not None:
+            names, games = found["names"], found.get("games") or []
+            made.payoffs = _squared(names, found["table"])
+            made.payoff_games = _squared(names, games)
+            if len(made.payoffs) != len(names) ** 2 or not names:
+                made.damaged.add(part)
+                made.payoffs, made.payoff_games = {}, {}
     return made
+
+
+def _squared(names: Sequence[str], table: Sequence[Sequence[Any]]) -> dict[tuple[str, str], Any]:
+    """Return the entries of a square table by the names of its rows and columns; empty where it is no square."""
+    if [len(line) for line in table] != [len(names)] * len(names):
+        return {}
+    return {
+        (one, other): value
+        for one, line in zip(names, table, strict=True)
+        for other, value in zip(names, line, strict=True)
+        if value is not None
+    }
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=80)]
+Rating = Annotated[float, Field(ge=-HIGHEST, le=HIGHEST)]
+
+
+def _ordered(rating: tuple[float, float, float]) -> tuple[float, float, float]:
+    middle, low, high = rating
+    if not low <= middle <= high:
+        raise ValueError("a rating outside of its interval")
+    return rating
+
+
+Chance = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]
+Games = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class _Member(TypedDict):
+    name: Name
+    kind: Literal["past", "policy", "player"]
+    step: NotRequired[int | None]
+
+
+class _Payoffs(TypedDict):
+    names: list[Name]
+    table: list[list[FiniteFloat]]
+    games: NotRequired[list[list[Games | None]] | None]
+
+
+@cache
+def _parts() -> dict[str, TypeAdapter[Any]]:
+    """Return the form of each part of a standing."""
+    forms: dict[str, Any] = {
+        "members": list[_Member],
+        "ratings": dict[Name, Annotated[tuple[Rating, Rating, Rating], AfterValidator(_ordered)]],
+        "results": list[tuple[Name, Name, Games, Games, Games]],
+        "strategy": dict[Name, dict[Name, Chance]],
+        "payoffs": _Payoffs | None,
+    }
+    return {part: TypeAdapter(form) for part, form in forms.items()}
 
 
 def _name(value: object) -> str:
