@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from kapelle.runtime.files import write_all
 if TYPE_CHECKING:
     from kapelle.cli.named import Player
     from kapelle.runs.exports import Balance, Survey
-    from kapelle.types import Split
+    from kapelle.types import Group, Split
 
 
 # -------- `kapelle collect --for verifier` and `--show`: write, balance and show graded answers; see `runs/exports.py`
@@ -33,38 +34,48 @@ WIDTH = 60
 """Characters of a text in an example."""
 
 
-def collect(arguments: argparse.Namespace, file: IO[bytes], tasks_at_once: int) -> int:
+def _rolled_out(player: Player, arguments: argparse.Namespace) -> Iterator[tuple[int, str, Sequence[Group]]]:
+    """Roll out train tasks and yield their groups, each time with the number of the first and how far it is."""
+    from kapelle.rollout.episodes import rollout
+    from kapelle.runtime.event_loop import run_async
+    from kapelle.setup.problems import choose_tasks, untested
+
+    config = player.config
+    tasks = choose_tasks(player.play.environment, "train", arguments.tasks, config.seed, untested(config))
+    for first in range(0, len(tasks), TASKS_AT_ONCE):
+        chosen = tasks[first : first + TASKS_AT_ONCE]
+        groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, _seed(player)))  # type: ignore[misc]
+        yield first, f"{first + len(chosen)}/{len(tasks)} tasks played", groups
+
+
+def _seed(player: Player) -> int:
+    from kapelle.runtime.randomness import derive_seed
+
+    return derive_seed(player.config.seed, "collect")
+
+
+def collect(arguments: argparse.Namespace, file: IO[bytes]) -> int:
     """Let a team answer train tasks, keep graded answers as `arguments` ask, and report what was dropped.
 
     Returns the exit code; Ctrl-C keeps what was played so far.
     """
     from kapelle.cli.named import open_player
-    from kapelle.rollout.episodes import rollout
     from kapelle.runs.exports import answer_rows, balance, dump_rows
-    from kapelle.runtime.event_loop import run_async
-    from kapelle.runtime.randomness import derive_seed
-    from kapelle.setup.problems import choose_tasks, untested
 
     player = open_player(arguments)
-    tasks = choose_tasks(
-        player.play.environment, "train", arguments.tasks, player.config.seed, untested(player.config)
-    )
-    seed = derive_seed(player.config.seed, "collect")
     rows: list[dict[str, Any]] = []
     failure = ""
     stopped = 0
     try:
-        for first in range(0, len(tasks), tasks_at_once):
-            chosen = tasks[first : first + tasks_at_once]
-            groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
+        for _, progress, groups in _rolled_out(player, arguments):
             failure = next((e.error for group in groups for e in group.episodes if e.error), failure)
             rows += answer_rows(groups)
-            say(f"{first + len(chosen)}/{len(tasks)} tasks played, {len(rows)} answers graded", sys.stderr)
+            say(f"{progress}, {len(rows)} answers graded", sys.stderr)
     except KeyboardInterrupt as stop:
         if not rows:
             raise
         stopped = exit_code(stop)
-    kept = balance(rows, seed, equal=not arguments.no_balance)
+    kept = balance(rows, _seed(player), equal=not arguments.no_balance)
     if not kept.rows:
         raise DataError(_no_answers(kept, failure))
     write_all(file.fileno(), dump_rows(kept.rows, Path(arguments.out)))
@@ -175,7 +186,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _collect_recorded(arguments, out)
     if arguments.purpose == "verifier":
         with new_file(out, "--out") as file, writing(out, "--out"):
-            return collect(arguments, file, TASKS_AT_ONCE)
+            return collect(arguments, file)
     counts = Counts()
     stopped = 0
     array: list[dict[str, Any]] | None = (
@@ -390,22 +401,11 @@ def _play(
 ) -> None:
     """Play and filter; rows go to the file as they come, or into `array` where there is one."""
     from kapelle.cli.named import open_player
-    from kapelle.rollout.episodes import rollout
     from kapelle.runs.exports import dump_rows, episode_reward, good_episodes, sft_rows
-    from kapelle.runtime.event_loop import run_async
-    from kapelle.runtime.randomness import derive_seed
-    from kapelle.setup.problems import choose_tasks, untested
 
     out = Path(arguments.out)
-    player = open_player(arguments)
-    tasks = choose_tasks(
-        player.play.environment, "train", arguments.tasks, player.config.seed, untested(player.config)
-    )
-    seed = derive_seed(player.config.seed, "collect")
     least = -math.inf if arguments.min_reward is None else arguments.min_reward
-    for first in range(0, len(tasks), TASKS_AT_ONCE):
-        chosen = tasks[first : first + TASKS_AT_ONCE]
-        groups = run_async(lambda now=chosen: rollout(player.play, now, arguments.samples, seed))  # type: ignore[misc]
+    for first, progress, groups in _rolled_out(open_player(arguments), arguments):
         episodes = [episode for group in groups for episode in group.episodes]
         counts.played += len(episodes)
         counts.failed += sum(episode.error is not None for episode in episodes)
@@ -420,4 +420,4 @@ def _play(
             with writing(out, "--out"):
                 write_all(file.fileno(), dump_rows(rows, out, first))
         counts.kept, counts.turns = counts.kept + len(good), counts.turns + len(rows)
-        say(f"{first + len(chosen)}/{len(tasks)} tasks played, {counts.kept} episodes kept", sys.stderr)
+        say(f"{progress}, {counts.kept} episodes kept", sys.stderr)

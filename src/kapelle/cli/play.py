@@ -388,35 +388,25 @@ def report(path: Path, settings: Sequence[str]) -> None:
 
     trainer = Trainer.from_run(path, *settings)
     environment = trainer.play.environment
-    if not offers(environment, Mixed):
-        _keep(path, {"": _report(path, trainer, trainer.play)})
-        return
+    games = environment.members if offers(environment, Mixed) else {"": environment}
     reasons = []
     found: dict[str, list[Row]] = {}
-    for part, game in environment.members.items():
+    for part, game in games.items():
         try:
-            rows = list(_rows(path, trainer, replace(trainer.play, environment=game)))
+            for row in _rows(path, trainer, replace(trainer.play, environment=game)):
+                if part not in found:
+                    say("\n".join([*([part] if part else []), COLUMNS.format(*TITLES)]))
+                say(_line(*row))
+                found.setdefault(part, []).append(row)
         except ConfigError as error:
+            if not part:
+                raise
             reasons.append(f"{part}: {error}")
-            continue
-        say(f"{part}\n{COLUMNS.format(*TITLES)}")
-        for row in rows:
-            say(_line(*row))
-        found[part] = rows
     for reason in reasons:
         say(reason)
-    if len(reasons) == len(environment.members):
+    if len(reasons) == len(games):
         raise ConfigError(f"No game of the mixture in {path} has exact values.")
     _keep(path, found)
-
-
-def _report(path: Path, trainer: Trainer, play: Play) -> list[Row]:
-    rows = []
-    say(COLUMNS.format(*TITLES))
-    for row in _rows(path, trainer, play):
-        say(_line(*row))
-        rows.append(row)
-    return rows
 
 
 def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:

@@ -46,8 +46,10 @@ scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ when 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import pairwise
 from statistics import NormalDist, fmean, median
 from typing import Any, Literal, TypeGuard
@@ -79,65 +81,9 @@ class WhatToDo:
 
 FLAT_PAGE, LEARN_PAGE = "docs/howto/reward_does_not_move.md", "docs/viewer.md"
 ADVICE: Mapping[Word, WhatToDo] = {
-    "diverging": WhatToDo(
-        "What was learned is lost again, or the policy turns into noise.",
-        "Go back with `kapelle runs rollback RUN --to STEP`, to a step before the fall, and resume with a tenth of "
-        "`optimizer.lr`. Look at the ratio of each token in an episode of the first bad step.",
-        LEARN_PAGE,
-    ),
-    "failing": WhatToDo(
-        "Many episodes end in an error, and nothing is learned from those.",
-        "Read their errors (Episodes, those that were errors): the environment, a tool or an endpoint fails, or a prompt has no "
-        "room left for an answer. Mend that before any rate.",
-        FLAT_PAGE,
-    ),
-    "collapsing": WhatToDo(
-        "The policy gives almost always the same answer, so that nothing else is ever tried.",
-        "Set `algorithm.loss.entropy_coefficient=0.01`, raise `team.sampling.temperature`, or lower `optimizer.lr`; go back "
-        "to a step before entropy fell.",
-        FLAT_PAGE,
-    ),
-    "hacked": WhatToDo(
-        "What is paid rises while what is wanted falls: the reward can be earned in another way.",
-        "Read the best paid episodes that are wrong (Episodes, order by reward, those that were wrong), and close that way in "
-        "the reward; a KL term (`algorithm.loss.kl_coefficient`) slows it down.",
-        LEARN_PAGE,
-    ),
-    "memorising": WhatToDo(
-        "Success on unseen problems falls while success in training does not: these tasks are learned by heart.",
-        "Train on more tasks or fewer steps, keep the checkpoint of the best evaluation, and lower `optimizer.lr`.",
-        LEARN_PAGE,
-    ),
-    "starved": WhatToDo(
-        "All attempts at a task earn the same, so that no advantage, and hence no gradient, is left.",
-        "If all fail: a warm-up, easier tasks or partial credit. If all succeed: harder tasks. In both cases a larger "
-        "`algorithm.group_size`, or `tasks.difficulty`, which leaves tasks of medium difficulty.",
-        FLAT_PAGE,
-    ),
-    "flat": WhatToDo(
-        "The steps are many enough to see a rise, and there is none.",
-        "Look at `dead_groups` and `finish_length` first; if both are low and `grad_norm` is above 0, take three times "
-        "`optimizer.lr`.",
-        FLAT_PAGE,
-    ),
-    "unrated": WhatToDo(
-        "No number of the run says how well it does: one seat wins what others lose, or nothing is scored. Nothing diverges, "
-        "collapses or starves.",
-        "Measure it: `kapelle play RUN --exact` has NashConv of small games, `kapelle arena` plays it against others, and a "
-        "`league` rates it while it trains.",
-        "docs/leagues.md",
-    ),
-    "young": WhatToDo(
-        "There are too few steps, or too much noise between them, to tell learning from chance.",
-        "Let it run on, or take more tasks a step (`training.tasks_per_step`).",
-        FLAT_PAGE,
-    ),
-    "healthy": WhatToDo(
-        "What is learned rises, or is learned already, and nothing speaks against it.",
-        "Nothing. Compare it with the same number of tokens without training by `kapelle eval RUN`.",
-        LEARN_PAGE,
-    ),
-}  # fmt: skip
+    word: WhatToDo(**about)  # type: ignore[misc]
+    for word, about in tomllib.loads((files("kapelle.runs") / "advice.toml").read_text("utf-8")).items()
+}
 """Every verdict; the first that holds is the run's: causes stand before what follows from them."""
 FAULTS: tuple[Word, ...] = ("diverging", "failing", "collapsing", "hacked", "memorising", "starved", "flat")
 
