@@ -33,14 +33,18 @@ def command(summary: str, *arguments: Argument) -> Command:
 def option(names: str, meaning: str, **more: Any) -> Argument:
     """Return an option such as `-o --output FILE`: its names, and what its value is called.
 
-    The value of `--split eval|train` is one of these words. Without a value, `--json` is True when it is given.
+    The value of `--split eval|train` is one of these words, and `--tag TAG …` may be given several times. Without a value, `--json`
+    is True when it is given.
     """
     *flags, value = names.split()
+    if value == "…":
+        value, more = flags.pop(), {"action": "append", "default": [], **more}
+        meaning += "; may be given several times"
     if value.startswith("-"):
         return (*flags, value), {"action": "store_true", "help": meaning, **more}
     if "|" in value:
         more["choices"] = value.split("|")
-    if (default := more.get("default")) not in (None, []):
+    if (default := more.get("default")) not in (None, [], ""):
         meaning += f" (default: {default if isinstance(default, str) else format(default, 'g')})"
     return tuple(flags), {"metavar": value, "help": meaning, **more}
 
@@ -93,10 +97,7 @@ _RECIPE = words(
     "a built-in recipe (`kapelle recipes ls`) or a YAML file, then YAML files that override parts of it, then "
     f"{_SETTINGS}",
 )
-_REAL = option(
-    "--real",
-    "use the recipe's values for a pretrained model (its section `real`: model, rates, lengths, data)",
-)
+_REAL = option("--real", "use the recipe's values for a pretrained model (its section `real`)")
 _RUN_DIR = option("--run-dir DIR", "folder of the run (default: runs/NAME-TIME)")
 _JSON = option("--json", "print one JSON object")
 _JSON_AND_PROGRESS = option("--json", "print one JSON object; progress goes to stderr")
@@ -108,13 +109,8 @@ _PLAYER = (
         "a run directory, then settings such as evaluation.problems=100, with YAML values (for a run, those of "
         "`environment`, `episode` and `evaluation`)",
     ),
-    option(
-        "--model -m PATH", "instead of a run: a model folder, a PEFT adapter's folder, hub name or `embedded`"
-    ),
-    option(
-        "--environment -e NAME",
-        "what the model plays: an environment (alone), or a recipe (with its team and workflow)",
-    ),
+    option("--model -m PATH", "instead of a run: a model, a PEFT adapter, a hub's name or `embedded`"),
+    option("--environment -e NAME", "what the model plays: an environment, or a recipe with its team"),
     _REAL,
 )
 
@@ -126,12 +122,7 @@ def _binding(port: int | None, default: str = "") -> tuple[Argument, ...]:
         option("--port PORT", f"port to listen on; 0 takes a free one{default}", type=int, default=port),
         option("--tls-cert FILE", "PEM file of the TLS certificate, with its chain"),
         option("--tls-key FILE", "PEM file of its key"),
-        option(
-            "--allow-host NAME",
-            "a further host name by which callers address this service; may be given several times",
-            action="append",
-            default=[],
-        ),
+        option("--allow-host NAME …", "a further host name by which callers address this service"),
     )
 
 
@@ -159,10 +150,7 @@ COMMANDS: Mapping[str, Command] = {
         _REAL,
         _RUN_DIR,
         option("--resume", "continue the run in --run-dir; or write `kapelle train --resume RUN`"),
-        option(
-            "--dry-run",
-            "print which agent acts with which weights, and every setting with its origin; loads no model, writes no file",
-        ),
+        option("--dry-run", "print which agent has which weights, and each setting with its origin"),
         _JSON_AND_PROGRESS,
         _NO_RICH,
         option(
@@ -172,10 +160,8 @@ COMMANDS: Mapping[str, Command] = {
         ),
         option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
         option(
-            "--start-from [AGENT=]WEIGHTS",
-            "weights that training starts from, for all agents or for one: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or "
-            "a model; may be given several times",
-            action="append",
+            "--start-from [AGENT=]WEIGHTS …",
+            "weights to start from: a run (RUN, RUN@best, RUN@STEP), a PEFT folder or a model",
         ),
     ),
     "doctor": command(
@@ -201,11 +187,7 @@ COMMANDS: Mapping[str, Command] = {
         option("--nodes N", "machines", type=whole(1), default=1),
         option("--processes P", "processes on each machine", type=whole(1), default=1),
         option("--cpus N", "CPU cores for each process (default: the scheduler's choice)", type=whole(1)),
-        option(
-            "--memory GB",
-            "memory on each machine, in gigabytes (default: the scheduler's choice)",
-            type=whole(1),
-        ),
+        option("--memory GB", "gigabytes on each machine (default: the scheduler's choice)", type=whole(1)),
         option("--gpus N", "GPUs on each machine; 0 for none (default: one for each process)", type=whole(0)),
         option("--time TIME", "time limit: minutes, H:MM:SS or DAYS-HOURS"),
         option("--image IMAGE", "the container image; Kubernetes needs one"),
@@ -221,43 +203,23 @@ COMMANDS: Mapping[str, Command] = {
         _REAL,
         option(
             "--gpu-memory GB",
-            "memory of each GPU in GB: report what fits and, if the run does not, what to change (exit code 3)",
+            "of each GPU: report what fits, or what to change (exit code 3)",
             type=gigabytes,
         ),
-        option(
-            "--processes N",
-            "plan for one of N processes that train together",
-            type=whole(1),
-            default=1,
-        ),
+        option("--processes N", "plan for one of N processes that train together", type=whole(1), default=1),
         _JSON,
     ),
     "eval": command(
         "measure a run or a model on unseen problems",
         *_PLAYER,
-        option(
-            "--no-baselines",
-            "leave out the baselines: one agent alone and majority votes with the same number of tokens",
-        ),
+        option("--no-baselines", "leave out one agent alone, and majority votes with as many tokens"),
         option("--num-episodes -n N", "unseen problems to play, as evaluation.problems=N", type=whole(1)),
+        option("--output -o FILE", ".json for results and episodes, .jsonl for the episodes alone"),
+        option("--samples K", "answers to each problem: avg@K, pass@1 to pass@K, maj@K", type=whole(1)),
         option(
-            "--output -o FILE",
-            "new file: .json for what --json prints and every episode, .jsonl for the episodes alone, one a line",
+            "--temperature T", "of all agents (default: greedy; that of training with --samples)", type=float
         ),
-        option(
-            "--samples K",
-            "answers to each problem, as evaluation.samples=K: avg@K, pass@1 to pass@K, maj@K",
-            type=whole(1),
-        ),
-        option(
-            "--temperature T",
-            "at which all agents answer, as evaluation.temperature=T (default: greedy; with --samples as in training)",
-            type=float,
-        ),
-        option(
-            "--table lm-eval|hub",
-            "print the results as lm-eval's table, or as the front matter of a model card for the Hub",
-        ),
+        option("--table lm-eval|hub", "print lm-eval's table, or the front matter of a card for the Hub"),
         _JSON,
     ),
     "blame": command(
@@ -267,17 +229,8 @@ COMMANDS: Mapping[str, Command] = {
             "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with some, "
             "episodes are played anew",
         ),
-        option(
-            "--split eval|train",
-            "episodes to look at: of the evaluation, or of training tasks",
-            default="eval",
-        ),
-        option(
-            "--episodes N",
-            "at most so many failed episodes, and as many solved ones",
-            type=whole(1),
-            default=50,
-        ),
+        option("--split eval|train", "episodes of the evaluation, or of training tasks", default="eval"),
+        option("--episodes N", "most failed episodes, and most solved ones", type=whole(1), default=50),
         option("--samples K", "continuations from each moment", type=whole(1), default=8),
         option("--seed N", "seed of the continuations (default: the run's)", type=whole(0)),
         option(
@@ -295,44 +248,22 @@ COMMANDS: Mapping[str, Command] = {
             "environment (nash, mcts(simulations=200), random); NAME=PLAYER calls it otherwise. Then settings of `environment`, "
             "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
         ),
-        option(
-            "--environment NAME",
-            "an environment, a recipe or a game of OpenSpiel (default: what the first run was trained on)",
-        ),
-        option(
-            "--games N",
-            "deals of each pair, each played in every assignment of seats",
-            type=whole(1),
-            default=100,
-        ),
+        option("--environment NAME", "environment, recipe or game of OpenSpiel (default: the first run's)"),
+        option("--games N", "deals of each pair, in every assignment of seats", type=whole(1), default=100),
         option("--jobs J", "pairs at a time, each in a process", type=whole(1), default=1),
         option("--seed N", "seed of deals and sampling", type=whole(0), default=0),
-        option(
-            "--output -o FOLDER",
-            "where results are kept (default: runs/…); pairs that have met in it are not played again",
-        ),
+        option("--output -o FOLDER", "folder of results (default: runs/…); its pairs are not played again"),
         _JSON_AND_PROGRESS,
     ),
     "compare": command(
         "train several algorithms on one recipe, with several seeds each, and compare them",
         _RECIPE,
         _REAL,
-        option(
-            "--algorithms A,B",
-            "the algorithms to compare; LABEL=NAME gives a row another name",
-            required=True,
-        ),
-        option(
-            "--set A:key=value",
-            "a setting for one row alone, or a YAML file of `A: {algorithm: {…}}`; may be given several times",
-            action="append",
-        ),
+        option("--algorithms A,B", "the algorithms to compare; LABEL=NAME names a row", required=True),
+        option("--set A:key=value …", "a setting for one row, or a YAML file of `A: {algorithm: {…}}`"),
         option("--seeds N", "seeds for each algorithm", type=whole(1), default=5),
         option("--jobs N", "runs at a time, one thread each (default: the number of cores)", type=whole(1)),
-        option(
-            "--run-dir DIR",
-            "folder of the comparison (default: runs/…); finished runs in it are kept as they are",
-        ),
+        option("--run-dir DIR", "folder (default: runs/…); finished runs in it are kept as they are"),
         _JSON_AND_PROGRESS,
     ),
     "plot": command(
@@ -343,17 +274,8 @@ COMMANDS: Mapping[str, Command] = {
             "folders of `kapelle compare`, each a task, or files of `kapelle eval --output`, each a run; LABEL=FILE names an evaluated team",
             nargs="+",
         ),
-        option(
-            "--output -o FIGURE",
-            "file to write: .pdf, .png or .svg; may be given several times",
-            action="append",
-            required=True,
-        ),
-        option(
-            "--against tokens|step",
-            "what curves are drawn over: tokens sampled to train, or steps",
-            default="tokens",
-        ),
+        option("--output -o FIGURE …", "file to write: .pdf, .png or .svg", required=True),
+        option("--against tokens|step", "what curves are drawn over", default="tokens"),
         option(
             "--metric NAME",
             "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
@@ -379,31 +301,18 @@ COMMANDS: Mapping[str, Command] = {
             "sft: keep episodes with at least this reward (default: all that did not fail)",
             type=float,
         ),
-        option(
-            "--no-balance",
-            "verifier: keep all distinct answers, instead of as many right as wrong ones to each question",
-        ),
+        option("--no-balance", "verifier: keep all distinct answers, not as many right as wrong ones"),
         option(
             "--recorded QUERY",
             "instead of playing, take the episodes that the run has recorded and QUERY selects, as the page of episodes of `kapelle view` "
             "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
         ),
-        option(
-            "--traces PATH",
-            "instead of playing, read the conversations in a file or folder of OpenTelemetry spans (OTLP as JSON)",
-        ),
-        option(
-            "--metric NAME",
-            "traces: the evaluation (gen_ai.evaluation.name) that says what a call is worth (default: any)",
-        ),
+        option("--traces PATH", "read a program's conversations from OpenTelemetry's spans (OTLP as JSON)"),
+        option("--metric NAME", "traces: the evaluation that says what a call is worth (default: any)"),
         option("--show FILE", "summarise a file of graded answers instead of collecting"),
         option("--tasks N", "training tasks to play (default: 200)", type=whole(1)),
         option("--samples K", "episodes for each task (default: 4)", type=whole(1)),
-        option(
-            "--num-episodes -n N",
-            "so many training tasks, one episode for each; in place of --tasks and --samples",
-            type=whole(1),
-        ),
+        option("--num-episodes -n N", "so many training tasks, one episode each", type=whole(1)),
         _JSON,
     ),
     "export": command(
@@ -416,13 +325,8 @@ COMMANDS: Mapping[str, Command] = {
             "peft: adapters; hf: merged models; gguf-ready: merged models that llama.cpp's converter takes "
             "(default: peft)",
         ),
-        option(
-            "--agent NAME", "export this agent's weights alone; may be given several times", action="append"
-        ),
-        option(
-            "--license NAME",
-            "licence on the model card, such as apache-2.0 (default: that of the base, where its card is at hand)",
-        ),
+        option("--agent NAME …", "export this agent's weights alone"),
+        option("--license NAME", "licence on the model card, such as apache-2.0 (default: the base's)"),
         option("--push OWNER/NAME", "send the folder to this repository of a hub"),
         option("--public", "make a new repository public (default: private)"),
         option("--dry-run", "only list what would be written and sent"),
@@ -436,7 +340,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         option("--steps N", "steps of training for each agent", type=whole(1), default=50),
         option("--games N", "unseen games to measure by", type=whole(2), default=500),
-        option("--agent NAME", "respond as this agent alone; may be repeated", action="append"),
+        option("--agent NAME …", "respond as this agent alone"),
         option("--json", "print the result as JSON, with the curve of every response"),
     ),
     "play": command(
@@ -453,19 +357,13 @@ COMMANDS: Mapping[str, Command] = {
             "(default: random; a run plays its own)",
         ),
         option("--seed S", "which game is dealt", type=int, default=0),
-        option(
-            "--exact",
-            "print exact values of the run's checkpoints instead of playing: NashConv, expected returns",
-        ),
+        option("--exact", "print exact values of the run's checkpoints instead: NashConv, returns"),
     ),
     "chat": command(
         "chat with a run's team, or with a model, in the terminal and read what each agent says",
         words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
         _PLAYER[1],
-        option(
-            "--environment -e NAME",
-            "the recipe or environment whose team the model plays (default: it answers alone)",
-        ),
+        option("--environment -e NAME", "whose team the model plays (default: it answers alone)"),
         _REAL,
         option("--agent NAME", "chat with one agent alone (default: the whole team)"),
     ),
@@ -477,59 +375,43 @@ COMMANDS: Mapping[str, Command] = {
             "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
             "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value",
         ),
-        option(
-            "--print vllm",
-            "print the commands by which vLLM serves the agents of an exported team, and serve nothing",
-            choices=("vllm",),
-        ),
+        option("--print vllm", "print commands by which vLLM serves an exported team", choices=("vllm",)),
         option("--record FOLDER", "record sessions of programs as episodes, once they post a reward"),
-        option(
-            "--embedder MODEL",
-            "a model of sentence-transformers for /v1/embeddings: a folder or a name on the hub",
-        ),
+        option("--embedder MODEL", "a model of sentence-transformers for /v1/embeddings"),
         option(
             "--tool-form FORM",
             f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
             choices=TOOL_FORMS,
         ),
-        option("--name NAME", "the name by which clients call the team or the verifier (default: the run's)"),
-        option(
-            "--environments NAMES", "environments: which to serve, as name or name=what, separated by commas"
-        ),
+        option("--name NAME", "by which clients call the team or the verifier (default: the run's)"),
+        option("--environments NAMES", "environments: which to serve, as name or name=what, …"),
         option(
             "--workers N",
-            "environments: processes for their worlds; 0 keeps them in the server's own",
+            "environments: processes for their worlds; 0 for the server's own",
             type=whole(0),
             default=0,
         ),
         option("--sessions N", "environments: most worlds at once", type=whole(1), default=4096),
         option(
             "--idle S",
-            "seconds without a call after which a recorded session may be closed",
+            "seconds without a call before a recorded session may be closed",
             type=positive,
             default=SESSION_IDLE,
         ),
         option(
             "--drain S",
-            "environments: seconds that episodes have to end after a signal",
+            "environments: seconds for episodes to end after a signal",
             type=positive,
             default=30.0,
         ),
-        option("--replace NAMES", "environments: replace these on the server at --at, while runs play them"),
+        option("--replace NAMES", "environments: replace these on the server at --at"),
         option("--at HOST:PORT", "environments: the server of --replace"),
         option("--certificate FILE", "environments: PEM file to verify the server at --at with"),
         *_binding(None, " (default: 8000; environments: 50051)"),
         option(
-            "--grpc-port PORT",
-            "reward: also serve gRPC on this port; 0 takes a free one (default: HTTP only)",
-            type=int,
+            "--grpc-port PORT", "reward: gRPC's port too; 0 takes a free one (default: HTTP only)", type=int
         ),
-        option(
-            "--calls N",
-            "most answers in progress at once, waiting ones included",
-            type=whole(1),
-            default=CALLS,
-        ),
+        option("--calls N", "most answers in progress at once", type=whole(1), default=CALLS),
         option("--batch N", "reward: most answers that are scored together", type=whole(1), default=BATCH),
         option("--timeout S", "seconds that one call may take", type=positive, default=SECONDS),
     ),
@@ -551,8 +433,8 @@ COMMANDS: Mapping[str, Command] = {
         option("--to STEP", "rollback: the step of the checkpoint to go back to", type=int),
         option("--dry-run", "rollback: only show what would be moved"),
         option("--text NOTE", "note: what is to be remembered of the run; replaces its note"),
-        option("--tag TAG", "note: add a tag; may be repeated", action="append", default=[]),
-        option("--untag TAG", "note: remove a tag; may be repeated", action="append", default=[]),
+        option("--tag TAG …", "note: add a tag"),
+        option("--untag TAG …", "note: remove a tag"),
         _JSON,
     ),
     "recipes": command(
@@ -565,51 +447,36 @@ COMMANDS: Mapping[str, Command] = {
     "validate": command(
         "check a recipe and everything it names, or an environment alone, without loading a model",
         _RECIPE,
-        option(
-            "--environment NAME",
-            "check an environment alone (built in, or module:Class), with settings environment.key=value",
-        ),
+        option("--environment NAME", "check an environment alone: a name or module:Class"),
         option("--agents A,B", "the team of an environment that is checked alone, in seat order"),
         _REAL,
         option("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
-        option(
-            "--judge FILE",
-            "ask the recipe's judges about graded answers, rows {question, text, score}, and print how far they agree",
-        ),
+        option("--judge FILE", "compare the recipe's judges with graded answers {question, text, score}"),
         option("--json", "with --judge, print one JSON object"),
-        option(
-            "--graph",
-            "print the workflow as a Mermaid flowchart; a workflow file can be named in place of a recipe",
-        ),
+        option("--graph", "print the workflow, or a workflow file, as a Mermaid flowchart"),
     ),
     "data": command(
         "prepare a data set: write its train and test files once, for all runs",
         positional("action", "prepare", "write the files of a data set", choices=["prepare"]),
         positional("name", "NAME", "gsm8k, math, deepscaler, deepmath, anli or mbpp"),
         option("--out FOLDER", "new folder to write", required=True),
-        option(
-            "--source WHERE",
-            "a folder, a file or `owner/name` on the Hugging Face hub (default: the usual name there)",
-        ),
+        option("--source WHERE", "folder, file or `owner/name` on the Hugging Face hub (default: the usual)"),
         option("--train A,B", "splits or files to train on, instead of the usual ones", default=""),
         option("--test A,B", "splits or files to test on, instead of the usual ones", default=""),
         option("--form jsonl|parquet", "file format", default="jsonl"),
         option(
             "--test-share X",
-            "share of the rows to test on, if no test split is published",
+            "share of the rows to test on, where no test split is published",
             type=share,
             default=0.1,
         ),
         option(
             "--max-unusable X",
-            "largest share of rows that may be left out as unusable",
+            "most rows that may be left out as unusable, as a share",
             type=share,
             default=0.01,
         ),
         option("--json", "print the manifest"),
     ),
-    "info": command(
-        "show what is installed and what this machine has",
-        _JSON,
-    ),
+    "info": command("show what is installed and what this machine has", _JSON),
 }

@@ -9,9 +9,12 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, get_args
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
@@ -311,14 +314,12 @@ def metrics_fault(row: Mapping[str, Json]) -> str | None:
 
 def evaluation_fault(row: Mapping[str, Json]) -> str | None:
     """Return what is wrong with an evaluation's row, in words; None when nothing is wrong."""
-    fault = _step_fault(row)
-    if fault is not None:
-        return fault
-    for name, (expected, fits) in EVALUATION.items():
-        if name in row and not fits(row[name]):
-            return f"{name!r} is not {expected}"
-        if name not in row and name in NEEDED:
-            return f"it has no {name!r}"
+    try:
+        _form_of_evaluations().validate_python(row, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = str(first["loc"][0])
+        return f"it has no {name!r}" if first["type"] == "missing" else f"{name!r}: {first['msg']}"
     return None
 
 
@@ -336,53 +337,45 @@ def _is_count(value: Json) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _are_numbers(value: Json) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
+Count = Annotated[int, Field(ge=0)]
+Ends = Annotated[list[float], Field(min_length=2, max_length=2)] | None
 
 
-def _is_interval(value: Json) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
+class _Judgement(TypedDict):
+    """How well a verifier judges."""
+
+    auc_within: float | None
+    interval_within: Ends
 
 
-_COUNT = ("a whole number", _is_count)
-EVALUATION: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
-    "problems": _COUNT,
-    "success": ("a number or null", lambda value: value is None or _is_number(value)),
-    "interval": ("two numbers or null", _is_interval),
-    "reward": ("a mapping of agents to numbers", _are_numbers),
-    "tokens": ("a number", _is_number),
-    "scored": ("a whole number or null", lambda value: value is None or _is_count(value)),
-    "failed": _COUNT,
-    "reason": ("text", lambda value: isinstance(value, str)),
-    "fewer": ("text", lambda value: isinstance(value, str)),
-    "parts": (
-        "a mapping",
-        lambda value: isinstance(value, dict) and all(isinstance(p, dict) for p in value.values()),
-    ),
-    "verifier": (
-        "how well a verifier judges, or null",
-        lambda value: (
-            value is None
-            or (
-                isinstance(value, dict)
-                and {"auc_within", "interval_within"} <= value.keys()
-                and _is_interval(value["interval_within"])
-                and (
-                    _is_number(value["auc_within"])
-                    or (value["auc_within"] is None and value["interval_within"] is None)
-                )
-            )
-        ),
-    ),
-    "games": ("true or false", lambda value: isinstance(value, bool)),
-    "part_reward": (
-        "a mapping of parts to mappings of agents to numbers",
-        lambda value: isinstance(value, dict) and all(map(_are_numbers, value.values())),
-    ),
-}
-"""For each value its expected type, in words, and a test of it."""
-NEEDED = ("problems", "success", "interval", "reward")
-"""Values in rows of every version."""
+def _whole(found: _Judgement) -> _Judgement:
+    if found["auc_within"] is None and found["interval_within"] is not None:
+        raise ValueError("an interval around no AUC")
+    return found
+
+
+class _EvaluationRow(TypedDict):
+    """A row of `evaluations.jsonl`; what is required stands in rows of every version."""
+
+    step: Count
+    problems: Count
+    success: float | None
+    interval: Ends
+    reward: dict[str, float]
+    tokens: NotRequired[float]
+    scored: NotRequired[Count | None]
+    failed: NotRequired[Count]
+    reason: NotRequired[str]
+    fewer: NotRequired[str]
+    parts: NotRequired[dict[str, dict[str, Any]]]
+    verifier: NotRequired[Annotated[_Judgement, AfterValidator(_whole)] | None]
+    games: NotRequired[bool]
+    part_reward: NotRequired[dict[str, dict[str, float]]]
+
+
+@cache
+def _form_of_evaluations() -> TypeAdapter[_EvaluationRow]:
+    return TypeAdapter(_EvaluationRow)
 
 
 STARTS = "starts"
