@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -74,6 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _text(name: str) -> str:
+    return (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
+
+
 def _job(arguments: argparse.Namespace, recipe: str) -> LaunchedJob:
     files, settings = split_words(arguments.words)
     name = (
@@ -137,18 +142,7 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
 
 # -------- A manifest for Kubernetes: an indexed job whose pods meet at the first one; no operator is needed
 
-HEAD = """\
-# Trains with kapelle. Submit it with `kubectl apply -f THIS_FILE`. A pod that fails is started again and continues the run.
-#
-# It was made from a template and has not been run. The image holds kapelle, torch and what the recipe names (models, data,
-# modules of your own); the recipe's own files are in the ConfigMap. Keys of endpoints and judges belong into a Secret
-# that you add to the container as `envFrom`.
-"""
 PORT = 29500
-LOST = """\
-#
-# Without --volume CLAIM the run lies in its pod and is lost with it.
-"""
 RECIPES = "/recipe"
 """Where the files of the recipe lie in a container."""
 MOST_BYTES = 1 << 20
@@ -184,7 +178,8 @@ def manifest(job: LaunchedJob) -> str:
         things.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": found})
     for thing in things:
         thing["metadata"] = {"name": job.name, "labels": labels}
-    return (HEAD if job.volume else HEAD + LOST) + _dumped(things)
+    lost = "#\n# Without --volume CLAIM the run lies in its pod and is lost with it.\n"
+    return _text("kubernetes") + ("" if job.volume else lost) + _dumped(things)
 
 
 def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
@@ -273,25 +268,6 @@ def _resources(job: LaunchedJob) -> dict[str, Any]:
 
 # -------- A batch script for SLURM, to be submitted by `sbatch`
 
-TEMPLATE = Template("""\
-#!/bin/bash
-# Trains with kapelle. Submit it with `sbatch THIS_FILE`, from the folder that its relative paths start from, which all
-# nodes must see, as they must see the run directory, models and data. Submitted again, it continues the run.
-#
-# It was made from a template and has not been run. Add what your cluster wants here (partition, account, modules).
-$options
-set -euo pipefail
-
-run_dir=$run_dir
-resume=()
-if [[ -e "$$run_dir/config.yaml" ]]; then
-    resume=(--resume)
-fi
-$before
-$start \\
-    $words "$${resume[@]}"
-""")
-
 WARNING_S = 120
 """Seconds before the time limit at which the run receives SIGTERM."""
 SAVING_S = 30
@@ -305,17 +281,12 @@ def script(job: LaunchedJob) -> str:
     if job.seconds is not None and job.seconds > 2 * WARNING_S:
         before = f"export {STOP_WITHIN}={WARNING_S - SAVING_S}\n"
     if many:
-        before += """
-# The first node is where all others meet.
-nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-head=${nodes%%$'\\n'*}
-port=$((20000 + SLURM_JOB_ID % 40000))
-"""
+        before += _text("slurm_nodes")
     words = list(job.train)
     place = words.index("--run-dir")
     quoted = [shlex.quote(word) for word in words]
     quoted[place + 1] = '"$run_dir"'
-    return TEMPLATE.substitute(
+    return Template(_text("slurm")).substitute(
         options="\n".join(f"#SBATCH {option}" for option in _options(job)),
         run_dir=shlex.quote(job.run_dir),
         before=before,

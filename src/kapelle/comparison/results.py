@@ -409,8 +409,6 @@ def draw(
 COLORS = 10
 """Number of colours; after them they repeat with another stroke."""
 STROKES = ("-", "--", ":", "-.")
-BANDS = 6
-"""Up to so many curves, quartiles are drawn as bands; for more, as bars next to the last step, which do not overlap."""
 FEW = 12
 """Up to so many points of a curve, each is marked, so that the lines between them are not mistaken for data."""
 
@@ -427,8 +425,4 @@ def _fill(axes: Axes, curves: Mapping[str, Curve], notes: Mapping[str, str]) -> 
             marker="o" if len(steps) <= FEW else "",
         )
         low, high = [curve[s].low for s in steps], [curve[s].high for s in steps]
-        if len(curves) <= BANDS:
-            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-        elif steps:
-            beside = steps[-1] + (steps[-1] - steps[0]) * 0.015 * (number + 1)
-            axes.vlines(beside, low[-1], high[-1], color=line.get_color(), linestyle=line.get_linestyle())
+        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

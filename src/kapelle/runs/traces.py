@@ -355,15 +355,23 @@ def _checked(told: Sequence[Mapping[str, str]], said: Sequence[Mapping[str, str]
     return tuple(told), said[0]["content"]
 
 
+def _loaded(given: Any, otherwise: Any) -> Any:
+    """Return what a text holds as JSON; of a text that is none `otherwise`, which is raised where it is an error."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        if isinstance(otherwise, UnusableCall):
+            raise otherwise from None
+        return otherwise
+
+
 def _parsed(given: Any, *, system: bool = False) -> list[Mapping[str, str]]:
     """Return messages of the conventions since 1.37: a role and parts, as JSON or as the text of it."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            if not system:
-                raise UnusableCall("messages that are no JSON (cut off, it seems)") from None
-            given = [{"type": "text", "content": given}]
+    if system:
+        given = _loaded(given, [{"type": "text", "content": given}])
+    given = _loaded(given, UnusableCall("messages that are no JSON (cut off, it seems)"))
     if given is None:
         return []
     if not isinstance(given, list):
@@ -398,20 +406,11 @@ def _part(part: Any) -> str:
 def _event_message(role: str, fields: Fields) -> Mapping[str, str]:
     """Return the message of one of the events before 1.37, whose content is a text, JSON, or attributes of its own."""
     content = fields.get("gen_ai.event.content")
-    body: Any = content if content is not None else fields
-    if isinstance(content, str):
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError):
-            body = {"content": content}
+    body = _loaded(content, {"content": content}) if content is not None else fields
     if not isinstance(body, Mapping):
         raise UnusableCall("an event without a message")
     message = body.get("message", body)
-    if isinstance(message, str):
-        try:
-            message = json.loads(message)
-        except (ValueError, RecursionError):
-            message = {"content": message}
+    message = _loaded(message, {"content": message})
     return _message(role, _content(message if isinstance(message, Mapping) else {}))
 
 
@@ -419,12 +418,7 @@ def _content(message: Fields) -> str:
     """Return the words and calls of a message in OpenAI's form."""
     content = message.get("content")
     lines = [_text(content)] if content else []
-    calls = message.get("tool_calls")
-    if isinstance(calls, str):
-        try:
-            calls = json.loads(calls)
-        except (ValueError, RecursionError):
-            raise UnusableCall("calls of tools that are no JSON") from None
+    calls = _loaded(message.get("tool_calls"), UnusableCall("calls of tools that are no JSON"))
     for call in _list(calls):
         function = call.get("function")
         own = function if isinstance(function, Mapping) else call
@@ -479,11 +473,7 @@ def _text(content: Any) -> str:
 def _tool_call(name: Any, arguments: Any) -> str:
     if not isinstance(name, str):
         raise UnusableCall("a call of a tool without a name")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise UnusableCall("a call of a tool whose arguments are no JSON") from None
+    arguments = _loaded(arguments, UnusableCall("a call of a tool whose arguments are no JSON"))
     called = json.dumps({"name": name, "arguments": arguments or {}}, ensure_ascii=False)
     return f"<tool_call>\n{called}\n</tool_call>"
 
