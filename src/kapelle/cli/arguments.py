@@ -6,7 +6,6 @@ commands stand here too, because the help texts name them.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -136,14 +136,18 @@ def verdict_of(run: Path) -> Verdict:
 
 
 def _judged(run: Path, rows: Sequence[Mapping[str, float]], settings: Mapping[str, Any]) -> Verdict:
-    names = dict.fromkeys(name for row in rows for name in row if name != "step")
-    columns = {name: [_number(row.get(name)) for row in rows] for name in names}
+    columns = _columns(rows)
     return judge(
         [row["step"] for row in rows],
         columns,
         read_evaluations(run),
         opposed=opposed(settings, rows[-1] if rows else {}, columns),
     )
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    return {name: [_number(row.get(name)) for row in rows] for name in names}
 
 
 def _number(value: object) -> float | None:
@@ -275,19 +279,24 @@ def failures(run: Path) -> list[str]:
         if status.state != "finished"
         else []
     )
-    for name, description in TROUBLES:
-        bad = [
-            int(row["step"])
-            for row in rows
-            if any(
-                value > 0
-                for key, value in row.items()
-                if key == name or (name[-1] == "/" and key.startswith(name))
-            )
-        ]
-        lines += [f"{len(bad)} of {len(rows)} {description}, the last at step {bad[-1]}"] if bad else []
+    lines += troubles([row["step"] for row in rows], _columns(rows))
     torn = [f"{folder}/{name} is damaged" for folder in FOLDERS for name in damaged(run / folder)]
     return [*lines, *torn, *all_losses(run, contents=True)]
+
+
+def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """Return in how many steps each of `TROUBLES` occurred, in words; `columns` have a value for each of `steps` or None."""
+    lines = []
+    for name, description in TROUBLES:
+        own = [
+            column
+            for key, column in columns.items()
+            if key == name or (name[-1] == "/" and key.startswith(name))
+        ]
+        bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
+        if bad:
+            lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")
+    return lines
 
 
 def last_evaluation(run: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from kapelle.runs.blamed import blame_files
 from kapelle.runs.findings import read_evaluated, read_notes
 from kapelle.runs.reader import read_left_out
 from kapelle.runs.recorded import all_losses
-from kapelle.runs.summary import TROUBLES, flat, opposed, plays_against
+from kapelle.runs.summary import flat, opposed, plays_against, troubles
 from kapelle.runs.verdict import Verdict, judge
 from kapelle.viewer import curves
 from kapelle.viewer.episode import ShownEpisode, step_episodes, witnesses
@@ -142,18 +142,7 @@ def warnings(run: ViewedRun) -> list[str]:
     """Return what went wrong in a run's steps, and what its files hold that no page can show, in words."""
     with run.lock:
         run.refresh()
-        steps, lines = run.metrics.axes["step"], []
-        for name, description in TROUBLES:
-            own = [
-                column
-                for key, column in run.metrics.columns.items()
-                if (key == name or (name[-1] == "/" and key.startswith(name))) and any(column)
-            ]
-            if not own:
-                continue
-            bad = [step for k, step in enumerate(steps) if any((column[k] or 0) > 0 for column in own)]
-            if bad:
-                lines.append(f"{len(bad)} of {len(steps)} {description}, the last at step {bad[-1]:.0f}")
+        lines = troubles(run.metrics.axes["step"], run.metrics.columns)
 
         def counted(count: int, word: str) -> str:
             return f"{count:,} {word}{'' if count == 1 else 's'}"
