@@ -76,20 +76,3 @@ def test_a_curve_is_linked_only_where_the_page_has_it(tmp_path: Path) -> None:
     (page,) = pages(tmp_path, "/run/paid/verdict")
     assert "3 of the 8 steps" in page
     assert "#panel-success" not in page
-
-
-def test_filters_that_no_episode_can_fit_are_named_and_offer_no_command(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", steps=3)
-    kept, broken, steps, rewards = pages(
-        tmp_path,
-        *(
-            f"/run/run/episodes?{query}"
-            for query in ("from=1&to=3", "re=%5B", "from=50&to=2", "least=1&most=0.5")
-        ),
-    )
-    assert 'id="collect"' in kept
-    assert "Exchange them" not in kept
-    assert "The expression cannot be used" in broken
-    assert "No steps lie from 50 to 2: the first number is the larger one." in steps
-    assert "No rewards lie from 1 to 0.5" in rewards
-    assert all('id="collect"' not in page for page in (broken, steps, rewards))
