@@ -201,6 +201,7 @@ class TestRegularisedNash:
                 check_two_players(team)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -41,7 +41,7 @@ def leaves(value: Any, at: str = "") -> list[str]:
     return [at]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_a_recipe_shown_is_the_recipe_again(name: str) -> None:

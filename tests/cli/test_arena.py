@@ -111,6 +111,7 @@ def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None
             _keep_settings(tmp_path, {"tasks": _digest(changed)}, {})
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
@@ -232,6 +233,7 @@ def test_a_server_takes_part(kapelle: Kapelle) -> None:
     assert found["payoffs"][0][1] == found["payoffs"][2][1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_play_what_one_does(kapelle: Kapelle) -> None:
     one = kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "one")

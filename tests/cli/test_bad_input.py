@@ -100,6 +100,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("command", ["train", "validate"])

@@ -68,7 +68,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return left(Path("run"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "place", "blocking", "signals", "code"),

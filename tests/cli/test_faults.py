@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 def test_damaged_files_end_in_one_line_or_are_repaired(kapelle: Kapelle, run: Path, what: str) -> None:
@@ -270,6 +270,7 @@ DATA = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "another"])
 def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, field: str) -> None:
@@ -287,6 +288,7 @@ def test_half_a_character_in_a_prompt_is_read_like_any_other(kapelle: Kapelle) -
     assert said.code == 0, said.err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "another"])
 def test_a_row_of_50_megabytes_is_met_without_counting_its_tokens(

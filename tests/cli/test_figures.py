@@ -195,6 +195,7 @@ def test_dpo_shows_its_margin_and_the_share_of_pairs_that_are_right(kapelle: Kap
     assert not any("reward" in line for line in steps)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_zero_sum_game_is_told_by_seat(kapelle: Kapelle) -> None:
     words = recipe(

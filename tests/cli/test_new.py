@@ -52,6 +52,7 @@ def test_it_is_ready_to_train(made: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "is ready to train" in capsys.readouterr().out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 def test_two_steps_of_training(made: Path) -> None:
     with Trainer(load_recipe(f"{made.name}.yaml", settings=SMALL).config) as trainer:

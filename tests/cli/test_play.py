@@ -112,6 +112,7 @@ def test_without_openspiel_the_package_is_named_first(
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_trained_team_plays_the_other_seats(kapelle: Kapelle, typed: Type) -> None:
     tiny = ["model.embedded.hidden=16", "model.embedded.layers=1", "model.embedded.intermediate=32"]

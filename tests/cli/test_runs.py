@@ -64,6 +64,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert found.err.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_poisoned_run_is_told_the_way_back_which_leads_out(
     run: Path, kapelle: Kapelle, trained: Path
@@ -162,6 +163,7 @@ def test_looking_at_runs_needs_no_torch(run: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapelle: Kapelle) -> None:
     said = kapelle("train", write(tmp_path), "--run-dir", "three", "--no-rich")

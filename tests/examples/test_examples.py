@@ -45,6 +45,7 @@ def test_summaries_are_paid_by_their_likeness(
     assert capsys.readouterr().out.count("ROUGE-L") == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("main", ["exploitability.py"], indirect=True)
 def test_the_distance_from_an_equilibrium_is_printed_for_policies_and_their_average(

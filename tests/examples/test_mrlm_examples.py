@@ -67,6 +67,7 @@ def test_all_eleven_are_there() -> None:
     assert long == set()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTS)
 def test_it_prints_what_it_is_about(name: str, run: Callable[..., list[str]]) -> None:

@@ -37,6 +37,7 @@ def test_a_workflow_of_ones_own_asks_the_third_only_when_two_differ(
     assert all(0 <= share < 100 for share in shares)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_parts_of_a_mixture_are_told_apart(run: Callable[[str, int], list[str]]) -> None:
     shown = run("debate_on_a_mixture.py", 2)

@@ -86,6 +86,7 @@ def test_a_row_is_that_of_what_was_read_and_said() -> None:
     assert gradient[1:].abs().max() < 1e-9  # the first letter decides
 
 
+@pytest.mark.long
 def test_to_what_embeds_turns_a_letter_is_itself() -> None:
     algorithm = {"name": "vdn", "group_size": 16, "fit": {"min_fill": 16, "updates": 40, "lr": 0.01}}
     still = TableRun(recipe_of({"name": "sum_game", "seats": 3}, Arm(algorithm), 1e-6, 0))
@@ -93,6 +94,7 @@ def test_to_what_embeds_turns_a_letter_is_itself() -> None:
     assert explained[-1] > 0.9  # a sum explains a sum, and could not if answers looked alike
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("additive", "explained"), [(True, True), (False, False)])
 def test_additive_critics_know_answers_that_they_have_not_met_together(
     additive: bool, explained: bool

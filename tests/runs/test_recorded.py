@@ -150,6 +150,7 @@ def test_damage_is_told_with_its_steps_by_readers_and_refused_by_a_resume(
     assert read_groups(run, 10) == [group("a", 10, 1010)], "the other steps are read as before"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_file_cut_at_any_byte_has_its_missing_steps_named(tmp_path: Path, saved: dict[str, int]) -> None:
     run = tmp_path / "run"

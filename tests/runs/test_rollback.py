@@ -25,6 +25,7 @@ from kapelle.runs.rollback import ASIDE, plan_rollback, roll_back
 __all__ = ["run", "trained"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("to", [0, 2, 3])
 def test_what_goes_on_equals_a_run_that_was_never_beyond(
@@ -117,7 +118,7 @@ def _killed(run: str, place: str) -> None:
     roll_back(Path(run), 2)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(

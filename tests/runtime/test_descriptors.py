@@ -93,6 +93,7 @@ def test_more_episodes_than_descriptors_wait_in_line(sandbox: Bubblewrap, what: 
     assert (found["errors"], found["played"]) == ([], count)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_soft_limit_is_raised_to_the_hard_one(sandbox: Bubblewrap) -> None:
     assert played(128, 1024, "endpoints", 2)["soft"] == 1024

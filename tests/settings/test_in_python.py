@@ -114,6 +114,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

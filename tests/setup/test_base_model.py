@@ -192,7 +192,7 @@ def unset(name: str, whole: dict[str, Any], path: str) -> tuple[Recipe | None, s
 
 
 class TestUnset:
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(4)
     @pytest.mark.slow
     @pytest.mark.parametrize("name", builtin_recipes())
     def test_every_mapping_of_a_recipe_can_be_unset(self, name: str) -> None:

@@ -148,7 +148,7 @@ def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, 
     assert "# warm-up" not in said.out
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path, tmp_path: Path) -> None:
@@ -230,6 +230,7 @@ def test_the_comments_name_settings_at_all() -> None:
     assert {name for name, _ in COMMENTED} > {"cory_gsm8k", "marft_math_duo", "mrlm_dpo", "mrlm_sft"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "group"), COMMENTED, ids=lambda each: str(each)[:60])
 def test_what_a_comment_names_works_when_it_is_copied(

@@ -295,7 +295,7 @@ def beside_from(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return `routing` and `constraint` of `beside_row`, as keywords."""
     routing, constraint = row["routing"], row["constraint"]
     return {
-        "routing": None if routing is None else Routing(*routing[:2], base64.b64decode(routing[2])),
+        "routing": None if routing is None else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
         "constraint": None if constraint is None else Constraint(**constraint),
     }
 

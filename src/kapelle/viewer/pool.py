@@ -82,7 +82,7 @@ def entry_of(raw: bytes) -> EntryStanding | None:
         if part == "members":
             made.members = {each["name"]: (KINDS[each["kind"]], each.get("step")) for each in found}
         elif part == "results":
-            made.results = {(one, other): tuple(counts) for one, other, *counts in found}  # type: ignore[misc]
+            made.results = {(one, other): tuple(counts) for one, other, *counts in found}
         elif part == "ratings":
             made.ratings = found
         elif part == "strategy":

@@ -131,12 +131,13 @@ def size(step: Step, credit: Mapping[TurnKey, Credit], agent: int) -> float:
 class TestWhoDeservesWhat:
     """No word of the step that is judged was fitted on before."""
 
-    @pytest.mark.sample(2)
+    @pytest.mark.long
     @pytest.mark.slow
     def test_modelled_credit_ranks_true_contributions(self, settings: type[VDN | QMIX]) -> None:
         step, credit, _ = judged(settings, "modelled")
         assert ranked(step, credit) >= 0.9
 
+    @pytest.mark.sample(2)
     @pytest.mark.slow
     def test_a_lazy_agent_s_modelled_credit_is_noise(self, settings: type[VDN | QMIX]) -> None:
         # The noise of one return has size 0.1; the words of `a` move it by 0.68 and those of `b` by 0.2. The team's
@@ -149,7 +150,7 @@ class TestWhoDeservesWhat:
         assert share["credit_share/a"] > 2 * share["credit_share/b"] > 3 * share["credit_share/c"]
         assert sum(share[f"credit_share/{agent}"] for agent in "abc") == pytest.approx(1.0)
 
-    @pytest.mark.sample(2)
+    @pytest.mark.long
     @pytest.mark.slow
     def test_the_difference_ranks_far_better_than_the_return_and_pays_the_lazy_one_far_less(
         self, settings: type[VDN | QMIX]
@@ -279,6 +280,7 @@ class TestPay:
         made(again.groups, again.signals)
         assert "mixer_loss" in made.metrics()
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_utility_is_q_itself_and_no_difference(self) -> None:
         # QMIX with agents that matter little together: Q's scale is not Q_tot's.

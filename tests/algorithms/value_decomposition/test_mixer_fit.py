@@ -175,6 +175,7 @@ class TestTwoStepGame:
         torch.manual_seed(0)
         torch.testing.assert_close(self.fitted(MonotonicMixer(2, 2, 8, 16)), self.GAMES, atol=1e-3, rtol=0)
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_vdn_fits_the_flat_one_and_the_least_squares_sum_of_the_other(self) -> None:
         least_squares = torch.tensor([[-1.5, 2.5], [2.5, 6.5]], dtype=F64)

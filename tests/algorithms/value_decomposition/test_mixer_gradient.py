@@ -176,6 +176,7 @@ def noise(generator: torch.Generator) -> tuple[list[Group], dict[TurnKey, Embedd
     return groups, embedding
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @BOTH
 def test_where_q_knows_nothing_the_return_is_paid_however_well_q_remembers(

@@ -110,7 +110,7 @@ def test_an_update_moves_no_slot() -> None:
             before = now
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "league",
     [
@@ -127,6 +127,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, league: dict[str, Any]) -> No
     check_that_it_resumes(tmp_path, league, beside)
 
 
+@pytest.mark.long
 def test_a_line_resumes_between_two_entries(tmp_path: Path) -> None:
     """Step 4 is played against drafts of step 2, which the checkpoint of step 3 knows."""
     league = line(3, refresh=2, by="uniform")
@@ -159,6 +160,7 @@ def check_that_it_resumes(tmp_path: Path, league: dict[str, Any], beside: str, t
             assert same_bits(frozen_copy(second.engine.weights(policy)), weights)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("population", ["self_play", "fictitious", "pfsp"])
 def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: str) -> None:
     """Of a small game the table is exact for each population; elsewhere its pairs are played where `pair_games` says so."""
@@ -235,6 +237,7 @@ def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("league", [game()["league"], line(2, every=2, refresh=1)], ids=["one", "pipeline"])
 def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path, league: dict[str, Any]) -> None:
     def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
@@ -311,6 +314,7 @@ def test_members_that_are_always_there(tmp_path: Path) -> None:
     assert played == {"base": "member:base", "nash": "", "old": "member:old:player"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("each", ["nash", "psro"])
 def test_small_games_are_measured_exactly(each: str) -> None:
     pytest.importorskip("pyspiel")
@@ -494,6 +498,7 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
     assert found != pytest.approx(evaluate_table(world, replace(mixed[0], chances=turned)).nash_conv)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("over", [{}, {"keep": 1, "exact": 0}])
 def test_psro_needs_one_slot_where_no_two_past_selves_play(over: dict[str, Any]) -> None:
     """The table is computed from the policies, or holds one past self at a time."""
@@ -606,6 +611,7 @@ def test_a_learner_of_a_line_goes_on_where_nobody_begins_anew() -> None:
         assert not same_bits(entered, frozen_copy(trainer.engine.weights("player")))
 
 
+@pytest.mark.long
 def test_drafts_are_taken_every_so_many_steps_and_at_entries() -> None:
     league = line(2, every=5, refresh=3)
     with Trainer(**game(league=league, training={"steps": 7, "tasks_per_step": 2})) as trainer:
@@ -614,6 +620,7 @@ def test_drafts_are_taken_every_so_many_steps_and_at_entries() -> None:
     assert [name.partition("@")[2] for [name] in seen] == ["0", "0", "3", "3", "5", "6", "6"]
 
 
+@pytest.mark.long
 def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() -> None:
     """Each agent's adapter meets the mixture of those opposite; in the other half of its tasks a learner plays itself."""
     pytest.importorskip("pyspiel")
@@ -653,6 +660,7 @@ def test_what_learns_beside_the_team_starts_where_the_team_does(tmp_path: Path) 
                     assert same_bits(frozen_copy(trainer.engine.weights(policy)), learned), policy
 
 
+@pytest.mark.long
 def test_the_process_that_plays_ahead_has_the_weights_of_who_began_anew() -> None:
     """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins anew."""
     training = {"steps": 12, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
@@ -665,6 +673,7 @@ def test_the_process_that_plays_ahead_has_the_weights_of_who_began_anew() -> Non
     assert any("exploiter:player" in policies for policies in played)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool) -> None:
     training = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2, "overlap": overlap}
@@ -697,6 +706,7 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
     assert ages == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
+@pytest.mark.long
 def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays() -> None:
     """Tables are filled by this process while the other one plays."""
     training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}
@@ -718,6 +728,7 @@ def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays()
     assert not any(busy)
 
 
+@pytest.mark.long
 def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: Path) -> None:
     settings = game(
         league=line(2, every=100, refresh=1),
@@ -766,6 +777,7 @@ def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
             assert set(league.pool.gone) == left
 
 
+@pytest.mark.long
 def test_members_of_a_step_that_is_repeated_are_seated_with_their_own_weights() -> None:
     """Names stand for other weights when steps are played again and come out otherwise."""
     with Trainer(**game(league=line(2, every=1, refresh=1))) as trainer:

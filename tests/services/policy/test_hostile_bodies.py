@@ -153,6 +153,7 @@ def plain() -> Iterator[PolicyServer]:
         yield served
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("path", PLAIN_ROUTES)
 async def test_what_is_sampled_of_broken_bodies_fails_nobody(plain: PolicyServer, path: str) -> None:
     """Prompts, schemas and forced calls reach the engine, in which two answers are always under way."""

@@ -306,6 +306,7 @@ def taught(agent: str, task: Task, messages: Sequence[Message], seed: int) -> st
     return f"{agent}!"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_warm_up_learns_what_the_teacher_says_in_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

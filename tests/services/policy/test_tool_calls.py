@@ -97,7 +97,7 @@ def kept_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", ["openai", "langchain", "parts", "stripped", "litellm"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", TEXTS)

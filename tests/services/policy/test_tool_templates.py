@@ -123,6 +123,7 @@ def test_a_template_continues_behind_calls_as_it_writes_them(family: Family) -> 
     assert renderer.decode(extended) == whole
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", IDS)
 def test_calls_go_both_ways_in_a_familys_own_form(
@@ -200,6 +201,7 @@ def test_the_tools_are_told_by_the_template_and_once(family: Family, play: Play)
     assert "You can call these tools" in asked.messages[-1].content, "engines that read text have it in words"
 
 
+@pytest.mark.long
 def test_what_ends_a_turn_is_no_word(client: OpenAI, play: Play) -> None:
     """`<|end|>` is a mark of harmony, and elsewhere a token that texts drop."""
     ended = 0
