@@ -152,7 +152,7 @@ class TestTree:
     ) -> None:
         workflow = {"name": "tool_use" if environment["name"] == "tools" else "play"}
         settings = {**SMALL, "environment": environment, "workflow": workflow, "model": "no-such/model"}
-        with pytest.raises(ConfigError, match=rf"{what}\. Set `algorithm={{'tree': False}}`"):
+        with pytest.raises(ConfigError, match=rf"{what}\. Set `algorithm.tree: false`"):
             Trainer(**settings)
 
     @pytest.mark.parametrize(

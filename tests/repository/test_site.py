@@ -195,9 +195,8 @@ def test_every_tutorial_asserts_what_it_prints(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", howtos(), ids=lambda page: page.stem)
-def test_every_how_to_is_short_listed_and_shows_what_to_type(page: Path) -> None:
+def test_every_how_to_is_listed_and_shows_what_to_type(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 40
     title = text.partition("\n")[0].removeprefix("# ")
     assert f"- [{title}]({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
     assert list(blocks(text))

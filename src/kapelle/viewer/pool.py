@@ -124,7 +124,7 @@ Chance = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9)]
 Games = Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class _Member(TypedDict):
+class _Entrant(TypedDict):
     name: Name
     kind: Literal["past", "policy", "player"]
     step: NotRequired[int | None]
@@ -140,7 +140,7 @@ class _Payoffs(TypedDict):
 def _parts() -> dict[str, TypeAdapter[Any]]:
     """Return the form of each part of a standing."""
     forms: dict[str, Any] = {
-        "members": list[_Member],
+        "members": list[_Entrant],
         "ratings": dict[Name, Annotated[tuple[Rating, Rating, Rating], AfterValidator(_ordered)]],
         "results": list[tuple[Name, Name, Games, Games, Games]],
         "strategy": dict[Name, dict[Name, Chance]],

@@ -82,11 +82,14 @@ def library(sandbox: Bubblewrap, tmp_path_factory: pytest.TempPathFactory) -> Pa
     ):
         parent.chmod(0o755)
     source = Path(kapelle.__file__).parent
-    for room in ("runtime", "sandbox"):
-        shutil.copytree(source / room, folder / "kapelle" / room)
+    for package in ("runtime", "environments/sandbox"):
+        shutil.copytree(source / package, folder / "kapelle" / package)
     shutil.copy(source / "errors.py", folder / "kapelle")
     (folder / "kapelle" / "__init__.py").touch()
-    shutil.copytree(Path(__file__).parent / "hostile", folder / "tests" / "sandbox" / "hostile")
+    (folder / "kapelle" / "environments" / "__init__.py").touch()
+    shutil.copytree(
+        Path(__file__).parent / "hostile", folder / "tests" / "environments" / "sandbox" / "hostile"
+    )
     return folder
 
 
