@@ -338,6 +338,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_one_agent_compared_with_itself_or_by_episodes(returns: list[float]) -> 
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("algorithm", [GRPO(), RLOO(), OPO(), DrMAS(), MAGRPO(), ReinforcePlusPlus()])
 @FEW
 @given(RETURNS, PRIZES)

@@ -237,6 +237,7 @@ def test_a_moving_reference_is_in_the_checkpoint(algorithm: dict[str, Any], tmp_
         assert all(same_bits(held[name], weights) for name, weights in references(second).items())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "algorithm",
     [

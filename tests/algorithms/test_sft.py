@@ -56,6 +56,7 @@ def test_the_weighed_mean_by_hand() -> None:
     assert means == {"nll": 2.0, "nll_heard": 3.0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_partner_can_be_foreseen() -> None:
     """The partner always says the same: after some steps it is expected, and not without a world model."""

@@ -90,6 +90,7 @@ WRONG = {
 """What `build` does, and what is said of it."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_row_is_one_sentence(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -98,6 +98,7 @@ async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     return [finding for finding in findings if finding.status == "failed"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READY)
 async def test_a_built_in_environment_conforms(name: str) -> None:
@@ -113,6 +114,7 @@ async def test_an_environment_over_real_data_conforms(name: str, data_folder: Pa
     assert await _failed(name, {"path": str(data_folder / folder), **settings}) == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGES)
 async def test_an_environment_over_a_package_conforms(name: str) -> None:
@@ -246,7 +248,7 @@ FAULTS = {
 """Each with the check that finds it and what that says."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_is_found_by_its_check(fault: str) -> None:

@@ -55,7 +55,7 @@ def cases() -> list[tuple[str, str, bool]]:
     ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "place", "blocking"), cases())
 def test_a_call_that_never_returns_costs_its_episode_alone(
@@ -81,6 +81,7 @@ def test_a_call_that_never_returns_costs_its_episode_alone(
             assert f"`{place}` of environment" in found.error
 
 
+@pytest.mark.long
 def test_threads_end_with_worlds_that_block() -> None:
     before = threading.active_count()
     run_async(lambda: rollout(stage(Stuck(blocking=True)), TASKS, 4, 5))

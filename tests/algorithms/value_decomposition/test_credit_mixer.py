@@ -165,6 +165,7 @@ class TestWhoDeservesWhat:
         assert row["credit_weight"] > (0.9 if settings is VDN else 0.65)
         assert row["mixer_explained"] > 0.5
 
+    @pytest.mark.sample(2)
     def test_the_team_s_return_would_have_paid_the_lazy_one_as_much_as_all(
         self, settings: type[VDN | QMIX]
     ) -> None:
@@ -259,6 +260,7 @@ class TestPay:
         found = [advantage(credit, TurnKey(0, e, k)) for e in (0, 1) for k in (0, 1)]
         assert found == [2.0, 2.0, -2.0, -2.0]
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_the_last_step_of_the_warm_up_pays_the_return_and_the_next_one_credit(self) -> None:
         made, alike = memory(VDN, "abc", credit="modelled", credit_warmup_steps=2), []
@@ -324,6 +326,7 @@ class TestRefused:
 
 
 class TestResume:
+    @pytest.mark.sample(2)
     @BOTH
     def test_what_went_through_a_checkpoint_goes_on_bit_for_bit(
         self, settings: type[VDN | QMIX], tmp_path: Path

@@ -51,7 +51,7 @@ def left(run: Path) -> dict[str, Any]:
     return {"rows": timeless, **files}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_a_server_is_the_run_here(name: str, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def opened(how: str) -> Iterator[McpTools]:
             process.kill()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "version"), [("pipes", "2025-11-25"), ("http", "2025-11-25"), ("modern", "2026-07-28")]

@@ -174,6 +174,7 @@ def test_what_an_honest_program_prints_is_its_reply_and_no_other(python: Interpr
     assert run(python, "print('a\\nb c')\n'0123 \"d\"'") == "a\nb c\n'0123 \"d\"'"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

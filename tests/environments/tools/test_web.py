@@ -169,6 +169,7 @@ def test_a_page_is_fetched_and_redirections_followed(server: str) -> None:
     assert fetch_json(f"{server}/page", {}, local=True) == {"path": "page"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("path", "why"),
     [
