@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -82,6 +83,12 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> str:
         folder, load_language_model(ModelConfig(embedded=EmbeddedConfig(**{**SIZE, "context": 32768})))
     )
     return str(folder)
+
+
+def pytest_runtest_teardown() -> None:
+    """End threads that a test has left spinning."""
+    if (stuck := sys.modules.get("tests.support.stuck")) is not None:
+        stuck.release()
 
 
 @pytest.hookimpl(tryfirst=True)
