@@ -378,7 +378,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
             "nash` is the same player as `league.members.x`. Name it once",
         ),
-        ({**KUHN, "league": {"members": {"x": "mcts(200)"}}}, r"Write mcts\(simulations=200\)"),
+        ({**KUHN, "league": {"members": {"x": "mcts(200)"}}}, r"Write mcts\(simulations=100\)"),
         (
             {"league": {"population": "psro", "slots": 1}},
             "`psro` plays pairs of members. Set `league.slots` to at least 2",
