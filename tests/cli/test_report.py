@@ -16,7 +16,7 @@ SECONDS = {"start": 1.0, "warm-up": 38.2, "training": 55.04, "evaluation": 3.0}
 
 
 def report(before: Point | None = BEFORE, after: Point | None = AFTER, stopped_by: int = 0) -> Report:
-    return Report(50, before, after, (WAS, IS), SECONDS, 821376, Path("runs/x"), stopped_by)
+    return Report(50, before, after, (WAS, IS), SECONDS, 821376, Path("runs/x"), "steps", stopped_by)
 
 
 def test_a_report_reads_from_top_to_bottom() -> None:

@@ -66,7 +66,7 @@ def test_the_command_says_how_many_steps_epochs_are_and_resumes_into_more(
     assert main(words) == 0
     said = capsys.readouterr()
     assert "1 epochs of 7 tasks, 2 a step, are 4 steps" in said.out + said.err
-    assert "training.epochs=2" in said.out, "what to do next is said in epochs too"
+    assert "training.epochs=N" in said.out, "what to do next is said in epochs too"
     assert main(["train", "--resume", str(run), "training.epochs=2", "--no-rich"]) == 0
     assert read_status(run).step == 7
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kapelle.cli.output import command, is_first, leave_ranks_here
 from kapelle.cli.source import Source
 from kapelle.cli.stopping import exit_code
-from kapelle.runs.reader import is_run, read_evaluations, saved_steps
+from kapelle.runs.reader import is_run, read_config, read_evaluations, saved_steps
 from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import stop_within
 from kapelle.runtime.process_tree import doing, stalled_after
+from kapelle.settings.overlays import parse_yaml
 from kapelle.training.console import (
     Lines,
     Point,
@@ -109,6 +110,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
     # Read from the run, because an earlier process has evaluated a resumed run before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
+    training = parse_yaml(read_config(run_dir)).get("training", {}) if is_run(run_dir) else {}
     before = rows[0] if rows and rows[0].step == 0 else None
     finished = summary is not None and summary.after is not None
     both = (summary.before, summary.after) if summary else (None, None)
@@ -120,6 +122,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         seconds=watch.seconds(),
         parameters=parameters,
         run_dir=run_dir,
+        length="epochs" if training.get("epochs") else "steps",
         stopped_by=stopped_by,
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
@@ -192,6 +195,8 @@ class Report:
     parameters: int
     """Of all base models together."""
     run_dir: Path
+    length: str
+    """The setting of `training` that says how long the run is."""
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
     notes: tuple[tuple[str, str], ...] = ()
@@ -269,7 +274,7 @@ class Report:
             *_row("run", run),
             *_row("see it", command("view", run)),
             *_row("measure", command("eval", run)),
-            *_row("go on", f"{command('train', '--resume', run)} training.steps=N"),
+            *_row("go on", f"{command('train', '--resume', run)} training.{self.length}=N"),
         ]
 
     def _scores(self) -> list[str]:
