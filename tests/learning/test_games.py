@@ -83,6 +83,7 @@ def xor(sharing: str, lr: float, algorithm: Mapping[str, Any], steps: int) -> Tr
 class TestXor:
     """2206.07505, section 4: two players that read the same must say different things."""
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_one_set_of_weights_wins_half_of_the_time_at_most(self) -> None:
         with xor("shared", 1e-3, {"name": "grpo"}, steps=50) as trainer:

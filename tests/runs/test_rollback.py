@@ -118,7 +118,7 @@ def _killed(run: str, place: str) -> None:
     roll_back(Path(run), 2)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_any_instant_it_goes_on_where_it_was_and_loses_nothing(

@@ -113,6 +113,7 @@ SPOOFS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPOOFS)
 def test_no_spoof_of_a_literal_test_is_paid(sandbox: Bubblewrap, what: str) -> None:
