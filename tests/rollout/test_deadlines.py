@@ -158,7 +158,7 @@ async def test_an_episode_has_a_limit_over_all_its_calls() -> None:
 
 def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_worlds, "WORKERS", 1)
-    monkeypatch.setattr(bounded_worlds, "left_behind", type(bounded_worlds.left_behind)())  # of other tests
+    monkeypatch.setattr(bounded_worlds, "left_behind", [])  # without those of other tests
     stuck = stage(Stuck(way="sleep", place="observe", blocking=True), environment=0.1)
     errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
     assert "took more than 0.1 s" in errors[0]
