@@ -48,7 +48,7 @@ def _owner(name: str) -> tuple[str, str]:
         kind, _, part = who.partition("/")
         spread = "standard deviation" if family == "paid_std" else ""
         return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
-    if family in FEATURES:
+    if family in FEATURES and any(m.pattern.startswith(f"{family}/") for m in metrics_of(family)):
         kind, _, who = who.partition("/")
         family = f"{family}/{kind}"
     return family, who
