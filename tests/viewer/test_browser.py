@@ -105,9 +105,10 @@ async def test_runs_are_grouped_zoomed_hidden_and_saved(page: Page) -> None:
     await page.goto("/")
     await page.locator("#every").check()
     await page.locator("#overlay").click()
+    figure = page.locator("figure[data-name=reward]")
+    await figure.locator("canvas").wait_for()  # the page's scripts have run
     await page.locator("select[name=by]").first.select_option("optimizer.lr")
     await page.wait_for_url("**by=optimizer.lr**")
-    figure = page.locator("figure[data-name=reward]")
     await figure.locator("canvas").wait_for()
     legend = figure.locator(".legend button")
     assert "optimizer.lr 0.001, mean of 2" in (await legend.first.inner_text())

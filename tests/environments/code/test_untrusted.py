@@ -18,7 +18,7 @@ from kapelle.rollout.play import Play
 from kapelle.runs.definitions import rollout_metrics
 from kapelle.workflows.solo import Solo
 
-FOOLABLE = {**DOUBLE, "test_list": ["import random\nx = random.randint(1, 9)\nassert double(x) == 2 * x"]}
+FOOLABLE = {**DOUBLE, "test_list": ["import random\nx = random.randint(3, 9)\nassert double(x) == 2 * x"]}
 
 
 @pytest.fixture
