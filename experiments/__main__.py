@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="name all claims, with their verdicts")
     commands.add_parser(
-        "page", help="draw docs/claims.md, the pictures and the algorithms' verdicts from the results"
+        "page", help="write docs/claims.md, a page and a picture for each claim, and the algorithms' verdicts"
     )
     running = commands.add_parser("run", help="run claims by name, all of them, or the quick check")
     running.add_argument("names", nargs="+", metavar="NAME|all|quick")

@@ -1,4 +1,4 @@
-"""The page of the claims, its pictures, and the verdicts at the top of the algorithms' pages, all made from the results."""
+"""The index of claims, a page and a picture for each, and the verdicts at the top of the algorithms' pages: all made from the results."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from experiments.running import kept
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "claims.md"
+FOLDER = DOCS / "claims"
 PICTURES = DOCS / "pictures" / "claims"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 SIGN = {"shown": "**shown**", "not shown": "**not shown**", "contradicted": "**contradicted**"}
 
 HEAD = """# Claims
 
-Every method was published with a claim: why it should do better than a simpler one, and when. Here such a claim is an experiment that could have
-failed: a prediction in numbers, arms of which one is the ablation of the very piece, equal numbers of sampled tokens and ten seeds or more (fewer where language models play, which the verdict
-then says), and a verdict by a rule. Teams are mostly tables of logits, which play the [yardsticks](environments/yardsticks.md) through the library's own rollout, credit, packing, loss
-and optimiser, so that a team's worth is known exactly.
+Each algorithm was published with a claim about what it improves. This page lists an experiment for each claim: a numeric prediction, an ablation as a control
+arm, equal numbers of sampled tokens, and a verdict by a fixed rule. Most policies are tables of logits on [diagnostic environments](environments/yardsticks.md), for which the exact return is
+known; a few train a tiny language model.
 
 ```sh
-python -m experiments run group_baseline     # one claim, kept in experiments/results
-python -m experiments run quick              # what is cheap, as a check: fails if a verdict turns
-python -m experiments run all --jobs 2       # everything; continues where it was stopped
+python -m experiments run group_baseline     # repeat one claim; results go to experiments/results
+python -m experiments run quick              # a check with a few seeds; fails if a verdict changes
+python -m experiments run all --jobs 2       # everything; an interrupted run continues
 ```
 
-A prediction is a number for each seed, computed from what all arms did with that seed. The tables give its interquartile mean over seeds with a 95 %
-bootstrap interval. *Shown*: the whole interval keeps the bound. *Contradicted*: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is none. *Not shown*: neither,
-or an effect smaller than predicted. A claim is shown if all its predictions are, and contradicted if one is; an algorithm's page gives the verdict on those about this algorithm. Where a setting was changed after a first run, the remark says what was changed; that is weaker evidence. *P(better)* is the chance that a run of the first arm is better than one of the second, over all pairs of runs. Learning rates are chosen for every arm from the same list by three further seeds.
+A prediction is one number per seed. Its interquartile mean over seeds has a 95 % bootstrap interval. Runs have ten seeds unless the verdict names a smaller number.
+
+- **Shown**: the whole interval satisfies the bound.
+- **Contradicted**: the whole interval lies beyond the limit in brackets, or on the other side of the bound where there is no limit.
+- **Not shown**: the interval allows both, or the effect is smaller than predicted.
+
+A claim is shown if all its predictions are shown, and contradicted if one is. *P(better)* is the probability that a run of the first arm beats a run of the second. Each arm's
+learning rate is chosen from the same list with three further seeds. The experiment's file describes the setting, and which settings changed after a first run.
 
 """
 
@@ -46,11 +51,13 @@ def verdict_of(claim: Claim, results: Results, algorithm: str | None = None) -> 
 
 
 def write_page() -> None:
-    """Write the page, the pictures and the algorithms' verdicts."""
+    """Write the index, a page for each claim, the pictures and the algorithms' verdicts."""
     known = {name: (claim, results) for name, claim in claims().items() if (results := kept(name))}
     PICTURES.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     for claim, results in known.values():
         draw(claim, results, PICTURES / f"{claim.name}.svg")
+        (FOLDER / f"{claim.name}.md").write_text(claim_page(claim, results), "utf-8")
     PAGE.write_text(page_of(known), "utf-8")
     for algorithm in sorted({name for claim, _ in known.values() for name in claim.algorithms}):
         file = DOCS / "algorithms" / f"{algorithm}.md"
@@ -58,19 +65,20 @@ def write_page() -> None:
 
 
 def page_of(known: Mapping[str, tuple[Claim, Results]]) -> str:
-    """Return the text of the page."""
+    """Return the text of the index."""
     lines = [HEAD]
-    lines += ["| claim | of | verdict | CPU |\n|---|---|---|---|\n"]
+    lines += ["| claim | algorithms | verdict | predictions shown | CPU |\n|---|---|---|---|---|\n"]
     for name, (claim, results) in known.items():
         pages = (
             ", ".join(f"[{each}](algorithms/{each}.md)" for each in claim.algorithms)
             or "[leagues](leagues.md)"
         )
+        judged = results.judge(claim)
+        shown = sum(each.verdict == "shown" for each in judged)
         lines.append(
-            f"| [{claim.claim}](#{name}) | {pages} | {verdict_of(claim, results)} | {_time(results.seconds)} |\n"
+            f'| <a id="{name}"></a>[{claim.claim}](claims/{name}.md) | {pages} | {verdict_of(claim, results)} '
+            f"| {shown} of {len(judged)} | {_time(results.seconds)} |\n"
         )
-    for claim, results in known.values():
-        lines.append(_section(claim, results))
     return "".join(lines)
 
 
@@ -82,23 +90,23 @@ def _chance(improvement: float | None) -> str:
     return "" if improvement is None else f"{improvement:.2f}"
 
 
-def _section(claim: Claim, results: Results) -> str:
-    judged = results.judge(claim)
+def claim_page(claim: Claim, results: Results) -> str:
+    """Return the text of a claim's own page."""
     rows = "".join(
         f"| {each.says} | {each.bound} | {each.middle:.3g} [{each.low:.3g}, {each.high:.3g}] | {_chance(each.improvement)} | {each.verdict} |\n"
-        for each in judged
+        for each in results.judge(claim)
     )
     rates = ""
     if len(claim.rates) > 1:
         chosen = ", ".join(f"`{arm}` {rate:g}" for arm, rate in results.rates.items())
-        rates = f" Rates tried for each: {', '.join(f'{rate:g}' for rate in claim.rates)}; taken: {chosen}."
-    remark = f"\n{claim.remark}\n" if claim.remark else ""
+        rates = f"Learning rates tried: {', '.join(f'{rate:g}' for rate in claim.rates)}; chosen: {chosen}.\n\n"
+    files = f"[setting and remarks](../../experiments/claims/{claim.name}.py) · `experiments/results/{claim.name}.json`"
     return (
-        f'\n<a id="{claim.name}"></a>\n\n## {claim.claim}\n\n'
-        f"{verdict_of(claim, results)} · {claim.source} · [the experiment](../experiments/claims/{claim.name}.py)\n\n"
-        f"{claim.setting} {results.seeds} seeds.{rates}\n\n"
-        f"| prediction | bound | measured | P(better) | |\n|---|---|---|---|---|\n{rows}{remark}\n"
-        f"![{claim.claim}](pictures/claims/{claim.name}.svg)\n"
+        f"# {claim.claim}\n\n"
+        f"{verdict_of(claim, results)} · {results.seeds} seeds · {claim.source} · {files}\n\n"
+        f"| prediction | bound | measured | P(better) | verdict |\n|---|---|---|---|---|\n{rows}\n{rates}"
+        f"![{claim.claim}](../pictures/claims/{claim.name}.svg)\n\n"
+        f"```sh\npython -m experiments run {claim.name}  # {_time(results.seconds)} of one core\n```\n"
     )
 
 
@@ -107,7 +115,7 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Re
     own = {name: each for name, each in known.items() if algorithm in each[0].algorithms}
     lines = [BEGIN, ""]
     for name, (claim, results) in own.items():
-        lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims.md#{name})")
+        lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims/{name}.md)")
     shown = {
         name: overall(results.judge(claim), algorithm) == "shown" for name, (claim, results) in own.items()
     }

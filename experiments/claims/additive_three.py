@@ -25,7 +25,7 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="additive_three",
     algorithms=("counterfactual", "ccpo", "sharp"),
-    claim="Agents who are paid a sum learn by fewer tokens where each is told what else it could have earned",
+    claim="With a summed team reward, counterfactual credit reaches the same return with fewer tokens",
     source="COMA, 1705.08926; CCPO, 2603.21563; SHARP, 2602.08335",
     setting="Three agents say a letter at once; each has one of four to say and earns a third if it does. Twelve attempts a step, or four, which are played on with each turn changed, each agent left out, or each coalition. Continuations count as sampled.",
     arms={

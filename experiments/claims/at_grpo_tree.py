@@ -37,7 +37,7 @@ def at_most(one: str, other: str, agents: int, share: float, says: str) -> Predi
 CLAIM = Claim(
     name="at_grpo_tree",
     algorithms=("at_grpo",),
-    claim="More candidates from one state, of which one history goes on, make an update less noisy for the tokens",
+    claim="Several candidates per turn, of which one continues, reduce the variance of an update per sampled token",
     source="AT-GRPO, 2510.11062",
     setting="Chains of two and four agents: each must say the letter that follows the one before, and does so with a chance of a half at first. Eight attempts, or eight candidates of every turn, each judged by one continuation. Noise is the number of tokens, "
     "continuations included, over which updates must be averaged until their error is as large as the exact gradient.",

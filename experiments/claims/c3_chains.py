@@ -52,7 +52,7 @@ def share(agents: int, other: str, at_most: float, why: str = "") -> Prediction:
 CLAIM = Claim(
     name="c3_chains",
     algorithms=("c3",),
-    claim="In a chain a tree whose every turn is trained on needs fewer tokens than whole attempts",
+    claim="In a chain, a tree that trains every turn needs fewer tokens than complete episodes",
     source="C3, 2603.06859, and its ablation without replay",
     setting="Chains of two and four agents: each must say the letter that follows the one before, of four letters, and does so with a chance of a half at first. Each seat's payment, also that of seats which earn nothing, is inverted with a chance of "
     "0.05. Four groups of eight attempts a step: as trees (`c3`), as trees whose turns are compared with the rest of their group in place of their siblings (`whole group`), and one by one (`replay off`). Lost is the mean "

@@ -33,7 +33,7 @@ def measure(arm: tuple[str, bool], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="calls_aligned",
     algorithms=("m_grpo",),
-    claim="Weighing an agent's calls so that attempts count once takes noise out where all calls teach the same thing, and bends the gradient where they do not",
+    claim="Weighting an agent's calls so that episodes count equally reduces variance where calls are alike, and adds bias where they differ",
     source="M-GRPO, 2511.13288, §3",
     setting=(
         "One agent calls another once in half of the attempts and four times in the others; each call is worth its share of the attempt's pay, which is turned round with a chance of 0.2. "

@@ -50,7 +50,7 @@ def measure(loss: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="clip_higher",
     algorithms=("grpo",),
-    claim="A higher upper clip lets a rare right letter rise faster, and keeps more entropy",
+    claim="A higher upper clip lets a rare correct letter gain probability faster, and keeps more entropy",
     source="DAPO, 2503.14476, §3.1",
     setting="One agent, one task of six letters, 16 attempts at it twice in a step, eight small passes over them. In one game a single letter is right, which is said with chance 0.02: where the clip binds it "
     "grows by 1.2 or 1.28 times a step, ln 1.28/ln 1.2 = 1.35 times as fast. In the other three letters are right, which are said with chances 0.02, 0.08 and 0.22; entropy is the mean over the first 20 steps.",

@@ -61,7 +61,7 @@ MAPPO = {
 CLAIM = Claim(
     name="coma_baseline",
     algorithms=("coma", "mappo"),
-    claim="A baseline that knows what the others said leaves an agent its own part of the noise; one that knows the state alone leaves it all of theirs; neither bends the gradient",
+    claim="A critic that reads the other agents' actions removes their variance from the update; a critic of the state alone keeps it; both are unbiased",
     source="COMA, 1705.08926, §4 and lemma 1",
     setting=(
         "Four agents say one of four letters each, at once, and are paid the share of them that were right. Groups of 8; critics, sums over turns, have learned for 24 steps at policies that stay as they are, except where it is still learning. "

@@ -54,7 +54,7 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="compute_matched_steps",
     algorithms=("grpo",),
-    claim="On sums of several steps, too, a team of two gains nothing over one agent that may write its work, and both beat a vote and a second look",
+    claim="On sums of several steps, two agents match one agent that writes its work, and both beat a vote and a second look",
     source="the question of every team; of debates at equal compute: 2502.08788",
     setting=(
         "Sums and differences of three digits (`7-3+8`) on the tiny language model, trained on 16,000 sampled tokens and tested on 300 unseen problems. A team of two (the first brings the problem down to one step, the second takes that step), "

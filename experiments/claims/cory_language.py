@@ -89,7 +89,7 @@ def said(found: Evaluation) -> dict[str, float]:
 CLAIM = Claim(
     name="cory_language",
     algorithms=("cory",),
-    claim="On a language model, too, the exchange teaches both sets of weights to answer alone, and makes an observer that ignores the pioneer no worse",
+    claim="On a language model, CORY's exchange of roles teaches both sets of weights to answer alone, and keeps an observer that ignores the pioneer as good",
     source="CORY, 2410.06101, §3",
     setting=(
         "Sums of two digits on the tiny language model, 10,000 sampled tokens, GRPO with 8 attempts at each of 16 sums a step, an adapter of rank 16 for each of two agents. Pioneer and observer are warmed up on demonstrations that forget a carry in 60 % of the cases; "

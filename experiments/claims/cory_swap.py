@@ -96,7 +96,7 @@ def times(one: str, other: str, measure: str, by: float, says: str) -> Predictio
 CLAIM = Claim(
     name="cory_swap",
     algorithms=("cory",),
-    claim="An exchange of roles teaches both sets of weights to answer alone; in a table it costs twice the tokens, and an observer that copies goes on copying",
+    claim="CORY's exchange of roles teaches both sets of weights to answer alone; with tables it takes twice the tokens, and an observer that copies keeps copying",
     source="CORY, 2410.06101, §3",
     setting="Four questions, each with a letter of its own for an answer. Pioneer and observer; alone, each begins by chance, and an observer repeats what it reads with a chance of 0.8. The rate is one at which roles are learned over several exchanges. GRPO, 8 attempts at each of four questions a step; "
     "the third arm is GRPO with two that both read the question alone and are paid for their own answers. Drawn is the worse one of the two, asked alone; all values are exact.",

@@ -69,7 +69,7 @@ def times(one: str, other: str) -> Any:
 CLAIM = Claim(
     name="counterfactual_steps",
     algorithms=("counterfactual", "ccpo", "grpo"),
-    claim="With counterfactual credit a large team needs hardly more samples of each agent than a small one",
+    claim="With counterfactual credit, a large team needs about as many samples per agent as a small team",
     source="COMA, 1705.08926; CCPO, 2603.21563",
     setting=(
         "2 to 16 agents say one of four letters each, at once, and are paid the share of them that were right; groups of 4. Counted is what each agent samples, continuations included, until the "

@@ -95,7 +95,7 @@ def a2c(lam: float) -> dict[str, Any]:
 CLAIM = Claim(
     name="critic_variance",
     algorithms=("a2c",),
-    claim="A critic takes the luck of other rounds out of the update: with λ = 1 what came before, with λ = 0 what follows too, which bends the update where the critic cannot see what was done",
+    claim="A critic removes the variance of earlier rounds at λ = 1, and of later rounds at λ = 0, where an uninformed critic adds bias",
     source="A3C, 1602.01783, §4; GAE, 1506.02438, §3",
     setting=(
         "One agent says a letter in each of eight rounds, of four letters one is right in each, and sees the round alone. It is paid at once or, in two arms, for all at the end. 16 attempts at the one task in a step. Noise is the number of tokens over which updates must be averaged until their error is as large as the "

@@ -41,7 +41,7 @@ def even(arm: str) -> Prediction:
 CLAIM = Claim(
     name="difficulty_bias",
     algorithms=("grpo",),
-    claim="Division by a group's spread makes tasks that are almost always or almost never solved weigh more, the more so the larger the group",
+    claim="Dividing by a group's standard deviation gives very easy and very hard tasks more weight, and more so in larger groups",
     source="Understanding R1-Zero-Like Training (Dr.GRPO), 2503.20783, §3.1",
     setting="One agent, three tasks of 16 letters of which 1, 8 and 15 are right. The expected first update of each task over its exact gradient, against that of the task "
     "that is solved every other time; 1536 attempts at each task. By theory a task that is solved with chance p weighs E[√(k(G − k)(G − 1)/G)]/(G·p(1 − p)), k ~ Binomial(G, p): "

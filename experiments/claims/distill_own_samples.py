@@ -66,7 +66,7 @@ def measure(lesson: Lesson, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="distill_own_samples",
     algorithms=("distill", "sft"),
-    claim="Distillation on the team's own samples teaches what to do after a team-mate's error; demonstrations teach it where they hold such errors",
+    claim="Distillation on the team's own samples teaches recovery from a team-mate's error; demonstrations teach it where they contain such errors",
     source="GKD, 2306.13649, §3",
     setting="A chain of four, of which the first, a frozen team-mate, says a wrong letter half of the time; the others should say the letter that follows the one they hear, whatever it is, and begin by chance. "
     "Drawn is how often they do, exactly. The teacher of `distill` says the right letter with 0.97; demonstrations are right always, of a team whose first seat is right too, or errs as the mate does.",

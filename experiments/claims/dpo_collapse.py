@@ -48,7 +48,7 @@ def gain(arm: str) -> Prediction:
 CLAIM = Claim(
     name="dpo_collapse",
     algorithms=("dpo",),
-    claim="DPO makes the answers it prefers less likely, and the model forgets what it could; a likelihood term on the chosen side cures it",
+    claim="DPO lowers the likelihood of the chosen answers and the model forgets; a likelihood term on the chosen side prevents it",
     source="2410.08847, §4 (collapse); 2404.19733, §3.3 (the term)",
     setting="A language model of two layers adds two numbers of two digits with a carry, trained beforehand on sums of which half forget the carry; then it learns from pairs of the right sum and the one that forgets "
     "the carry, 24 problems in each of 36 steps. They differ in one digit. `right` is on 200 unseen problems, greedy.",

@@ -59,7 +59,7 @@ def met(teams: Sequence[Say]) -> dict[str, float]:
 CLAIM = Claim(
     name="fcp_cross_play",
     algorithms=(),
-    claim="Fictitious co-play loses with strangers at most half of what self-play loses",
+    claim="With unknown partners, fictitious co-play loses at most half of what self-play loses",
     source="fictitious co-play, 2110.08176, §4; the cross-play gap, 2003.02979",
     setting=(
         "`speaker: leads`: the first seat says one of six letters, the second hears it, and both earn 1 if it says the same. One table of logits for each seat, 80 steps of 32 games by plain "

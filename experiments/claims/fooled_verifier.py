@@ -97,7 +97,7 @@ def lost(found: Found) -> float:
 CLAIM = Claim(
     name="fooled_verifier",
     algorithms=("maporl", "verifier"),
-    claim="A verifier that is learned once is fooled by those whom it pays; fresh grades mend it, and are better spent so than paid directly",
+    claim="Policies exploit a verifier that is trained once; fresh labels prevent it, and are more useful there than as direct rewards",
     source="reward over-optimisation, 2210.10760; MAPoRL, 2502.18439",
     setting=(
         "The recipe `maporl_sums_debate`: two debaters of the tiny language model, two rounds, 40 steps of 16 sums, 128 answers a step. The verifier has "

@@ -39,7 +39,7 @@ def at_most(name: str, share: float, why: str) -> Prediction:
 CLAIM = Claim(
     name="free_rider",
     algorithms=("ccpo", "counterfactual", "sharp"),
-    claim="An agent whose words are worth nothing is not pushed about where it is told what else it could have earned",
+    claim="Counterfactual credit leaves an agent without influence on the reward unchanged",
     source="CCPO, 2603.21563; SHARP, 2602.08335",
     setting="Four agents say a letter at once; three of them have one of four to say and earn a third if they do, the fourth earns nothing whatever it says. Shown is how far one update moves it, over how far it moves one of the others.",
     arms={

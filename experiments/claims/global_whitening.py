@@ -35,7 +35,7 @@ def direction(arm: str) -> Any:
 CLAIM = Claim(
     name="global_whitening",
     algorithms=("reinforce_plus_plus",),
-    claim="Whitened over the batch the update keeps the gradient's direction, which division by each group's spread does not; unequal tasks need a baseline of their own besides",
+    claim="Whitening over the batch keeps the gradient's direction, unlike division by each group's standard deviation; unequal tasks also need a baseline per task",
     source="REINFORCE++, 2501.03262, §3",
     setting="One agent, tasks of eight letters of which one is right; they pay 0, 0.3, 0.6 and 0.9 whatever is said. 4 attempts at each of 8 tasks in a step. Expected first update and exact "
     "gradient: by simulation cosines of 1.00, 0.99 and 0.86, and a noise of 87, 49 and 73 tokens for REINFORCE++, with a baseline for each task, and for GRPO; 285 without any baseline.",

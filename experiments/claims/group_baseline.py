@@ -41,7 +41,7 @@ def noisier(arm: str, by: float) -> Prediction:
 CLAIM = Claim(
     name="group_baseline",
     algorithms=("grpo",),
-    claim="A baseline from the same task's other attempts has less noise than one from the whole batch, or none",
+    claim="A baseline from the same task's group has less variance than a batch mean or no baseline",
     source="DeepSeekMath, 2402.03300, §4.1",
     setting="One agent, four tasks of twelve letters of which one is right; they pay 0, 0.3, 0.6 and 0.9 whatever is said. 8 attempts at each of four tasks, drawn by chance, in a step. "
     "Noise is the variance of the update over the square of its mean, in sampled tokens; by simulation 71 for the group, 7.5 times as much without a baseline and 2.4 times with the batch's.",

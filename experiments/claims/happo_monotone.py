@@ -59,7 +59,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 CLAIM = Claim(
     name="happo_monotone",
     algorithms=("happo", "mappo"),
-    claim="Large updates at once can make a team worse where each alone would make it better; one after another they do not",
+    claim="Simultaneous large updates can lower the team return where each alone raises it; sequential updates avoid this",
     source="HAPPO, 2109.11251, §4",
     setting=(
         "Two agents say A or B. B said by one of them earns each 1, said by both it costs each 3, and at first each says it with chance 0.12, so that more of it is better for either. One step from there by 64 episodes, again and again, by steps of "

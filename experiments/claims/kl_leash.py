@@ -44,7 +44,7 @@ GRPO = {"name": "grpo", "group_size": 32, "scale": "none"}
 CLAIM = Claim(
     name="kl_leash",
     algorithms=("grpo",),
-    claim="With k3 in the loss a policy does not settle where pay less β·KL(π‖reference) is greatest; with k2 in the loss or k1 in the reward it does",
+    claim="k2 in the loss or k1 in the reward converges to the maximum of reward − β·KL(π‖reference); k3 in the loss converges elsewhere",
     source="2506.09477, §3; GRPO's penalty is 2402.03300, eq. 3 and 4",
     setting="One agent, four letters of which one pays, a uniform reference and β = 0.3. 32 attempts in each of 80 steps; what is measured is the chance of the right letter in the last 30. "
     f"By hand: {BY_REVERSE:.3f} with KL(π‖reference), {BY_FORWARD:.3f} with KL(reference‖π).",

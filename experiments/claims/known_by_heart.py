@@ -67,7 +67,7 @@ FEW = "64 steps again and again"
 CLAIM = Claim(
     name="known_by_heart",
     algorithms=("maporl",),
-    claim="The debate on GSM8K's steps teaches what is right of the very steps that it plays, and nothing of others; its recipe plays hardly any of them twice",
+    claim="The debate on GSM8K's steps learns the steps that it trains on and transfers nothing; its recipe repeats hardly any of them",
     source="our own log: 63.7 to 62.7 % of test steps",
     setting=(
         "The recipe `maporl_gsm8k_debate`, paid by the environment: 40 steps of 16 calculator steps of at most five characters, two attempts, greedy tests on 300 test steps. Of these 250 occur in train word for word. "

@@ -50,7 +50,7 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="league_cycles",
     algorithms=(),
-    claim="Against its present self a player of rock, paper, scissors goes round for ever; the mixture that PSRO plays is an equilibrium, and that of fictitious play comes near to one",
+    claim="Self-play cycles in rock, paper, scissors; PSRO's mixture is an equilibrium, and that of fictitious play comes near one",
     source="fictitious play, Brown 1951; PSRO, 1711.00832, §3; cycles of self-play, 1901.08106, §1",
     setting=(
         "Rock, paper, scissors in which rock beats scissors twice over, one table of logits for both seats, 144 steps of 96 games by plain gradient ascent. Every six steps the player enters the "

@@ -56,7 +56,7 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="league_cycles_language",
     algorithms=(),
-    claim="On a language model, too, self-play goes round in rock, paper, scissors, and the mixtures of fictitious play and of PSRO are near an equilibrium",
+    claim="A language model also cycles in self-play, and the mixtures of fictitious play and PSRO are near an equilibrium",
     source="fictitious play, Brown 1951; PSRO, 1711.00832, §3; cycles of self-play, 1901.08106, §1",
     setting=(
         "Rock, paper, scissors in which rock beats scissors twice over. A tiny language model (two layers of width 32) answers one of the three letters; one LoRA adapter plays both seats, 48 steps of 96 games by GRPO without momentum. "

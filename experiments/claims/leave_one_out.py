@@ -27,7 +27,7 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="leave_one_out",
     algorithms=("rloo",),
-    claim="Compared with the mean of the others, the expected update is the gradient itself, with less noise than without a baseline",
+    claim="With the leave-one-out mean as baseline the expected update is the exact gradient, with less variance than without a baseline",
     source="Back to Basics (RLOO), 2402.14740, §2.3",
     setting="One agent, two tasks of four letters of which one is right, which pays 0.5 more than the 0.5 that the first pays for nothing; the second pays 0.9 for nothing and 0.1 more. 4 attempts at a task, 8 tasks of each kind in a "
     "step. The expected first update over the exact gradient, by task: by theory 1 for RLOO and 3/4 for GRPO without its scale; with it both tasks move alike, so that the second weighs 5 times "

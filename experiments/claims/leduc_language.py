@@ -54,7 +54,7 @@ def measure(arm: str, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="leduc_language",
     algorithms=("grpo",),
-    claim="Averaged over the later half of its training, a tiny language model's play of Leduc poker against itself concedes at most 15 % of even play's NashConv, where only legal moves can be sampled and the entropy bonus is annealed",
+    claim="Averaged over the later half of self-play, a tiny language model reaches at most 15 % of the uniform policy's NashConv in Leduc poker, with legal moves only and an annealed entropy bonus",
     source="averages of play, Brown 1951; annealed temperatures, 2206.05825; games call for no momentum, 1807.04740; measures, 1903.00742",
     setting=(
         "The recipe `kuhn` (two LoRA adapters on two layers of width 64) in Leduc poker with legal moves alone and without a warm-up, so that the base is one of random weights; 900 steps of 64 deals × 8 games, without momentum and with a β₂ of 0.99, a rate that falls from 2e-3 to 0, an entropy bonus that falls from 0.5 to 0.2. "

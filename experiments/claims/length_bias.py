@@ -46,7 +46,7 @@ def mean_length(run: TableRun, letter: str) -> float:
 CLAIM = Claim(
     name="length_bias",
     algorithms=("grpo",),
-    claim="A mean over each answer's own tokens makes right answers shorter and wrong ones longer; one mean or sum over all tokens does not",
+    claim="A mean over each answer's own tokens shortens correct answers and lengthens incorrect ones; one mean or sum over all tokens avoids it",
     source="Understanding R1-Zero-Like Training (Dr.GRPO), 2503.20783, §3.1",
     setting="One agent writes texts of up to 5 letters, `A` or `B`; a text is right if it begins with `A`, and its length means nothing. A verifier errs in 20 % of cases. 8 attempts at a task, 4 tasks in a "
     "step. Pull: how much more the expected first update raises the chance (in logits) to end after `A` than after `B`, for each logit by which it raises `A`; by enumeration 0.18 with a mean over each answer. "

@@ -42,7 +42,7 @@ MEAN: dict[str, Any] = {"name": "grpo", "scale": "none"}
 CLAIM = Claim(
     name="length_weighted_baseline",
     algorithms=("opo",),
-    claim="Where long answers are the right ones, a baseline that weighs attempts by length has less noise than their plain mean, in large groups",
+    claim="Where correct answers are long, a length-weighted baseline has less variance than the plain mean, in large groups",
     source="On-Policy RL with Optimal Reward Baseline, 2505.23585, §3",
     setting="One agent writes texts of up to 4 letters and ends with chance 1/2 before each; right is one whose second letter is `A`, which most are that have one. "
     "Noise of the first update from 8 groups of 8 or one of 64; by simulation the plain mean has 1.05 times OPO's in groups of 8 and 1.22 times in one of 64, where weights the other way "

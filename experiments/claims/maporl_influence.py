@@ -65,7 +65,7 @@ def at_most(arm: str, measure: str, bound: float, turned: float, says: str) -> P
 CLAIM = Claim(
     name="maporl_influence",
     algorithms=("maporl",),
-    claim="Pay for influence makes a debater that knows tell the other: in truth where α2 is greater than α3, and in lies where it is less and nothing else pays",
+    claim="MAPoRL's influence reward makes an informed debater inform the other: truthfully where α2 > α3, and with lies where α2 < α3 and it is the only reward",
     source="MAPoRL, 2502.18439, §3.3",
     setting="A debate of two rounds on three questions, each with a letter of its own for an answer. One agent reads the question and the other reads that it should guess; in the second round each reads the other's letter. All begin by chance. "
     "In all arms but the last a turn is paid for its own agent's last answer alone, so that nothing but influence pays a first letter. "

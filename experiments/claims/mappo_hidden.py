@@ -60,7 +60,7 @@ UNSCALED = {"group_size": 4, "epochs": 1, "gae": {"normalise": "none", "lam": 1.
 CLAIM = Claim(
     name="mappo_hidden",
     algorithms=("mappo", "ippo"),
-    claim="A central critic explains what an agent cannot see, so that its update is less noisy and the team learns faster",
+    claim="A central critic explains state that an agent cannot observe, which lowers variance and speeds up learning",
     source="MAPPO, 2103.01955, §4",
     setting=(
         "Four agents say one of four letters each; half of what is earned is for right letters, half is a gift that comes or does not, and only the first agent sees which. 4 attempts at either case in every step. Critics are each agent's own, so that they differ in what they read alone. The noise is "

@@ -96,7 +96,7 @@ def best(found: Found, way: str) -> float:
 CLAIM = Claim(
     name="marft_chain",
     algorithms=("marft",),
-    claim="Backed up through the chain, the first agent's credit is what its word was worth and not what the others made of it, once a critic knows that",
+    claim="With values backed up through a chain and a fitted critic, the first agent's credit excludes the later agents' luck",
     source="MARFT, 2504.16129, §4; multi-agent advantage decomposition, 2108.08612, lemma 1",
     setting=(
         "Four agents, one after another: each must say the letter that follows the one before, and the last one's pay decides. At first the first is right with 0.25, the others with 0.63; each seat's pay is turned round with a chance of 0.2. "

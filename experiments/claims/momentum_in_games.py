@@ -65,7 +65,7 @@ NONE, MOMENTUM = (0.0, 0.95), (0.9, 0.95)
 CLAIM = Claim(
     name="momentum_in_games",
     algorithms=("grpo", "rae", "mars"),
-    claim="Where two players learn against each other, momentum keeps them from settling where an entropy bonus draws them",
+    claim="When two players learn against each other, momentum prevents convergence to the regularised equilibrium",
     source="1807.04740",
     setting="Two tables play rock, paper, scissors in which a rock wins 2, 32 games a step, from a start that hardly ever says paper; the equilibrium says it half of the time. Adam with β₁ = 0.9 or 0, and an "
     "entropy bonus of 0.2, each at its best rate. The curve is 1 − NashConv over that of even play: 1 at the equilibrium, 0 for even play.",

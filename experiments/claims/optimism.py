@@ -51,7 +51,7 @@ GRPO: dict[str, Any] = {"name": "grpo", "group_size": 16}
 CLAIM = Claim(
     name="optimism",
     algorithms=("optimistic",),
-    claim="Judged by its best attempts, a team finds an optimum that is ringed by losses, and takes bets that it should not",
+    claim="Optimistic credit finds an optimum that is surrounded by losses, and also prefers risky bets with a lower mean",
     source="Lauer and Riedmiller, ICML 2000; Panait, Sullivan and Luke, AAMAS 2006",
     setting="The climbing game, of which the optimum pays 11 and lies beside a loss of 30; and, for one agent, a choice between a safe 1 and a bet of 3 or −3 on a frozen agent's coin. Sixteen attempts a step. "
     "The curve is the chance of the optimum, or of the safe 1. `mean` is the same algorithm that judges by all attempts.",

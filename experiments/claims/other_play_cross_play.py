@@ -28,7 +28,7 @@ def measure(arm: Any, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="other_play_cross_play",
     algorithms=(),
-    claim="Who learns with a partner whose letters are renamed loses with strangers at most half of what self-play loses",
+    claim="Other-play, which renames the partner's letters, loses with unknown partners at most half of what self-play loses",
     source="other-play, 2003.02979, §4",
     setting=(
         "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first seat says one of six letters, and both earn 1 if the second says the same. `other_play` renames all letters for the second seat, in every "

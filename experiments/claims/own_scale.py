@@ -40,7 +40,7 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="own_scale",
     algorithms=("dr_mas", "mars"),
-    claim="Where agents are paid on different scales, each must be normalised by its own mean and spread",
+    claim="When agents' rewards have different scales, each agent needs its own mean and standard deviation",
     source="Dr.MAS; MARS, 2510.15414",
     setting="Two agents with weights of their own say one of four letters at once. Each is paid by how many of the two letters are right, the first one 10 apiece and the second 0.1. Eight attempts a step, one rate for both. "
     "The curve is the chance of the right letter, of the agent that has learned less. `one spread` divides differences from an agent's own mean by the spread of all returns, `one mean and spread` compares all returns with one another.",

@@ -72,7 +72,7 @@ def gap(one: str, other: str, measure: str) -> Any:
 CLAIM = Claim(
     name="partial_rollouts",
     algorithms=("grpo",),
-    claim="Answers that go on in the next step save the wait for the longest one, and the long ones are learned from, which dropping them would lose",
+    claim="Partial rollouts avoid waiting for the longest answer and still learn from long answers, which dropping them would lose",
     source="Kimi k1.5, 2501.12599, §2.6.2 (partial rollouts); APRIL, 2509.18521",
     setting=(
         "One agent writes answers that end after each letter with a chance of 0.1 at first (64 letters at most), and are right from 24 letters on. 4 attempts at each of 8 tasks in a step, 60 steps. With partial rollouts a step ends when all but 2 groups are done, "

@@ -84,7 +84,7 @@ def _against(run: TableRun, letter: str) -> float:
 CLAIM = Claim(
     name="pfsp_hard_members",
     algorithms=(),
-    claim="Members drawn by how hard they are to beat make a player that no member beats soundly; drawn all alike, the many who play the same decide, and the few beat it",
+    claim="Prioritised sampling of hard members gives a player with a good worst case; uniform sampling is decided by the many similar members",
     source="AlphaStar, 10.1038/s41586-019-1724-z, prioritised fictitious self-play",
     setting=(
         "Rock, paper, scissors (rock beats scissors twice over) against a pool that stays as it is: eight members play rock, one scissors and one paper. Drawn all alike, the answer is paper, which scissors "

@@ -60,7 +60,7 @@ def gained(name: str) -> Prediction:
 CLAIM = Claim(
     name="poker_averages",
     algorithms=("grpo",),
-    claim="Tables that play poker against each other come near an equilibrium on average, in Kuhn poker to 5 % and in Leduc poker to 15 % of even play's NashConv, if their rate stays",
+    claim="Average tables of self-play approach an equilibrium at a constant learning rate: 5 % of the uniform policy's NashConv in Kuhn poker, 15 % in Leduc poker",
     source="averages of play, Brown 1951; last policies circle, 1806.05358; measures, 1903.00742",
     setting=(
         "Both seats of Kuhn poker (300 steps of 64 deals × 4 games, rate 0.06, entropy bonus 0.05) and of Leduc poker (400 steps of 64 × 8, rate 0.1, bonus 0.3) learn from sampled games alone: "

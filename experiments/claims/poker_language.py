@@ -47,7 +47,7 @@ def measure(arm: str, seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="poker_language",
     algorithms=("grpo",),
-    claim="Averaged over the later half of its training, a tiny language model's play of Kuhn poker against itself concedes at most 5 % of even play's NashConv, where only legal moves can be sampled",
+    claim="Averaged over the later half of self-play, a tiny language model reaches at most 5 % of the uniform policy's NashConv in Kuhn poker, with legal moves only",
     source="averages of play, Brown 1951; games call for no momentum, 1807.04740; measures, 1903.00742",
     setting=(
         "The recipe `kuhn` (two LoRA adapters on two layers of width 64) with legal moves alone, 1600 steps of 32 deals × 4 games, entropy bonus 0.06, without momentum, a rate that falls from 1e-3 to 0. "

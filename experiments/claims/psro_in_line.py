@@ -59,7 +59,7 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="psro_in_line",
     algorithms=(),
-    claim="Three learners in line, each an answer to the members and to the learners before it, bring PSRO's mixture nearer to an equilibrium than one learner with all their games",
+    claim="Three learners in line bring PSRO's mixture nearer to an equilibrium than one learner with all their games",
     source="pipeline PSRO, 2006.08555, §4; PSRO, 1711.00832, §3",
     setting=(
         "A symmetric zero-sum game of eight letters for two, whose payoffs are drawn from a normal distribution for each seed; one table of logits for both seats, 72 steps of 288 games by plain gradient ascent, every member a "

@@ -77,7 +77,7 @@ FIT = {"updates": 30, "lr": 0.01}
 CLAIM = Claim(
     name="qmix_monotone",
     algorithms=("qmix", "vdn"),
-    claim="A monotone mix explains a team that is as good as its weakest agent, which no sum of utilities can; neither explains the climbing game",
+    claim="A monotonic mixer explains a team as good as its weakest agent, where a sum of utilities fails; both fail in the climbing game",
     source="QMIX, 1803.11485, §5",
     setting=(
         "Four agents say A, B or C at once, worth 0, ½ and 1, and are paid the least of the four; or two agents play the climbing game. Policies stay as they are, by chance. Groups of 16, 28 steps; of the "

@@ -43,7 +43,7 @@ def kept(arm: str) -> Any:
 CLAIM = Claim(
     name="rare_tokens",
     algorithms=("grpo",),
-    claim="Bounded weights (CISPO) keep most of what a step learns about a rare decisive letter; PPO's clip drops most of it, and clip-higher alone does not help",
+    claim="CISPO's bounded weights keep most of the signal of a rare decisive letter; PPO's clip drops most of it, also with clip-higher",
     source="MiniMax-M1 (CISPO), 2506.13585, §3.1",
     setting="One agent writes texts of up to 3 letters, of which the second decides: right is `A`, which is said with chance 0.04. 8 attempts at each of 8 tasks in a step, in 8 minibatches, so that most "
     "are learned from after the policy has moved. Rise: by how many logits the first step raises `A` over `B` after `B`, at a rate of 8 for all.",

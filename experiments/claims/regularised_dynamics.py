@@ -121,7 +121,7 @@ def last(arm: str, says: str, *, at_least: float | None = None, at_most: float |
 CLAIM = Claim(
     name="regularised_dynamics",
     algorithms=("rnad", "mmd"),
-    claim="Two who learn against each other go round an equilibrium; pulled to a reference that follows them, their last policies come near to it",
+    claim="Plain self-play cycles around an equilibrium; with a moving reference policy the last policies approach it",
     source="R-NaD, 2002.08456, §3, and DeepNash, 2206.15378; MMD, 2206.05825",
     setting="Two tables play rock, paper, scissors, `even` and `biased` (a rock wins 2), 200 steps of 64 games by plain gradient ascent from a start with too many rocks, and Kuhn poker, 150 steps of 16 deals of four games by Adam "
     f"without momentum, all at a rate that falls to 0 in a straight line. η and the temperature are {ETA}, {ETA_KUHN} in Kuhn poker, and the reference moves every {EVERY} steps. `self-play` is `rloo`: the same update of the game as it is. `penalty` is `rloo` with η·KL(π‖reference) and the "

@@ -42,7 +42,7 @@ def closeness(found: Found) -> float:
 CLAIM = Claim(
     name="role_baselines",
     algorithms=("rae",),
-    claim="Where one seat is favoured, a mean for each role teaches a self-playing policy what one for all does not",
+    claim="When one role has an advantage, a baseline per role lets self-play learn what a shared baseline prevents",
     source="SPIRAL, 2506.24119",
     setting="One policy plays both seats of a zero-sum game against itself. A seat wins 1 by one of four letters, whatever the other says, and the first seat wins 3 in any case; or nothing (*even seats*). "
     "The curve is the chance of the winning letter, mean of both seats.",

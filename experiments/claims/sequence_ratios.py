@@ -57,7 +57,7 @@ def ratio(arm: str, other: str) -> Any:
 CLAIM = Claim(
     name="sequence_ratios",
     algorithms=("grpo",),
-    claim="With stale samples the product of an answer's ratios gets noisier with its length, and GSPO's mean ratio has less noise than ratios of single tokens",
+    claim="On stale samples the variance of a product of ratios grows with length, and GSPO's mean ratio has less variance than token ratios",
     source="GSPO, 2507.18071, §4.1",
     setting="One agent writes texts of 2, 4 or 8 letters `A` or `B`; the first decides. The samples are of a policy that says both alike, the learner's logits differ from it by normal numbers of standard deviation 0.8. "
     "Noise of its update without clipping, in answers, for ratios of tokens (`token`), their product (`turn`) and their geometric mean (`sequence`). The variance of a ratio falls with length for `sequence`, stays for `token` and "

@@ -41,7 +41,7 @@ def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="several_verifiers",
     algorithms=("maporl", "verifier"),
-    claim="Three verifiers are fooled less than one, the least of their scores less than the mean",
+    claim="Three verifiers are exploited less than one, and their minimum less than their mean",
     source="reward-model ensembles, 2310.02743; MAPoRL, 2502.18439",
     setting=(
         "As in `fooled_verifier`: the recipe `maporl_sums_debate`, 40 steps, paid by a frozen verifier, without a leash (KL coefficient 0.002). `mean` and `least` are paid by three, the one of `frozen` and two "

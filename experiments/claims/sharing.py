@@ -49,7 +49,7 @@ def measure(arm: tuple[str, int], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="sharing",
     algorithms=("grpo",),
-    claim="Shared weights learn faster than adapters where agents have one role; weights of their own do where roles differ",
+    claim="Shared weights learn faster than adapters where agents have one role; separate weights learn faster where roles differ",
     source="selective parameter sharing, 2102.07475; shared or own weights for roles: AT-GRPO, 2510.11062",
     setting=(
         "Tiny language models (an adapter of rank 4 for each agent on one model of width 64, that model shared and trained in full, or four models of width 32, "

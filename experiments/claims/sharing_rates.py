@@ -40,7 +40,7 @@ def measure(arm: tuple[str, int, int], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="sharing_rates",
     algorithms=("grpo",),
-    claim="Shared weights are ahead with one role and adapters with four at the best rate of each too, and with one role sharing pays more in a team of four than in one of two",
+    claim="At each one's best learning rate, shared weights lead with one role and adapters with four; sharing gains more with four agents than with two",
     source="selective parameter sharing, 2102.07475; shared or own weights for roles: AT-GRPO, 2510.11062",
     setting=(
         "As in `sharing`, with four rates in place of two: tiny language models, an adapter of rank 4 for each agent or one set of weights trained in full. Four agents with one role or four, and two agents with one role (2,000 sampled tokens for each agent), each paid for its own letter."

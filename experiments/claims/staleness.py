@@ -49,7 +49,7 @@ def times(one: str, other: str, at_least: float) -> Prediction:
 CLAIM = Claim(
     name="staleness",
     algorithms=("grpo", "ppo"),
-    claim="Truncated importance weights keep learning from stale samples fast and stable, where no correction overshoots and PPO's clip stands still",
+    claim="Truncated importance weights learn fast and stably from stale samples; no correction overshoots, and PPO's clip stalls",
     source="IMPALA, 1802.01561, §5.2.1; decoupled PPO, 2110.00641, §3, and AReaL, 2505.24298, §5.2",
     setting="One agent, four letters of which one pays, and an entropy coefficient of 0.5, so that the best policy is a mixture (right with 0.71) that can be overshot. "
     "16 attempts a step, 80 steps, sampled by the weights of 0, 1, 4 or 16 steps before (`training.max_staleness`). Regret is by how much pay and bonus fall short of the best, on average over the steps.",

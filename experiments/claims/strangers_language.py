@@ -93,7 +93,7 @@ def _sample(trainer: Trainer, seat: int, seen: str, letter: str) -> Sample:
 CLAIM = Claim(
     name="strangers_language",
     algorithms=(),
-    claim="A tiny language model that learned with itself is lost with strangers; other-play teaches it to read what they say, and fictitious co-play halves the loss",
+    claim="A tiny language model trained by self-play fails with unknown partners; other-play learns to read them, and fictitious co-play halves the loss",
     source="other-play, 2003.02979, §4; fictitious co-play, 2110.08176, §4",
     setting=(
         "`speaker: leads`, as in [fictitious co-play](#fcp_cross_play): the first seat says one of six letters, and both earn 1 if the second says the same. A tiny language model (two layers of width 32) that has learned nothing, "

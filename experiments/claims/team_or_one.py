@@ -82,7 +82,7 @@ def measure(arm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="team_or_one",
     algorithms=("grpo",),
-    claim="A team of two gains nothing over one agent that may write as much, and both beat a vote and a second look",
+    claim="A team of two matches one agent with the same number of tokens, and both beat a vote and a second look",
     source="the question of every team; of debates at equal compute: 2502.08788",
     setting=(
         "Sums of two digits on the tiny language model, trained on 20,000 sampled tokens and tested on 300 unseen problems. A team of two (notes, then the answer from the notes: 9 tokens for a problem), "

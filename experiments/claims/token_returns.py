@@ -30,7 +30,7 @@ def times(one: str, other: str) -> Any:
 CLAIM = Claim(
     name="token_returns",
     algorithms=("reinforce_plus_plus",),
-    claim="What is paid from a token on takes out of its credit what was paid before; one mean for all tokens puts back in part how much early ones have still to come",
+    claim="The return from a token on excludes earlier rewards from its credit; one mean over all tokens brings part of the variance back",
     source="REINFORCE++, 2501.03262, §3",
     setting=(
         "One agent says a letter in each of eight rounds, of four letters one is right in each, and is paid at once. 32 attempts at the one task in a step. Noise is the number of tokens over which updates must be averaged until their error is as large as the exact gradient. "

@@ -41,7 +41,7 @@ def share(name: str, at_most: float, predicted: float) -> Prediction:
 CLAIM = Claim(
     name="turn_sets",
     algorithms=("at_grpo", "magrpo", "gigpo"),
-    claim="Comparing turns of one number, or of equal states, takes out what was paid before them",
+    claim="Comparing turns with the same index, or equal states, removes the variance of earlier rewards",
     source="AT-GRPO, 2510.11062; MAGRPO, 2508.04652; GiGPO, 2505.10978, eq. 7",
     setting="One agent says a letter in each of several rounds, of four letters one is right in each, and is paid at once. Eight attempts a step, differences without a spread. Noise is the number of tokens over which updates must be averaged until "
     "their error is as large as the exact gradient.",

@@ -46,7 +46,7 @@ SAYS = {"ratio": "signal over noise", "signal": "signal"}
 CLAIM = Claim(
     name="umad_confidence",
     algorithms=("umad",),
-    claim="UMAD's confidence gain removes more noise than signal from a step, whether a policy is surely right or surely wrong",
+    claim="UMAD's confidence gain removes more variance than signal from a step, for correct and for incorrect confident policies",
     source="2603.01221",
     setting="One agent, four letters of which one pays; it says one of them, the right or a wrong one, with 0.7. 60 first steps of 32 attempts, with `umad.confidence` 0.5 and without, of GRPO without scale. "
     "Signal is the mean step along the exact gradient, noise a step's distance from the mean; their ratio does not depend on the rate.",

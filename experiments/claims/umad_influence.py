@@ -41,7 +41,7 @@ def measure(umad: dict[str, float], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="umad_influence",
     algorithms=("umad",),
-    claim="Pay for influence makes a debater that knows tell the other, which its own pay does not",
+    claim="An influence reward makes an informed debater inform the other; its own reward alone leaves it silent",
     source="2603.01221",
     setting="The debate of [MAPoRL's claim](#maporl_influence), by `ippo` with a critic for each and λ = 0: three questions, two rounds, one agent reads the question and the other that it should guess, and each is paid for its own last answer alone. "
     "Influence pays a letter 0.5 if the other's answer is right after it and was wrong before, and takes as much for the contrary. `told` is how often the guesser is right in the last ten steps, `truth` how often the first letter of the one that knows is; drawn is `told`.",

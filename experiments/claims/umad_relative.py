@@ -48,7 +48,7 @@ def times(agent: str) -> Any:
 CLAIM = Claim(
     name="umad_relative",
     algorithms=("umad",),
-    claim="UMAD's relative gain moves learning to the agent that is surer than the others: its steps get cleaner, and the others' get noisier",
+    claim="UMAD's relative gain moves learning to the more confident agent: its steps lose variance, and those of the others gain it",
     source="2603.01221",
     setting="Two agents say one of four letters each, and are paid the share of them that were right; one is right with 0.7, the other speaks by chance. 60 first steps of 32 attempts, with `umad.relative` 0.5 and without, of GRPO without scale. "
     "Signal over noise is the mean step along the exact gradient over a step's distance from the mean, so that the rate is left out.",

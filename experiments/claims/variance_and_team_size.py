@@ -83,7 +83,7 @@ def contenders(agents: int) -> dict[str, Contender]:
 CLAIM = Claim(
     name="variance_and_team_size",
     algorithms=("grpo", "mappo", "coma", "counterfactual", "ccpo", "vdn", "qmix"),
-    claim="Paid the team's return, an agent's gradient grows noisier with every partner; credit for its own part hardly does",
+    claim="With a team reward the variance of an agent's gradient grows with every partner; with credit for its own part it hardly grows",
     source="Kuba et al. 2021, 2108.08612; COMA, 1705.08926; VDN, 1706.05296",
     setting=(
         "2 to 16 agents say one of four letters each, at once, and are paid the share of them that were right. What is measured is the variance of an agent's update over its "

@@ -65,7 +65,7 @@ SHOWN = {"none": "R − mean", "std": "(R − mean)/std"}
 CLAIM = Claim(
     name="verifier_noise",
     algorithms=("grpo", "verifier", "maporl"),
-    claim="A verifier that errs in a share p of answers slows learning by 1 − 2p and misleads it only from p = ½ on",
+    claim="A verifier with error rate p slows learning by 1 − 2p, and reverses it from p = ½ on",
     source="perturbed rewards: 1810.01032, §3; verifiers that err: 2510.00915, §3",
     setting="One agent, four letters of which one pays 1, and a verifier that turns 0 into 1 and 1 into 0 with chance p. Speed is the mean update of 1,280 attempts along the exact gradient, at first; "
     "then teams learn until they are right with 0.8, at one small rate, 32 attempts a step. By hand: what is left of the speed is 1 − 2p, times √(q(1 − q)/m(1 − m)) with division by the std, q and m the chance of being right and of being paid.",

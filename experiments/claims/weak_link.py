@@ -26,7 +26,7 @@ def measure(algorithm: dict[str, Any], seed: int, rate: float) -> Result:
 CLAIM = Claim(
     name="weak_link",
     algorithms=("c3", "counterfactual", "ccpo"),
-    claim="A chain's weak link is mended by fewer tokens where turns are compared, or played on, from one moment",
+    claim="The weak link of a chain improves with fewer tokens where turns are compared, or continued, from one state",
     source="C3, 2603.06859; COMA, 1705.08926; CCPO, 2603.21563",
     setting="Four agents, each of which must say the letter that follows the one before, of four letters. The second does so with a chance of 0.1 at first, the others with 0.87. Each seat's payment is inverted with a chance of 0.05, also that of seats which earn nothing. Four groups a step, of eight attempts, or of four that are played on.",
     arms={

@@ -110,7 +110,7 @@ def lag(found: Found) -> float:
 CLAIM = Claim(
     name="weakest_agent",
     algorithms=("vdn", "qmix", "ccpo"),
-    claim="An agent that earns a thirtieth of the strongest one's share learns as fast as that one once its credit holds none of the others' luck, from the first step on: under Adam a few noisy steps slow it for long",
+    claim="An agent with a thirtieth of the strongest agent's reward learns as fast under Adam, if its credit excludes the others' luck from the first step on",
     source="our own tables of VDN, on which the fourth of four agents gained nothing",
     setting=(
         "Four agents say one of two letters at once and earn 1, 0.3, 0.1 and 0.03 of 1.43 in all if they say their own. Adam at one rate for everybody, as in training of language models, 32 attempts a step. Drawn is the chance that the fourth says its letter. "

@@ -136,7 +136,9 @@ def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> Non
 def test_the_page_says_what_the_results_say() -> None:
     known = {name: (claim, found) for name, claim in claims().items() if (found := kept(name))}
     assert page.PAGE.read_text("utf-8") == page.page_of(known), "run: python -m experiments page"
+    assert {path.stem for path in page.FOLDER.glob("*.md")} == set(known)
     for name, (claim, found) in known.items():
+        assert (page.FOLDER / f"{name}.md").read_text("utf-8") == page.claim_page(claim, found)
         assert found.source == source_of(claim), f"run: python -m experiments run {name}"
         assert (page.PICTURES / f"{name}.svg").exists()
         for algorithm in claim.algorithms:
