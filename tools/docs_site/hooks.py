@@ -26,7 +26,6 @@ from tools.docs_site.links import ROOT, heading_anchor, in_lists, outside_pages,
 
 DOCS = ROOT / "docs"
 BY_FOLDER = {
-    "Decisions": "adr",
     "Algorithms": "algorithms",
     "Environments": "environments",
     "Workflows": "workflows",
@@ -52,9 +51,7 @@ def _fill(nav: list[Any]) -> None:
             for title, inside in entry.items():
                 if title in BY_FOLDER and isinstance(inside, str):
                     folder = DOCS / inside
-                    names = sorted(
-                        path.name for path in folder.glob("*.md") if path.name != "0000-template.md"
-                    )
+                    names = sorted(path.name for path in folder.glob("*.md"))
                     names.sort(key=lambda name: name != "README.md")
                     entry[title] = [f"{inside}/{name}" for name in names]
                 elif isinstance(inside, list):
