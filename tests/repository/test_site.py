@@ -120,16 +120,11 @@ def test_what_readers_search_for_is_in_the_title_of_its_page() -> None:
         assert holding == [ROOT / "docs" / f"{page}.md"], query
 
 
-def test_every_how_to_and_every_reader_has_a_place_in_the_menu() -> None:
+def test_every_how_to_has_a_place_in_the_menu() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     docs = ROOT / "docs"
-    pages = [
-        path.relative_to(docs).as_posix() for name in ("howto", "for") for path in (docs / name).glob("*.md")
-    ]
+    pages = [path.relative_to(docs).as_posix() for path in (docs / "howto").glob("*.md")]
     assert [page for page in pages if page not in text] == []
-    readers = list((docs / "for").glob("*.md"))
-    assert len(readers) == 3
-    assert all(len(page.read_text(encoding="utf-8").splitlines()) <= 20 for page in readers)
 
 
 @pytest.mark.slow
@@ -204,7 +199,8 @@ def test_every_how_to_is_listed_and_shows_what_to_type(page: Path) -> None:
 
 def test_the_recipes_of_how_tos_can_be_read(tmp_path: Path) -> None:
     read = 0
-    for page in howtos():
+    others = [ROOT / "docs" / f"{name}.md" for name in ("team", "programs", "grading", "vllm")]
+    for page in [*howtos(), *others]:
         for name, text in files_of(page.read_text(encoding="utf-8")).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
             if "\nenvironment:" in text:

@@ -22,7 +22,7 @@ class Symptom:
 
 
 TITLES = {
-    "flat-reward": "My reward is flat: it does not move",
+    "flat-reward": "My reward is flat",
     "no-learning": "Find out why your team does not learn",
 }
 """The parts of the page of advice below the verdicts."""
