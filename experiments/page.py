@@ -102,7 +102,7 @@ def claim_page(claim: Claim, results: Results) -> str:
         rates = f"Learning rates tried: {', '.join(f'{rate:g}' for rate in claim.rates)}; chosen: {chosen}.\n\n"
     files = f"[setting and remarks](../../experiments/claims/{claim.name}.py) · `experiments/results/{claim.name}.json`"
     return (
-        f"# {claim.claim}\n\n"
+        f"# Claim `{claim.name}`\n\n{claim.claim}.\n\n"
         f"{verdict_of(claim, results)} · {results.seeds} seeds · {claim.source} · {files}\n\n"
         f"| prediction | bound | measured | P(better) | verdict |\n|---|---|---|---|---|\n{rows}\n{rates}"
         f"![{claim.claim}](../pictures/claims/{claim.name}.svg)\n\n"

@@ -85,8 +85,8 @@ def _printed() -> dict[str, list[str]]:
     return {} if os.environ.get("KAPELLE_DOCS_DRAFT") else notebooks.executed_pages()
 
 
-LESS_SOUGHT = ("files/", "adr/")
-"""Pages of source files and of decisions: the search names them behind those that answer a question."""
+LESS_SOUGHT = ("files/", "adr/", "claims/")
+"""Pages of source files, decisions and single claims: the search lists them behind those that answer a question."""
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
