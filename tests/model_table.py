@@ -21,14 +21,14 @@ from kapelle.team import Lora
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 MARKS = ("<!-- python -m tests.model_table -->\n", "<!-- end of the table -->\n")
 HEAD = (
-    "| family | `all-linear` adapts | leaves out | training pass | decoding | logits | critic |\n"
+    "| family | `all-linear` adapts | excludes | training pass | decoding | logits | critic |\n"
     "|---|---|---|---|---|---|---|\n"
 )
 DECODING = {
     "flat": "own pass",
     "plain_cache": "`transformers`, KV cache",
     "cache_by_layer": "`transformers`, states",
-    "reread": "reads each text anew",
+    "reread": "re-reads each text",
 }
 
 
@@ -38,7 +38,7 @@ def row(family: str) -> str:
         model = family_model(family)
     except ModelError as error:
         reason = str(error).partition(". ")[0].replace(": ", ", because ", 1)
-        return f"| {family} | refused when it is loaded: {reason} | | | | | |\n"
+        return f"| {family} | unsupported: {reason} | | | | | |\n"
     lora = named(layers_of(model.model), Lora())
     taken = {target.rpartition(".")[2] for target in lora.targets}
     layers = layers_of(model.model)
@@ -86,7 +86,7 @@ def between_marks(page: str) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    """Make the table of the page anew."""
+    """Write the table of the page."""
     before, _, after = between_marks(PAGE.read_text("utf-8"))
     PAGE.write_text(before + HEAD + "".join(row(family) for family in FAMILIES) + after, "utf-8")
 
