@@ -99,7 +99,9 @@ def claim_page(claim: Claim, results: Results) -> str:
     rates = ""
     if len(claim.rates) > 1:
         chosen = ", ".join(f"`{arm}` {rate:g}" for arm, rate in results.rates.items())
-        rates = f"Learning rates tried: {', '.join(f'{rate:g}' for rate in claim.rates)}; chosen: {chosen}.\n\n"
+        rates = (
+            f"Learning rates tried: {', '.join(f'{rate:g}' for rate in claim.rates)}; chosen: {chosen}.\n\n"
+        )
     files = f"[setting and remarks](../../experiments/claims/{claim.name}.py) · `experiments/results/{claim.name}.json`"
     return (
         f"# Claim `{claim.name}`\n\n{claim.claim}.\n\n"
@@ -155,7 +157,7 @@ def draw(claim: Claim, results: Results, file: Path) -> None:
         ):
             axes.plot(tokens, middle, label=arm, color=colour)
             axes.fill_between(tokens, low, high, color=colour, alpha=0.18, linewidth=0)
-        axes.set(xlabel="sampled tokens", ylabel=claim.plotted[2] or "what the team earns")
+        axes.set(xlabel="sampled tokens", ylabel=claim.plotted[2] or "team return")
     elif claim.plot == "bars":
         _bars(axes, claim, results)
     else:

@@ -54,13 +54,13 @@ CLAIM = Claim(
             turned=1.0,
         ),
         Prediction(
-            "Told, with weights: how many times as far as the gradient has it the case of one call moves the agent, compared with the case of four; by hand 4",
+            "Case observed, with weights: update for one call relative to four calls, over the gradient's ratio; by hand 4",
             lambda found: found["weights, told"]["ratio"],
             at_least=3.0,
             turned=1.5,
         ),
         Prediction(
-            "Told, without weights, likewise; by hand 1",
+            "Case observed, without weights, likewise; by hand 1",
             lambda found: found["none, told"]["ratio"],
             at_most=1.3,
         ),

@@ -111,7 +111,7 @@ CLAIM = Claim(
         ),
     ),
     plot="bars",
-    plotted=("alone", "", "unseen sums right alone, the worse of the two"),
+    plotted=("alone", "", "correct unseen sums alone, the lower of the two"),
     remark=(
         "Both predictions failed, and both for one reason: here what an observer learns of a sum with an answer beside it is learned of the sum alone, too, which a table cannot know ([the table's](#cory_swap)). So without an exchange both sets of weights answer alone as well, and the exchange costs the observer "
         "8 of a hundred, as each set of weights plays its role half of the time. Neither arm teaches an observer to read: where the pioneer is wrong it is right in 7 and 6 of a hundred, as its own answer is mostly the same. "

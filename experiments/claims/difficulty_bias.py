@@ -61,5 +61,5 @@ CLAIM = Claim(
         even("none @ 32"),
     ),
     plot="lines",
-    plotted=("excess", "attempts at a task", "weight of hard and easy tasks"),
+    plotted=("excess", "episodes per task", "weight of hard and easy tasks"),
 )

@@ -85,7 +85,7 @@ CLAIM = Claim(
             "The students follow more often in the end with `distill` than from demonstrations without errors; by hand by 0.26",
         ),
         Prediction(
-            "From demonstrations without errors they follow in 0.71, by hand: after an error the second is right by chance, and the next again where it happens to hear what was demonstrated",
+            "From demonstrations without errors they follow in 0.71, by hand: after an error the second is correct by chance",
             lambda found: found["sft, a team without errors"]["end"],
             at_most=0.73,
             turned=0.9,

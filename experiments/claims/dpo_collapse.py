@@ -72,7 +72,7 @@ CLAIM = Claim(
         ),
         gain("DPO and likelihood"),
         Prediction(
-            "`DPO and likelihood` less `DPO`, right sums",
+            "`DPO and likelihood` less `DPO`, correct sums",
             lambda found: found["DPO and likelihood"]["right"] - found["DPO"]["right"],
             at_least=0.1,
             turned=0.0,
@@ -87,5 +87,5 @@ CLAIM = Claim(
     "stop it. What is not shown is a guess about plain DPO that the claim does not need: it falls so far that it does not surely prefer nine "
     "pairs of ten rightly, which it does with the term. With 25 steps in place of 36 it was the same (0.922 [0.899, 0.936]).",
     plot="bars",
-    plotted=("right", "", "right sums, unseen problems"),
+    plotted=("right", "", "correct sums, unseen problems"),
 )

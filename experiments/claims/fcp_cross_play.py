@@ -77,7 +77,7 @@ CLAIM = Claim(
             at_most=0.0,
         ),
         Prediction(
-            "it costs nothing at home: `fcp` less `self-play`, own",
+            "return with its own partner is unchanged: `fcp` less `self-play`, own",
             lambda found: found["fcp"]["own"] - found["self-play"]["own"],
             at_least=-0.02,
         ),

@@ -116,7 +116,10 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "paid by the frozen verifier the team ends below where it began", lost, at_least=0.05, turned=0.0
+            "rewarded by the frozen verifier the team ends below its initial success",
+            lost,
+            at_least=0.05,
+            turned=0.0,
         ),
         better("refresh 0.1", "frozen", 0.1, "unseen"),
         better("refresh 0.5", "frozen", 0.2, "unseen"),
@@ -135,5 +138,5 @@ CLAIM = Claim(
         "It had learned from 143,360, beside which 13 a step are few. The leash needs none. Several verifiers in place of one, of which two were poor, did not keep the team from falling (`several_verifiers`)."
     ),
     plot="bars",
-    plotted=("unseen", "who pays", "unseen sums right"),
+    plotted=("unseen", "source of the reward", "correct unseen sums"),
 )

@@ -64,5 +64,5 @@ CLAIM = Claim(
         at_most("sharp", 0.9, "where partners are absent too, their luck is drawn again").about("sharp"),
     ),
     plot="bars",
-    plotted=("rider", "", "how far the rider is pushed"),
+    plotted=("rider", "", "update of the agent without influence"),
 )

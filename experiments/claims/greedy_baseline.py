@@ -49,7 +49,7 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "unequal pay: no baseline has 3 times ReMax's noise",
+            "unequal rewards: no baseline has 3 times ReMax's noise",
             ratio("none", "remax", "unequal"),
             at_least=3.0,
             turned=1.0,
@@ -60,7 +60,7 @@ CLAIM = Claim(
             at_most=1.25,
         ),
         Prediction(
-            "equal pay: ReMax has 1.5 times the noise of no baseline",
+            "equal rewards: ReMax has 1.5 times the noise of no baseline",
             ratio("remax", "none", "equal"),
             at_least=1.5,
             turned=1.0,

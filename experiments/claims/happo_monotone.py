@@ -69,7 +69,7 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "`mappo`'s largest steps change the worth by", of("mappo @ 32", "change"), at_most=-1.0
+            "`mappo`'s largest steps change the team return by", of("mappo @ 32", "change"), at_most=-1.0
         ).about("mappo"),
         Prediction("`happo`'s largest steps change it by", of("happo @ 32", "change"), at_least=0.0).about(
             "happo"
@@ -92,7 +92,7 @@ CLAIM = Claim(
         ).about("happo"),
     ),
     plot="lines",
-    plotted=("change", "size of the step", "change of the team's worth"),
+    plotted=("change", "size of the step", "change of the team return"),
     remark=(
         "`mappo` is `happo` without the factor M: with tables of their own, agents that move one after another and at once move alike but for it. With the smallest steps the two are the same. The largest ones lower "
         "the worth in four of five cases with `mappo` and in one of twenty with `happo`, whose promise is about exact expectations, and which has 64 episodes. With seven repeats in place of 28 the share of "

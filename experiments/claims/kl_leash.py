@@ -66,5 +66,5 @@ CLAIM = Claim(
         settles("k3 in the loss", BY_FORWARD, "KL(reference‖π)"),
     ),
     landmarks=lambda: {"optimum, KL(π‖reference)": BY_REVERSE, "optimum, KL(reference‖π)": BY_FORWARD},
-    plotted=("", "", "chance of the right letter"),
+    plotted=("", "", "probability of the correct letter"),
 )

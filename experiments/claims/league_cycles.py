@@ -76,7 +76,7 @@ CLAIM = Claim(
             at_least=0.1,
         ),
         Prediction(
-            "a fresh start is what helps: `fictitious, goes on` less `fictitious`, NashConv of the mixture",
+            "effect of restarting: `fictitious, goes on` less `fictitious`, NashConv of the mixture",
             lambda found: found["fictitious, goes on"]["mixture"] - found["fictitious"]["mixture"],
             at_least=0.2,
             turned=0.0,

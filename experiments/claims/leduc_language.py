@@ -66,18 +66,18 @@ CLAIM = Claim(
     seeds=10,
     predictions=(
         Prediction(
-            "`average`: share of even play's NashConv",
+            "`average`: share of uniform play's NashConv",
             lambda found: found[AVERAGE]["conceded"],
             at_most=0.15,
         ),
         Prediction(
-            "`average` concedes less than `last policy` by so much of even play's",
+            "`average` is less exploitable than `last policy` by so much of uniform play's",
             lambda found: found[LAST]["conceded"] - found[AVERAGE]["conceded"],
             at_least=0.0,
         ),
     ),
     plot="bars",
-    plotted=("conceded", "", "NashConv / even play's"),
+    plotted=("conceded", "", "NashConv / uniform play's"),
     remark=(
         "Settings were chosen with other seeds; those of the claim were used for nothing else. [What was tried](explanations/self_play.md#legal-moves-alone)."
     ),

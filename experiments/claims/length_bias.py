@@ -86,5 +86,5 @@ CLAIM = Claim(
         better("sequence_mean", "token_mean", 0.15, "longer"),
     ),
     plot="bars",
-    plotted=("longer", "", "letters that wrong texts have more than right ones"),
+    plotted=("longer", "", "extra letters of incorrect texts"),
 )

@@ -74,5 +74,5 @@ CLAIM = Claim(
     remark="The best baseline weighs an attempt by its gradient's squared norm, and lengths stand for it as far as tokens are equally surprising: where long texts consist of "
     "likely letters, enumeration gives OPO no less noise than the plain mean, or a little more. The advantages of short and long attempts in a small group depend on few others, which costs what is gained.",
     plot="lines",
-    plotted=("noise", "attempts at a task", "noise of the update, tokens"),
+    plotted=("noise", "episodes per task", "noise of the update, tokens"),
 )

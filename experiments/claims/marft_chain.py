@@ -139,7 +139,7 @@ CLAIM = Claim(
             turned=0.0,
         ),
         Prediction(
-            "At the best rate of each `mappo` is ahead of the chain, which waits for its critic, by (worth over tokens)",
+            "At each one's best rate `mappo` is ahead of the chain, which waits for its critic, by (return over tokens)",
             lambda found: best(found, "mappo, λ = 0") - best(found, CHAIN),
             at_least=0.02,
             turned=0.0,
@@ -147,7 +147,7 @@ CLAIM = Claim(
     ),
     landmarks=lambda: {"optimum": Relay.model_validate(GAME).landmarks()["optimum"]},
     plot="lines",
-    plotted=("end", "rate", "the team's worth after 6400 tokens"),
+    plotted=("end", "rate", "team return after 6400 tokens"),
     remark=(
         "The first agent's noise is that of what the others made of its word and of how their pay was turned round; a critic that has seen many episodes knows the mean of both. With λ = 1 the chain is `mappo` (the same numbers, to the digit), whose λ changes nothing where each agent speaks "
         "once; the default, λ = 0.95, leaves 0.95³ = 0.86 of the return to the first of four agents and three quarters of the noise. What that is worth in learning is not shown. A new critic tells the first agent nothing at all, so that the team waits for it, and at the best rates `mappo` is ahead. "

@@ -77,7 +77,7 @@ CLAIM = Claim(
     rates=(0.01, 0.03, 0.1, 0.3),
     predictions=(better("no momentum", "momentum", 0.1, "later"),),
     chosen_by="later",
-    plotted=("later", "", "1 − NashConv / even play's"),
+    plotted=("later", "", "1 − NashConv / uniform play's"),
     remark="An arm without entropy was planned too, and left out for its cost before anything was judged; one seed of both arms was looked at first, for rates. By exact gradients it is the same: "
     "[why self-play circles](explanations/self_play.md).",
 )

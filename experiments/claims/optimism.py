@@ -74,5 +74,5 @@ CLAIM = Claim(
         at_the_end("mean, bet", "bet: the mean keeps it", at_least=0.9),
         at_the_end("grpo, bet", "bet: `grpo` keeps it", at_least=0.9),
     ),
-    plotted=("end", "", "chance of the optimum, or of the safe 1"),
+    plotted=("end", "", "probability of the optimum, or of the safe 1"),
 )

@@ -52,7 +52,7 @@ CLAIM = Claim(
             at_most=0.0,
         ),
         Prediction(
-            "it costs nothing at home: `other-play`, own",
+            "return with its own partner is unchanged: `other-play`, own",
             lambda found: found["other-play"]["own"],
             at_least=0.9,
         ),
@@ -63,6 +63,6 @@ CLAIM = Claim(
         "undoes, any letter but the one said, which is worth a third: they earned 0.63 on average with themselves and nothing with one another. [On a language model](#strangers_language) it holds too; not tried in Hanabi."
     ),
     plot="bars",
-    plotted=("cross", "", "earned with strangers"),
+    plotted=("cross", "", "return with unknown partners"),
     seeds=24,
 )

@@ -58,6 +58,6 @@ CLAIM = Claim(
         better("mars", "one mean and spread", 0.3).about("mars"),
         better("one spread", "one mean and spread", 0.05),
     ),
-    plotted=("area", "", "chance of the right letter"),
+    plotted=("area", "", "probability of the correct letter"),
     remark="By one spread the second agent's advantages are a hundred times smaller than the first's, so that no rate suits both; by one mean as well they are, besides, all negative, and 0.01 of them says what was better.",
 )

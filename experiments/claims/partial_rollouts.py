@@ -95,7 +95,7 @@ CLAIM = Claim(
             turned=1.0,
         ),
         Prediction(
-            "Worth over steps, `wait` less `partial`",
+            "Return over steps, `wait` less `partial`",
             lambda found: found["wait"]["area"] - found["partial"]["area"],
             at_most=0.03,
         ),
@@ -105,10 +105,10 @@ CLAIM = Claim(
             at_most=0.06,
         ),
         better("wait", "drop", 0.03, "long", "`drop` has fewer long answers than `wait` by"),
-        better("partial", "drop", 0.05, "area", "`partial` is ahead of `drop` by (worth over steps)"),
+        better("partial", "drop", 0.05, "area", "`partial` is ahead of `drop` by (return over steps)"),
     ),
     plot="bars",
-    plotted=("long", "", "share of right answers that are long"),
+    plotted=("long", "", "share of correct answers that are long"),
     remark=(
         "Dropping pushes answers to end as soon as they are right: those that end then are seen and paid, and those that go on are not, though they would be paid as much. What it costs in worth is smaller than was predicted, since the cut moves along with the answers. "
         "In a first run answers were right from 16 letters on, which is well before a step ends: `partial` sampled 1.38 times as much in a decode step as `wait`, `drop` had a share of long answers smaller by 0.13, and was *ahead* of `partial` in worth by 0.02 (predicted: behind by 0.05), as nothing that was paid was lost by it and, "

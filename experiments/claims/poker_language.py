@@ -59,18 +59,18 @@ CLAIM = Claim(
     seeds=12,
     predictions=(
         Prediction(
-            "`average`: share of even play's NashConv",
+            "`average`: share of uniform play's NashConv",
             lambda found: found[AVERAGE]["conceded"],
             at_most=0.05,
         ),
         Prediction(
-            "`average` concedes less than `last policy` by so much of even play's",
+            "`average` is less exploitable than `last policy` by so much of uniform play's",
             lambda found: found[LAST]["conceded"] - found[AVERAGE]["conceded"],
             at_least=0.0,
         ),
     ),
     plot="bars",
-    plotted=("conceded", "", "NashConv / even play's"),
+    plotted=("conceded", "", "NashConv / uniform play's"),
     remark=(
         "Sixteen other seeds with 800 steps came to 4.6 % [4.2, 5.3], three of them to 6.8 to 9.4 %, an interval that did not stay below 5 %: of 102,400 games, 800 steps of 128 had come to 3.4 % with seed 1 of the recipe, 400 of 256 to 5.0 %, and 300 of 512 (half as many games again) to 5.9 %. "
         "It is steps that the average lacks, and not games; so they were doubled. The seeds of the claim were used for nothing else. [What else was tried](explanations/self_play.md#legal-moves-alone)."

@@ -131,7 +131,7 @@ CLAIM = Claim(
     measure=measure,
     rates=(2.0,),
     predictions=(
-        last("self-play, biased", "biased: `self-play` circles beyond even play (0.667)", at_least=EVEN),
+        last("self-play, biased", "biased: `self-play` cycles beyond uniform play (0.667)", at_least=EVEN),
         last("rnad, biased", "biased: NashConv of `rnad`", at_most=0.25).about("rnad"),
         last("mmd, biased", "biased: NashConv of `mmd`", at_most=0.25).about("mmd"),
         Prediction(
@@ -140,9 +140,9 @@ CLAIM = Claim(
             at_least=0.15,
             turned=0.0,
         ).about("rnad"),
-        last("self-play, even", "even: `self-play` circles", at_least=0.5),
+        last("self-play, even", "even: `self-play` cycles", at_least=0.5),
         last("rnad, even", "even: NashConv of `rnad`", at_most=0.25).about("rnad"),
-        last("rnad, Kuhn", "Kuhn poker (even play 0.917): NashConv of `rnad`", at_most=0.25).about("rnad"),
+        last("rnad, Kuhn", "Kuhn poker (uniform play 0.917): NashConv of `rnad`", at_most=0.25).about("rnad"),
         Prediction(
             "Kuhn poker: `self-play` less `rnad`",
             lambda found: found["self-play, Kuhn"]["last"] - found["rnad, Kuhn"]["last"],

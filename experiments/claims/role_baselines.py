@@ -56,9 +56,9 @@ CLAIM = Claim(
     rates=(1.0, 4.0, 16.0),
     predictions=(
         better("by role", "one mean", 0.1),
-        Prediction("even seats: both means come to the same, within 0.03", closeness, at_most=0.03),
+        Prediction("equal roles: both baselines give the same return, within 0.03", closeness, at_most=0.03),
     ),
     quick=4,
-    plotted=("area", "", "chance of the winning letter"),
+    plotted=("area", "", "probability of the winning letter"),
     remark="A return less the common mean is 3 for the first seat and −3 for the second, whatever is said, beside a difference of 1 that is to be learned: 25 times the variance at first, by E(R − b)².",
 )

@@ -61,5 +61,5 @@ CLAIM = Claim(
         "39, 48 and 39 %, in two seeds of three, and below the 73.5 % with which the team began in all. The least of them, 33, 57 and 33 %, pays by whichever is wrong that way: it was behind the mean in every seed. A KL leash (`fooled_verifier`) ended at 87 % or more."
     ),
     plot="bars",
-    plotted=("unseen", "who pays", "unseen sums right"),
+    plotted=("unseen", "source of the reward", "correct unseen sums"),
 )

@@ -87,7 +87,7 @@ CLAIM = Claim(
     ),
     landmarks=SumGame.model_validate(game_of(4)).landmarks,
     plot="lines",
-    plotted=("area", "different roles among four agents", "mean worth over the tokens"),
+    plotted=("area", "different roles among four agents", "mean return over tokens"),
     remark=(
         "What an agent reads tells its seat, so that shared weights could learn every role; they have to tell roles apart by one letter of the prompt, which with two roles none of ten seeds "
         "learned. Models of their own are ahead of adapters there (0.68 and 0.58) and level with them with four roles. Of the two rates adapters took the greater and shared weights mostly the smaller; four rates are tried in `sharing_rates`, which also shows that with one role it is not sharing that helps, but training all weights in place of an adapter of rank 4."

@@ -72,7 +72,7 @@ CLAIM = Claim(
         ),
     ),
     plot="bars",
-    plotted=("area", "", "mean worth over the tokens"),
+    plotted=("area", "", "mean return over tokens"),
     remark=(
         "No arm took a rate at the edge of the grid, and what `sharing` says of these arms does not hang on its two rates. But with one role it is not sharing that helps: one agent alone, five seeds at the rates of these "
         "arms, learns faster by as much with all weights (area 0.74) than with an adapter (0.46), and one adapter for all four agents is not surely faster than one for each (0.61 and 0.58, ahead in three of five seeds at rate 0.003). "

@@ -60,7 +60,7 @@ CLAIM = Claim(
         against("wrong", "ratio", 1.25, 1.1),
         against("right", "ratio", 1.40, 1.1),
         Prediction(
-            "Sure and wrong: signal with the gain over without; by hand 0.60",
+            "Confident and incorrect: signal with the gain over without; by hand 0.60",
             lambda found: found["gain, sure and wrong"]["signal"] / found["none, sure and wrong"]["signal"],
             at_most=0.75,
             turned=1.0,

@@ -52,7 +52,7 @@ CLAIM = Claim(
         better("influence 0.5", "none", 0.2, "told"),
         better("influence 0.5", "confidence 0.5", 0.2, "told"),
         Prediction(
-            "Told in the end with influence",
+            "Informed at the end with influence",
             lambda found: found["influence 0.5"]["told"],
             at_least=0.9,
             turned=0.5,

@@ -85,5 +85,5 @@ CLAIM = Claim(
         longer(0.4, 3.0, 5.0),
     ),
     plot="lines",
-    plotted=("speed", "share of answers that the verifier misjudges", "speed along the true gradient"),
+    plotted=("speed", "error rate of the verifier", "speed along the true gradient"),
 )
