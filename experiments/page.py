@@ -20,7 +20,7 @@ HEAD = """# Claims
 
 Every method was published with a claim: why it should do better than a simpler one, and when. Here such a claim is an experiment that could have
 failed: a prediction in numbers, arms of which one is the ablation of the very piece, equal numbers of sampled tokens and ten seeds or more (fewer where language models play, which the verdict
-then says), and a verdict by a rule. Teams are mostly tables of logits, which play the [yardsticks](environments/yardsticks.md) through the library's own rollout, credit, packing, loss
+then says), and a verdict by a rule. Teams are mostly tables of logits, which play the [diagnostic environments](environments/generated.md#diagnostic-environments) through the library's own rollout, credit, packing, loss
 and optimiser, so that a team's worth is known exactly.
 
 ```sh
