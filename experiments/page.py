@@ -109,7 +109,9 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Re
         if algorithm in claim.algorithms:
             verdict = verdict_of(claim, results, algorithm).replace("**", "")
             links.setdefault(verdict, []).append(f"[`{name}`](../claims.md#{name})")
-    line = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in sorted(links.items(), reverse=True))
+    line = "; ".join(
+        f"{verdict}: {', '.join(names)}" for verdict, names in sorted(links.items(), reverse=True)
+    )
     block = f"{BEGIN}\n**Claims** – {line}\n{END}"
     if BEGIN in text:
         return re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: block, text, flags=re.DOTALL)
