@@ -20,7 +20,7 @@ SIGN = {"shown": "**shown**", "not shown": "**not shown**", "contradicted": "**c
 HEAD = """# Claims
 
 Each algorithm was published with a claim about what it improves. This page lists an experiment for each claim: a numeric prediction, an ablation as a control
-arm, equal numbers of sampled tokens, and a verdict by a fixed rule. Most policies are tables of logits on [diagnostic environments](environments/yardsticks.md), for which the exact return is
+arm, equal numbers of sampled tokens, and a verdict by a fixed rule. Most policies are tables of logits on [diagnostic environments](environments/generated.md#diagnostic-environments), for which the exact return is
 known; a few train a tiny language model.
 
 ```sh
@@ -113,28 +113,19 @@ def claim_page(claim: Claim, results: Results) -> str:
 
 
 def with_verdicts(text: str, algorithm: str, known: Mapping[str, tuple[Claim, Results]]) -> str:
-    """Return an algorithm's page with what became of its claims behind its title: verdicts, a curve, and the command that repeats them."""
-    own = {name: each for name, each in known.items() if algorithm in each[0].algorithms}
-    lines = [BEGIN, ""]
-    for name, (claim, results) in own.items():
-        lines.append(f"- {verdict_of(claim, results, algorithm)}: [{claim.claim}](../claims/{name}.md)")
-    shown = {
-        name: overall(results.judge(claim), algorithm) == "shown" for name, (claim, results) in own.items()
-    }
-    drawn = max(own, key=lambda name: (own[name][0].plot == "curves", shown[name]))
-    lines += ["", f"![{own[drawn][0].claim}](../pictures/claims/{drawn}.svg)", ""]
-    seconds = sum(results.seconds for _, results in own.values())
-    lines += [
-        "```sh",
-        f"python -m experiments run {' '.join(own)}  # {_time(seconds)} of one core",
-        "```",
-        END,
-    ]
-    block = "\n".join(lines)
+    """Return an algorithm's page with one line at its end: the verdicts on its claims, each a link to the page of claims."""
+    links: dict[str, list[str]] = {}
+    for name, (claim, results) in known.items():
+        if algorithm in claim.algorithms:
+            verdict = verdict_of(claim, results, algorithm).replace("**", "")
+            links.setdefault(verdict, []).append(f"[`{name}`](../claims/{name}.md)")
+    line = "; ".join(
+        f"{verdict}: {', '.join(names)}" for verdict, names in sorted(links.items(), reverse=True)
+    )
+    block = f"{BEGIN}\n**Claims** – {line}\n{END}"
     if BEGIN in text:
         return re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: block, text, flags=re.DOTALL)
-    title, rest = text.split("\n", 1)
-    return f"{title}\n\n{block}\n{rest}"
+    return f"{text.rstrip()}\n\n{block}\n"
 
 
 # -------- Pictures

@@ -406,7 +406,7 @@ def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
     if name.lower() in ("sac", "td3", "ddpg"):
         raise ConfigError(
-            f"There is no algorithm '{name}', for the reason in docs/explanations/no_sac.md. Take `a2c`, or `ppo` with a KL penalty."
+            f"There is no algorithm '{name}', for the reason in docs/explanations/which_algorithm.md. Take `a2c`, or `ppo` with a KL penalty."
         )
     if name.lower() in ELSEWHERE:
         raise ConfigError(f"No algorithm is called '{name}' here. Set {ELSEWHERE[name.lower()]}.")

@@ -96,6 +96,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "settings"), SAMPLED_NOW)
 @pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
 def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:
@@ -122,7 +123,7 @@ def test_agents_that_read_the_same_are_attempts_at_the_same(words: tuple[Words, 
     assert positive(update("grpo", game, group_size=2, **settings))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -338,7 +339,7 @@ SETS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SETS, ids=str)
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def whole_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_damaged_file_ends_in_one_line(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, whole_model: Path, what: str
 ) -> None:
-    monkeypatch.setattr("kapelle.models.renderer.LIMIT_S", 1.0)
+    monkeypatch.setattr("kapelle.models.chat_template.LIMIT_S", 1.0)
     damage, told = MODEL_FILES[what]
     shutil.copytree(whole_model, "model")
     damage()

@@ -36,7 +36,7 @@ def trained(tmp_path: Path, page: str, family: str, *smaller: str) -> Port:
 
 
 def test_open_r1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [rewards] = blocks("open_r1", "python")
+    [rewards] = blocks("trl", "python")
     (tmp_path / "my_rewards.py").write_text(rewards, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     rows = [
@@ -48,7 +48,7 @@ def test_open_r1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "num_generations=2",
         f"environment.path={tmp_path}/rows.jsonl",
     )
-    port = trained(tmp_path, "open_r1", "qwen2", *smaller)
+    port = trained(tmp_path, "trl", "qwen2", *smaller)
     assert port.batches == [(2, 2), (2, 2)]
     system = "First think, then answer: <think>\n...\n</think>\n<answer>\n...\n</answer>"
     assert set(port.prompts.values()) == {

@@ -98,6 +98,7 @@ def test_the_simulation_does_what_cuda_does() -> None:
     assert torch.softmax(half, -1).dtype == torch.bfloat16
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fused", "flat", "padded"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -406,7 +406,7 @@ def test_the_demo_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(0 < row["parity/max"] <= 1e-4 for row in rows)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["in a rollout", "between updates", "state written"])
 def test_a_run_that_was_killed_goes_on_to_the_end_of_one_that_was_not(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,6 +105,7 @@ def test_padding_equals_packing(loss: Loss, seed: int, lengths: list[int]) -> No
     torch.testing.assert_close(masking.unpack(here_grad, present), there_grad, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 5), min_size=2, max_size=5), st.data())

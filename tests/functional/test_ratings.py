@@ -97,7 +97,7 @@ def covered(players: int, games: int, drawn: float, spread: float) -> float:
     return sum(inside) / len(inside)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", [0.0, 0.3])
 @pytest.mark.parametrize(("players", "games"), [(3, 10), (5, 5), (5, 30), (4, 300)])
@@ -251,6 +251,7 @@ class TestNash:
         assert found[0] == pytest.approx(first, abs=1e-9)
         assert found[1] == pytest.approx(second, abs=1e-9)
 
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("seed", range(20))
     def test_nobody_gains_by_deviating(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
@@ -261,6 +262,7 @@ class TestNash:
         assert (first @ q).max() - p @ first @ q < 1e-8
         assert (p @ other).max() - p @ other @ q < 1e-8
 
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("seed", range(8))
     def test_members_that_play_nearly_alike_hide_no_equilibrium(self, seed: int) -> None:
         """Rock, paper and scissors nearly pure, and beginners who draw nearly evenly, in payoffs of five digits: who is played is a matter of rounding."""
@@ -273,6 +275,7 @@ class TestNash:
         for share in meta_strategy([table, table.T], "nash"):
             assert (table @ share).max() < 1e-7
 
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("seed", range(10))
     def test_no_equilibrium_is_more_even(self, seed: int) -> None:
         """Every convex step towards another equilibrium strategy, found by a random linear goal, lowers the entropy."""

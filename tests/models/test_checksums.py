@@ -169,6 +169,7 @@ class TestWarmup:
             weights = frozen_copy(dict(trainer.models["base"].base_parameters()))
         return weights, [detail for name, detail in heard.said if name == "warm-up"]
 
+    @pytest.mark.sample(5)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", CHECKSUMS]

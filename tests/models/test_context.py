@@ -8,7 +8,7 @@ import pytest
 from tests.support.families import CONTEXT, FAMILIES, tokenizer
 from transformers import AutoConfig
 
-from kapelle.models.renderer import context_of
+from kapelle.models.light_tokenizer import context_of
 
 LONG = {"rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_type": "longrope"}
 PHI3: dict[str, Any] = {**FAMILIES["phi3"], "original_max_position_embeddings": 32}

@@ -64,6 +64,7 @@ def logits(model: LanguageModel, tokens: Tensor, *route: tuple[str | None, int, 
 
 
 class TestAsPeft:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("family", FAMILIES)
     def test_a_saved_adapter_computes_the_same_in_peft(self, family: str, tmp_path: Path) -> None:
         model = family_model(family)

@@ -56,7 +56,7 @@ def alone(model: LanguageModel, job: Job, ids: list[int]) -> Tensor:
     return logits_LV.log_softmax(-1)[places, torch.tensor(ids)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=() if f in ("gpt2", "gemma2") else pytest.mark.slow) for f in PLAYING]
 )

@@ -114,6 +114,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_the_peak_is_the_weights_and_a_tenth(tmp_path: Path) -> None:

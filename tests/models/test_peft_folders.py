@@ -127,7 +127,7 @@ def test_every_field_of_the_installed_peft_is_in_the_table_with_its_default() ->
             assert default in PLAIN[name], name
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("field", "value"), [(f, v) for f, values in MADE.items() for v in values], ids=repr)
 def test_what_peft_makes_is_read_as_peft_computes_it_or_refused_by_name(

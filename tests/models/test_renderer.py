@@ -16,14 +16,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from kapelle.errors import ModelError
 from kapelle.models.embedded import SPECIAL, build_tokenizer
-from kapelle.models.renderer import (
-    ChatRenderer,
-    LightTokenizer,
-    light_renderer,
-    light_tokenizer,
-    load_renderer,
-    read_folder,
-)
+from kapelle.models.light_tokenizer import LightTokenizer, light_tokenizer, read_folder
+from kapelle.models.renderer import ChatRenderer, light_renderer, load_renderer
 from kapelle.settings.schema import ModelConfig
 from kapelle.types import Message, conversation
 

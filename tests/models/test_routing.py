@@ -101,6 +101,7 @@ class TestReplay:
             assert float((found_T - behaviour_T).abs().max()) < 1e-5
             assert float((free_T - behaviour_T).abs().max()) > 0.005
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("checkpointing", [False, True])
     def test_an_update_takes_them_too_and_without_them_it_is_stopped(self, checkpointing: bool) -> None:
         model, engine, samples = sampled_otherwise("qwen3_moe")

@@ -138,7 +138,7 @@ def test_what_any_conversation_meets_is_the_template_s_own_error() -> None:
 
 
 def test_a_template_that_hangs_at_a_system_message_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapelle.models.renderer.LIMIT_S", 0.2)
+    monkeypatch.setattr("kapelle.models.chat_template.LIMIT_S", 0.2)
     slow = "{% if messages[0]['role'] == 'system' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
     with pytest.raises(ModelError, match="did not finish"):
         started(slow + CHATML, S, U)

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from kapelle.environments.grading.text.tool_call import ReadCall, parse_calls
 from kapelle.errors import ConfigError
 from kapelle.models import token_masks
-from kapelle.models.renderer import light_tokenizer
+from kapelle.models.light_tokenizer import light_tokenizer
 from kapelle.models.token_masks import TokenMasks, Walk, check_constraint
 from kapelle.runtime.constraints import LLAMA, forced_call, lark_of
 from kapelle.types import Constraint

@@ -40,13 +40,13 @@ def missing(name: str) -> str | None:
 def held_by(page: Path) -> str:
     """Return the section of a page that names its tests; empty where it has none."""
     parts = re.split(r"^## (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return "".join(text for title, text in zip(parts[1::2], parts[2::2], strict=True) if title == "Held by")
+    return "".join(text for title, text in zip(parts[1::2], parts[2::2], strict=True) if title == "Tests")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in NO_ALGORITHM], ids=lambda p: p.stem)
 def test_a_page_names_what_would_fail_if_the_algorithm_were_another(page: Path) -> None:
     names = named_tests(held_by(page))
-    assert names, f"{page.name} needs a section '## Held by' that names a test"
+    assert names, f"{page.name} needs a section '## Tests' that names a test"
     assert [gone for name in names if (gone := missing(name))] == []
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kapelle.environments.grading.text.tool_call import Form
-from kapelle.models.renderer import ChatRenderer, LightTokenizer
+from kapelle.models.light_tokenizer import LightTokenizer
+from kapelle.models.renderer import ChatRenderer
 
 
 @dataclass(frozen=True)

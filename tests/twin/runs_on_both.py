@@ -59,7 +59,7 @@ def trained(folder: Path, kind: str, device: str) -> tuple[list[dict[str, Any]],
     return rows, said
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_on_a_gpu_is_that_on_a_cpu(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_CACHE", str(folder / "cache"))
@@ -74,6 +74,7 @@ def test_a_run_on_a_gpu_is_that_on_a_cpu(kind: str, folder: Path, monkeypatch: p
             assert other[name] == pytest.approx(one[name], rel=1e-2, abs=least), name
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["demo", "maverl_debate_qmix", "mrlm_ppo", "self_play_games"])
 def test_half_precision_trains_and_keeps_parity(

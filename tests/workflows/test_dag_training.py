@@ -169,7 +169,7 @@ def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = Non
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agents", "shared", "obs", "mean"),

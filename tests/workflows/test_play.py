@@ -36,7 +36,7 @@ async def test_the_game_says_who_is_to_move() -> None:
 
 
 async def test_the_page_shows_what_happens() -> None:
-    page = Path(__file__).parents[2] / "docs" / "workflows" / "play.md"
+    page = Path(__file__).parents[2] / "docs" / "workflows" / "README.md"
     scripts = {"a": lambda r: "Bet" if "pb" in r.messages[-1].content else "Pass", "b": lines("Bet")}
     [episode] = await play(KUHN, PlayWorkflow(), ["a", "b"], scripts, TASK, seed=1)
     rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())

@@ -72,7 +72,7 @@ def test_a_wrong_workflow_is_refused_before_a_model_is_loaded(
     assert not Path("runs").exists()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("wrong", WHILE)

@@ -25,9 +25,10 @@ from kapelle.models.checksums import verify_folder
 from kapelle.models.devices import keep_freed_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
+from kapelle.models.light_tokenizer import context_of, end_tokens
 from kapelle.models.lora_bank import LoraBank, Route, layers_of
 from kapelle.models.paths import check_loaded, check_model_path, loading, local_only, located
-from kapelle.models.renderer import ChatRenderer, context_of, end_tokens
+from kapelle.models.renderer import ChatRenderer
 from kapelle.models.routing import RouterChoices
 from kapelle.models.token_masks import TokenMasks
 from kapelle.models.vision import Vision, auto_class, need_pillow, read_image_processor

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kapelle.errors import ConfigError, ModelError, need_known
 from kapelle.models.adapters import adapted_layers, peft_places
+from kapelle.models.chat_template import with_defaults
 from kapelle.models.checksums import base_of, write_checksums
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import layers_of
-from kapelle.models.renderer import with_defaults
 from kapelle.models.weights import hash_of_base, read_adapter, save_model
 from kapelle.runs.model_card import Exported, model_card
 from kapelle.runs.named_checkpoint import policy_folder

@@ -361,6 +361,7 @@ class TestResume:
         assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @BOTH
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(settings: type[VDN | QMIX], tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ class TestAnswers:
 class TestTemperedDistributions:
     """Of engines whose log-probs know no top-k and top-p."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("way", ["as it is", "tempered", "greedy"])
     def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
         requests = mixed(6, WAYS[way])
@@ -213,6 +214,7 @@ class TestTemperedDistributions:
 
 @asked_of(weights=True, cuts=True)
 class TestDistributions:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_those_of_what_was_sampled_from(self, engine: RolloutEngine, way: str) -> None:
         requests = mixed(6, WAYS[way])
@@ -238,7 +240,7 @@ class TestDistributions:
 class TestForms:
     """Completions of a given form, from several adapters and their base."""
 
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("way", WAYS)
     def test_log_probs_are_those_over_what_was_allowed(self, engine: RolloutEngine, way: str) -> None:
         forms = [*EVERY.items(), ("free", None)] * 3
@@ -276,6 +278,7 @@ class TestWeights:
         for answer, name in zip(asyncio.run(ask(engine, mixed(3))), NAMES, strict=True):
             assert (answer.version, answer.weights_hash) == (0, weights_hash(own_weights()[name]))
 
+    @pytest.mark.sample(2)
     def test_what_is_published_is_used_by_its_agent_alone(self, engine: RolloutEngine) -> None:
         weights = own_weights()
         before = asyncio.run(ask(engine, mixed()))
@@ -396,6 +399,7 @@ class TestBrokenOff:
 
 
 class TestFaults:
+    @pytest.mark.sample(3)
     def test_everybody_hears_of_a_failure_and_the_engine_goes_on(self, subject: Subject) -> None:
         before = asyncio.run(ask(subject.engine, mixed(6)))
 
@@ -410,6 +414,7 @@ class TestFaults:
         assert all(isinstance(each, Exception) for each in found)
         assert words(asyncio.run(ask(subject.engine, mixed(6)))) == words(before)
 
+    @pytest.mark.sample(3)
     def test_who_is_cancelled_disturbs_nobody(self, engine: RolloutEngine) -> None:
         expected = words(asyncio.run(ask(engine, mixed())))
 

@@ -259,6 +259,7 @@ class TestUpdates:
         assert changed(before, learned(engine)) == set()
         assert engine.update(true, replace(NLL, parity=True))["parity/max"] <= 1e-4
 
+    @pytest.mark.sample(2)
     def test_what_older_weights_sampled_is_compared_with_those(self, engine: TrainEngine) -> None:
         older = {name: frozen_copy(engine.weights(name)) for name in ("a", "b")}
         sampled = with_behaviour(engine, words("a", "b"))

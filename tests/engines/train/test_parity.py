@@ -383,10 +383,12 @@ class TestFaultsInHalfPrecision:
         engine, sampled = half
         self.refused(engine, sampled(**other))
 
+    @pytest.mark.long
     def test_another_adapter_in_one_row_is_caught(self, half: Half) -> None:
         engine, sampled = half
         self.refused(engine, [*sampled()[:-1], sampled("b")[-1]])
 
+    @pytest.mark.long
     def test_rows_that_are_swapped_are_caught(self, half: Half) -> None:
         engine, sampled = half
         samples = sampled()
@@ -395,6 +397,7 @@ class TestFaultsInHalfPrecision:
         first[:common], second[:common] = second[:common].clone(), first[:common].clone()
         self.refused(engine, samples)
 
+    @pytest.mark.long
     def test_other_positions_are_caught(self, half: Half) -> None:
         engine, sampled = half
         self.refused(engine, by_another_pass(engine, sampled(), stride=2))

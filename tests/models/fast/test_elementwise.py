@@ -118,6 +118,7 @@ class TestCompiled:
         assert "pieces differ from plain operations" in caplog.text
 
 
+@pytest.mark.long
 def test_passes_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast, history and lengths make none; sampling, a single row, a single head and another type make one each."""
     from torch._dynamo.utils import counters

@@ -165,6 +165,7 @@ class TestStops:
         """One token per byte, so that a character may be several tokens; special ones are left out of texts."""
         return tiny_model().tokenizer
 
+    @pytest.mark.sample(8)
     @pytest.mark.parametrize("seed", range(40))
     def test_they_are_found_as_in_the_whole_text(self, tokenizer: Any, seed: int) -> None:
         draw = random.Random(seed)

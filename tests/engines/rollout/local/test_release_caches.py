@@ -66,6 +66,7 @@ def test_memory_is_given_back_where_the_device_has_its_own() -> None:
     assert not has_memory_of_its_own(torch.device("cpu"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 def test_a_rested_sampler_holds_no_tensor(model: LanguageModel) -> None:
     engine = engine_that_rests(model)
@@ -114,6 +115,7 @@ def test_while_requests_are_answered_nothing_goes(model: LanguageModel) -> None:
     assert asyncio.run(disturbed()) == undisturbed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 def test_a_composed_engine_lets_each_of_its_own_rest(model: LanguageModel) -> None:
     engine = engine_that_rests(model)

@@ -144,6 +144,7 @@ SHARES = [1e-6, 1e-3, 0.1, 0.25, 0.5, 0.9, 0.95, 0.999, 0.999999, 1 - 2**-24, 1.
 class TestCutsWithoutSorting:
     """What is kept is what the definition by a full ranking keeps, to the token, and its log-probs to the bit."""
 
+    @pytest.mark.sample(6)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("grid", [None, 1.0, 0.25], ids=["distinct", "ties", "many-ties"])
     @pytest.mark.parametrize("words", [1, 3, 262, 4097, 9000])

@@ -110,6 +110,7 @@ def test_rows_that_join_and_leave_are_replayed_as_they_are_run() -> None:
     assert recorder.replayed > 9 * recorder.warmed
 
 
+@pytest.mark.long
 def test_a_recording_serves_rows_that_come_and_go() -> None:
     """Four turns of uneven lengths: at least nine steps of ten are replayed."""
     model, recorder = model_of(), TapeRecorder()
@@ -141,6 +142,7 @@ def to_the_end(decoder: Decoder) -> None:
         decoder.advance(100)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "flat"])
 def test_whole_conversations_are_the_same(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:

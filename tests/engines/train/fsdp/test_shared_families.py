@@ -110,6 +110,7 @@ def test_so_does_every_family() -> None:
     check_families(PLAYING)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_products_that_two_processes_compute_together_are_learned_as_whole_ones() -> None:
     check_split(["qwen3"], 2)

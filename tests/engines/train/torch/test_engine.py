@@ -104,6 +104,7 @@ def base(*, flat: bool) -> LanguageModel:
 
 
 class TestGradient:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("budget", [1, 40, 100_000])
     @pytest.mark.parametrize("temperature", [1.0, 0.6])
     @pytest.mark.parametrize("flat", [True, False])
@@ -175,6 +176,7 @@ class TestGradient:
         engine.update(masked, objective())
         assert apart(first_gradient(engine, "a"), expected) < ROUNDING
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("dropout", [0.0, 0.3])
     def test_the_step_is_the_same_for_any_split(self, dropout: float) -> None:
         results = []
@@ -236,6 +238,7 @@ class TestPolicyByPolicy:
         for name in ("a", "b", "c"):
             assert same_bits(joint[name], self.trained([name], exact=True)[name])
 
+    @pytest.mark.long
     def test_each_at_a_rate_and_schedule_of_its_own(self) -> None:
         """A joint run is that of each policy under a run whose `optimizer` says what the agent's own says."""
         rates = {"a": Rate(3e-2, "cosine"), "b": Rate(warmup_steps=5), "c": Rate()}
@@ -254,6 +257,7 @@ class TestPolicyByPolicy:
         )
         assert same_bits(share["a"], number["a"])
 
+    @pytest.mark.long
     def test_packed_together_to_a_millionth(self) -> None:
         joint = self.trained(["a", "b", "c", "v"], exact=False)
         for name in ("a", "b", "c", "v"):

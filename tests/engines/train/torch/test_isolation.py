@@ -38,6 +38,7 @@ class TestIsolation:
             engine.update(samples, objective())
         return engine
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("moving", ["a", "b", "whole", "va", "vb"])
     def test_only_who_learns_changes(self, engine: TorchTrainEngine, moving: str) -> None:
         kept = ["frozen", *(reference_name(name) for name in ("a", "b", "whole"))]

@@ -82,6 +82,7 @@ def gradients(asked: Asked, found: tuple[Tensor, Tensor]) -> list[Tensor]:
 class TestDerivatives:
     """Gradients are those of the function, by differences in float64."""
 
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("asked_for", ["log-prob", "entropy", "both"])
     def test_they_are_the_slopes_of_the_function(
         self, kind: OutputHead, head_learns: bool, asked_for: str

@@ -63,6 +63,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return of
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_an_update_whose_pass_fails_half_way_is_that_which_fits(

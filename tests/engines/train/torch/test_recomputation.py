@@ -49,6 +49,7 @@ def updated(*, checkpointed: bool, dtype: str, padded: bool) -> dict[str, dict[s
     return {name: frozen_copy(engine.weights(name)) for name in ("a", "b", "whole", "v")}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["flat", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -102,6 +103,7 @@ def most_held(layers: int, *, checkpointed: bool, padded: bool = False) -> int:
     return live.most
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True], ids=["flat", "transformers"])
 def test_a_layer_more_costs_its_input_and_no_more(padded: bool) -> None:

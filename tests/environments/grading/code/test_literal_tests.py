@@ -113,7 +113,7 @@ SPOOFS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SPOOFS)
 def test_no_spoof_of_a_literal_test_is_paid(sandbox: Bubblewrap, what: str) -> None:
@@ -242,6 +242,7 @@ HONEST = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", HONEST)
 def test_every_honest_program_is_paid_by_literal_tests(sandbox: Bubblewrap, style: str) -> None:

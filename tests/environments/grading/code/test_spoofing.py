@@ -197,6 +197,7 @@ def test_a_spoof_is_worth_nothing(sandbox: Bubblewrap, what: str) -> None:
     assert grade.score == 0.0, grade
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", JSON_BOMBS)
 def test_a_crafted_reply_is_worth_nothing_and_harms_nobody(sandbox: Bubblewrap, what: str) -> None:

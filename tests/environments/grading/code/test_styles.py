@@ -528,6 +528,7 @@ def is_literal(test: str) -> bool:
         return False
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_an_honest_program_is_paid_in_any_style(sandbox: Bubblewrap, style: str) -> None:

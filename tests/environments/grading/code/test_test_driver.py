@@ -30,6 +30,7 @@ STYLES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_tests_of_any_style_run_beside_the_program(sandbox: Bubblewrap, style: str) -> None:

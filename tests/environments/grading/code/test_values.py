@@ -202,6 +202,7 @@ def refused(function: Callable[[Any], Any], value: Any) -> None:
         function(value)
 
 
+@pytest.mark.long
 def test_sizes_are_bounded_before_they_cost_anything() -> None:
     colliding = [k * (2**61 - 1) for k in range(3000)]
     nested: Any = 1

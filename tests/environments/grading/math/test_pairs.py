@@ -20,6 +20,7 @@ def patient_pool() -> Iterator[KillableProcesses]:
         yield pool
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("gold", "answer"), PAIRS["right"])
 def test_a_right_answer_receives_1(gold: str, answer: str, patient_pool: KillableProcesses) -> None:
     grade = grade_math(rf"So it is \boxed{{{answer}}}.", gold, ["last_box"], patient_pool)

@@ -1,0 +1,410 @@
+"""Chat templates: which conversations one can render, how it writes tools, and a bound on its running time.
+
+Templates are programs that come with a model. Whatever they raise becomes one error, and their running time is bounded: a
+watching thread ends a rendering that takes too long, by an exception that the interpreter raises between two steps of the
+template's loop. A power may be a single endless step, so a template with one is rejected before it runs.
+
+Some templates reject a system message (Gemma, the first Mistral), two user messages in a row, or an agent that writes first.
+Others drop such messages silently. Rendering a few small conversations shows what a template supports; any other message
+becomes a part of a user message, which every template supports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from kapelle.errors import KapelleError, ModelError
+from kapelle.runtime.clock import SuspendAwareClock
+from kapelle.runtime.machine import refusal
+from kapelle.types import Json, Message
+
+LIMIT_S = 10.0
+"""Seconds that one rendering may take; real ones take a thousandth of one."""
+_LOOKS = 10
+_FIX = "Fix its chat_template.jinja, or use another model."
+
+
+def check_template(name: str, found: str | dict[str, str] | None) -> None:
+    """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or raises to a power."""
+    from jinja2 import Environment, TemplateError
+
+    if not found:
+        raise ModelError(
+            f"The tokeniser of '{name}' has no chat template, so agents cannot converse. "
+            "Use an instruction-tuned model, or put a `chat_template.jinja` into its folder."
+        )
+    for template in found.values() if isinstance(found, dict) else [found]:
+        try:
+            read = Environment().lex(template)  # noqa: S701 (nothing is rendered here)
+            powers = [line for line, kind, what in read if (kind, what) == _POWER]
+        except TemplateError as error:
+            raise ModelError(f"The chat template of '{name}' is invalid: {error}. {_FIX}") from None
+        if powers:
+            raise ModelError(
+                f"The chat template of '{name}' raises to a power in line {powers[0]}, which may never end and belongs "
+                f"in no conversation. {_FIX}"
+            )
+
+
+_POWER = ("operator", "**")
+
+
+def template_variables(template: str) -> frozenset[str] | None:
+    """Return the arguments that a chat template reads beside the conversation and its tools; None where it cannot be parsed."""
+    from jinja2 import Environment, TemplateError, meta, nodes
+
+    parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
+    try:  # transformers reads a tag of its own, which marks answers
+        parsed = parser.parse(_GENERATION.sub("", template))
+    except TemplateError:
+        return None
+    names = {each.name for each in parsed.find_all(nodes.Name) if each.ctx == "store"}
+    # What a template sets itself is an argument only where it first looks whether one was given.
+    tests = (each.node for each in parsed.find_all(nodes.Test) if each.name == "defined")
+    own = names - {each.name for each in tests if isinstance(each, nodes.Name)}
+    read = meta.find_undeclared_variables(parsed) - own - parser.globals.keys() - _GIVEN
+    return frozenset(name for name in read if not name.endswith("_token"))
+
+
+def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
+    """Return a chat template that takes these arguments where it is given none."""
+    given = (
+        f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
+        for name, value in arguments.items()
+    )
+    return "".join(given) + template
+
+
+_GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+_GIVEN = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What every chat template may read, from whoever renders it."""
+
+
+class _TooLong(Exception):
+    """Raised by the watching thread in a thread that renders."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """When each thread began to render, and a thread that ends renderings that take too long."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    clocks: dict[int, SuspendAwareClock] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Threads to which the exception was sent."""
+    thread: threading.Thread | None = None
+
+    def end_long_ones(self) -> None:
+        """Raise `_TooLong` in threads that render for too long, for ever."""
+        while True:
+            time.sleep(LIMIT_S / _LOOKS)
+            with self.lock:
+                for thread, clock in self.clocks.items():
+                    if clock.now() > LIMIT_S and thread not in self.ended:
+                        self.ended.add(thread)
+                        raised = ctypes.py_object(_TooLong)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+_WATCH = _Watch()
+
+
+@contextmanager
+def rendering(name: str) -> Iterator[None]:
+    """Turn what a template raises inside, or that it takes longer than `LIMIT_S`, into a ModelError."""
+    fault: Exception | None = None
+    me = threading.get_ident()
+    try:
+        with _WATCH.lock:
+            _WATCH.ended.discard(me)
+            _WATCH.clocks[me] = SuspendAwareClock(LIMIT_S / _LOOKS)
+            if _WATCH.thread is None or not _WATCH.thread.is_alive():
+                _WATCH.thread = threading.Thread(
+                    target=_WATCH.end_long_ones, name="kapelle-templates", daemon=True
+                )
+                with suppress(RuntimeError):  # no thread is available: then nothing is watched
+                    _WATCH.thread.start()
+        try:
+            yield
+        except _TooLong:
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary to other people's programs and libraries
+            fault = error
+        with _WATCH.lock:
+            _WATCH.clocks.pop(me, None)
+            ended = me in _WATCH.ended
+        while ended:  # an exception that was sent already is raised here at the latest
+            time.sleep(0.001)
+    except _TooLong:
+        raise ModelError(
+            f"The chat template of '{name}' did not finish within {LIMIT_S:g} s. {_FIX}"
+        ) from None
+    finally:
+        with _WATCH.lock:
+            _WATCH.clocks.pop(me, None)
+    if isinstance(fault, KapelleError):
+        raise fault
+    if fault is not None:
+        why = refusal(fault) or f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}."
+        raise ModelError(f"The chat template of '{name}' failed: {why} {_FIX}") from fault
+
+
+Render = Callable[[list[dict[str, Json]], bool], str]
+"""Writes a conversation as text; with True it opens the agent's next message. Raises ModelError."""
+
+_ROLES = ("system", "developer", "tool", "function")
+
+WORDS = ("kapelleone", "kapelletwo", "kapellethree")
+"""Texts of the conversations that are tried; a template can neither strip nor escape them."""
+
+
+@dataclass(slots=True)
+class TemplateForm:
+    """The conversations that one template takes; each kind is tried when it is first needed."""
+
+    _render: Render
+    _taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    _in_parts: bool | None = None
+    _header: str | None = None
+
+    def text(self, messages: Sequence[Message], *, speak: bool) -> str:
+        """Return a conversation as text; with `speak` it ends where the agent's next message begins. Raises ModelError when the template fails."""
+        written = self._written(self._fitted(messages, speak=speak), speak=speak)
+        if not self._takes("user"):
+            raise ModelError(
+                "The chat template leaves out what the user says: no agent would read its task. Fix its chat_template.jinja, "
+                "or use another model."
+            )
+        return written + self.header if speak else written
+
+    @property
+    def header(self) -> str:
+        """What opens an agent's message where the template does not do so when it is asked to; usually empty."""
+        if self._header is None:
+            header, asked = "", [Message("user", WORDS[0])]
+            silent = self._written(asked, speak=False)
+            if self._written(asked, speak=True) == silent and self._takes("user", "assistant"):
+                # It is what stands between the user's message and an answer.
+                answered = self._written([*asked, Message("assistant", WORDS[1])], speak=False)
+                before, _, _ = answered.partition(WORDS[1])
+                between = before.removeprefix(silent)
+                # A space alone belongs to the first word, as the agent will write it.
+                header = between if before.startswith(silent) and between.strip() else ""
+            self._header = header
+        return self._header
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the template does not do, and what is done about it; empty for most templates."""
+        found = {
+            "takes no system message (agents' `system` opens their first user message instead)": (
+                not self._takes("system", "user")
+            ),
+            "wants user and assistant in turn (messages in a row are joined)": not self._takes(
+                "user", "user"
+            ),
+            "takes no answer of the agent (an agent that speaks twice ends in an error)": not self._takes(
+                "user", "assistant"
+            ),
+            f"ignores `add_generation_prompt` (kapelle adds {self.header!r}, as it stands before answers)": bool(
+                self.header
+            ),
+        }
+        return tuple(limit for limit, holds in found.items() if holds)
+
+    def _fitted(self, messages: Sequence[Message], *, speak: bool) -> list[Message]:
+        """Return messages that say the same, in roles and an order that the template takes."""
+        fitted: list[Message] = []
+        joins = False
+        for message in messages:
+            foreign = message.role not in ("user", "assistant") and not (
+                message.role in _ROLES  # a template may make a mark of any other
+                and self._takes(
+                    *((message.role, "user") if not fitted else ("user", "assistant", message.role))
+                )
+            )
+            role = "user" if foreign else message.role
+            before = fitted[-1].role if fitted else ""
+            if role == before == "user" and (foreign or joins or not self._takes("user", "user")):
+                joined = f"{fitted[-1].content}\n\n{message.content}"
+                fitted[-1] = Message("user", joined, images=(*fitted[-1].images, *message.images))
+                joins = foreign
+                continue
+            if role == "assistant" and before != "user":
+                # An agent's second message in a row is tried behind what the user said first.
+                roles = ("user", "assistant") if before == "assistant" else (before,) if before else ()
+                if not self._takes(*roles, "assistant"):
+                    fitted.append(Message("user", ""))
+            fitted.append(Message(role, message.content, images=message.images))
+            joins = foreign
+        if speak and messages and fitted[-1].role == "assistant" and not self._takes("user", "assistant", ""):
+            fitted.append(Message("user", ""))
+        return fitted
+
+    def _takes(self, *roles: str) -> bool:
+        """Return whether the template writes every message of such a conversation; a last empty role opens the agent's next message."""
+        if roles not in self._taken:
+            speak = not roles[-1]
+            messages = [Message(role, word) for role, word in zip(roles, WORDS, strict=False) if role]
+            try:
+                text = self._written(messages, speak=speak)
+                self._taken[roles] = all(message.content in text for message in messages)
+            except ModelError as error:
+                if error.__cause__ is None:  # it took too long, as it would for any conversation
+                    raise
+                self._taken[roles] = False
+        return self._taken[roles]
+
+    def _written(self, messages: Sequence[Message], *, speak: bool) -> str:
+        if self._in_parts is None:
+            self._in_parts = False
+            if not self._takes("user"):
+                # Templates of models that see images take texts as lists of parts.
+                self._in_parts = True
+                del self._taken["user",]
+                self._in_parts = self._takes("user")
+        turns: list[dict[str, Json]] = []
+        for message in messages:
+            content: Json = message.content
+            if self._in_parts or message.images:
+                content = [{"type": "image"}] * len(message.images) + [{"type": "text", "text": content}]
+            turns.append({"role": message.role, "content": content})
+        return self._render(turns, speak)
+
+
+RenderTools = Callable[[list[dict[str, Json]], bool, Json], str]
+"""Returns a conversation as text, with tools in OpenAI's shape or None; see `Render`."""
+
+
+@dataclass(slots=True)
+class ToolTemplate:
+    """How a template writes tools, calls and their results itself; found out by rendering a small conversation."""
+
+    _render: RenderTools
+    _special_end: Callable[[str], str]
+    _as_text: bool = False
+    """Whether the arguments of a call are a text of JSON; most templates take an object."""
+    _known: bool | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the template writes all of it."""
+        if self._known is None:
+            self._known = False
+            for self._as_text in (False, True):
+                with suppress(ModelError):
+                    told = self._written(_EXAMPLE, speak=False)
+                    if all(word in told for word in (*WORDS, "kapelletool", "kapellecalled")):
+                        self._known = True
+                        break
+        return self._known
+
+    def start(self, messages: Sequence[Message]) -> str | None:
+        """Return a new conversation as text; None where plain messages say the same, or the template fails at it."""
+        if not self.known or all(message.structured is None for message in messages):
+            return None
+        with suppress(ModelError):
+            return self._written(_rows(messages), speak=True)
+        return None
+
+    def called(self, *calls: Mapping[str, Json], content: str = "") -> str:
+        """Return what the template writes for an answer with this content and calls (`name`, `arguments`), without the token that ends it.
+
+        Empty where it writes no tools, or an answer otherwise than behind its prompt.
+        """
+        if not self.known:
+            return ""
+        tools = [{"type": "function", "function": {**_TOOL, "name": call["name"]}} for call in calls]
+        asking: dict[str, Json] = {"role": "user", "content": "?", "tools": tools}
+        made = [{"id": f"call{k:05d}", "type": "function", "function": call} for k, call in enumerate(calls)]
+        answer: dict[str, Json] = {"role": "assistant", "content": content, "tool_calls": made}
+        with suppress(ModelError):
+            prompt = self._written([asking], speak=True)
+            whole = self._written([asking, answer], speak=False)
+            if whole.startswith(prompt):
+                written = whole.removeprefix(prompt)
+                return written.rstrip().removesuffix(self._special_end(written).rstrip())
+        return ""
+
+    def after_calls(self, heard: Sequence[Message]) -> str | None:
+        """Return what the template writes after an answer whose calls got these results, and after what was said since; else None."""
+        rows = _rows(heard)
+        results = list(itertools.takewhile(lambda row: "tool_call_id" in row, rows))
+        if not self.known or not results:
+            return None
+        calls = [
+            {
+                "id": row["tool_call_id"],
+                "type": "function",
+                "function": {"name": row["name"], "arguments": {}},
+            }
+            for row in results
+        ]
+        asking: dict[str, Json] = {"role": "user", "content": "?"}
+        before = [asking, {"role": "assistant", "content": "", "tool_calls": calls}]
+        with suppress(ModelError):
+            called = self._written(before, speak=False)
+            whole = self._written([*before, *rows], speak=True)
+            if whole.startswith(called):
+                # The model ends its turn by a token of its own; what comes before it are the calls.
+                return self._special_end(called) + whole.removeprefix(called)
+        return None
+
+    def _written(self, rows: Sequence[dict[str, Json]], *, speak: bool) -> str:
+        tools = next((row["tools"] for row in rows if "tools" in row), None)
+        turns = [{name: each for name, each in row.items() if name != "tools"} for row in rows]
+        if self._as_text:
+            turns = [
+                {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]}
+                if "tool_calls" in turn
+                else turn
+                for turn in turns
+            ]
+        return self._render(turns, speak, tools)
+
+
+def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
+    return [
+        {"role": message.role, "content": message.content}
+        if message.structured is None
+        else json.loads(message.structured)
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Json]) -> Json:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):  # what could not be read is a text already
+        return call
+    function = {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {**call, "function": function}
+
+
+_TOOL = {
+    "name": "kapelletool",
+    "description": "?",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "?"}},
+        "required": ["a"],
+    },
+}
+_CALL = {"name": "kapelletool", "arguments": {"a": "kapellecalled"}}
+_EXAMPLE: Sequence[dict[str, Json]] = (
+    {"role": "user", "content": WORDS[0], "tools": [{"type": "function", "function": _TOOL}]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_kapelle00", "type": "function", "function": _CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_kapelle00", "name": "kapelletool", "content": WORDS[1]},
+    {"role": "assistant", "content": WORDS[2]},
+)
