@@ -129,7 +129,7 @@ def test_another_version_is_noted_once() -> None:
         workflow: Any = workflow_class("solo")(name="solo")
         run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
         assert said == []
-        server.host.shelf.put("it", Arithmetic(seed=2))
+        server.host.registry.put("it", Arithmetic(seed=2))
         run_async(lambda: rollout(play_of(remote, workflow, ("ann",)), [task], 2, 0))
         assert [each.split(": ")[0] for each in said] == [
             f"environment 'it' at {server.address} is version 2 now, after 1"

@@ -16,9 +16,8 @@ from tests.services.grpc.test_server import TOKEN
 from tests.support.hostile_bodies import bodies
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from kapelle.runtime.wire import LARGEST
+from kapelle.runtime.wire.worlds import LARGEST
 from kapelle.services.binding import Binding
-from kapelle.services.environments import service
 from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer
 
@@ -58,7 +57,7 @@ def test_what_goes_wrong_is_a_status_and_a_sentence(caller: Caller) -> None:
         ("task", {"split": "dev", "index": 0}, 400, "`split`"),
         ("task", {"split": "test", "index": -1}, 400, "`index`"),
         ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
-        ("reset", {**PLAYED, "session": 2}, 400, "Name what is played"),
+        ("reset", {**PLAYED, "session": 2}, 400, "either"),
         ("reset", {**PLAYED, "index": 0}, 400, "is open already"),
         ("extract", {"text": "x"}, 400, "no answers to compare"),
         ("script", {"agent": "a", "task": {"id": "x"}, "messages": [], "seed": 0}, 400, "no script"),
@@ -83,9 +82,13 @@ def test_sessions_have_a_largest_number(caller: Caller, server: EnvironmentServe
         other.reset()
 
 
-def test_connections_have_a_largest_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CONNECTIONS", 3)
-    with served() as server, calling(server), calling(server), calling(server):
+def test_connections_have_a_largest_number() -> None:
+    with (
+        served(limits=SessionLimits(connections=3)) as server,
+        calling(server),
+        calling(server),
+        calling(server),
+    ):
         with pytest.raises(InvalidStatus) as raised, calling(server):
             pass
         assert raised.value.response.status_code == 429
@@ -141,7 +144,7 @@ def test_the_end_lets_episodes_end(server: EnvironmentServer) -> None:
         ended: list[bool] = []
         ending = threading.Thread(target=lambda: ended.append(server.drain(2 * FAR)))
         ending.start()
-        eventually(lambda: server.host.leaving)
+        eventually(lambda: server.host.draining)
         assert caller.refused("reset", session=2, seed=0, agents=["a"], index=0)[0] == 503
         assert httpx.get(f"http://{server.address}/health").status_code == 503
         assert caller.says("over")["rewards"] == {"ann": 0.5}
@@ -188,7 +191,7 @@ def test_every_way_in_is_behind_the_same_check() -> None:
 def test_nobody_changes_what_a_server_without_a_token_runs(caller: Caller, server: EnvironmentServer) -> None:
     status, why = caller.refused("register", name="new", settings={"name": "arithmetic"})
     assert (status, "requires no token" in why) == (403, True)
-    assert list(server.host.shelf.held) == ["it"]
+    assert list(server.host.registry.current) == ["it"]
 
 
 def test_an_environment_is_replaced_while_its_sessions_go_on() -> None:
@@ -201,7 +204,7 @@ def test_an_environment_is_replaced_while_its_sessions_go_on() -> None:
         assert (began["version"], began["view"]["shown"]["ann"]) == (2, {"value": "ann sees good day"})
         caller.ask("register", name="sums", settings={"name": "arithmetic"})
         plays = caller.refused("register", name="it", settings={"name": "arithmetic"})
-        assert (plays[0], "Register it by another name" in plays[1]) == (400, True)
+        assert (plays[0], "another name" in plays[1]) == (400, True)
         for settings in ("{", {}, {"name": "arithmetic", "digits": 99}, {"name": "arithmetik"}):
             assert caller.refused("register", name="it", settings=settings)[0] == 400
         names = caller.ask("list")["environments"]
@@ -260,11 +263,8 @@ def test_a_message_that_is_too_long_ends_its_connection_alone(
     assert caller.ask("describe")["name"] == "it"
 
 
-def test_a_caller_with_too_many_questions_is_cut_off(
-    server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "UNANSWERED", 5)
-    with calling(server) as caller:
+def test_a_caller_with_too_many_questions_is_cut_off() -> None:
+    with served(limits=SessionLimits(unanswered=5)) as server, calling(server) as caller:
         caller.reset(seed=1)
         for _ in range(5):
             caller.send("act", session=1, actions={"ann": "wait"})
@@ -273,9 +273,8 @@ def test_a_caller_with_too_many_questions_is_cut_off(
     eventually(lambda: slow_world.closed == [1])
 
 
-def test_large_questions_wait_for_room(server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "HELD_BYTES", 1000)
-    with calling(server) as caller:
+def test_large_questions_wait_for_room() -> None:
+    with served(limits=SessionLimits(held_bytes=1000)) as server, calling(server) as caller:
         caller.reset(seed=1)
         waits = caller.send("act", session=1, actions={"ann": "wait", "ben": "x" * 2000})
         assert slow_world.began.wait(FAR)

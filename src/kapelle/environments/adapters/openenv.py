@@ -1,13 +1,13 @@
-"""Environments behind a server that speaks OpenEnv's protocol (openenv-core 0.2 and 0.3): `reset`, `step`, `state`.
+"""Environments on a server of OpenEnv's protocol (openenv-core 0.2 and 0.3): `reset`, `step`, `state`.
 
     environment: {name: openenv, url: "http://127.0.0.1:8000"}
 
-Each episode has a session of its own over a WebSocket, as in the package's own client. Over plain HTTP a server of that
-package makes a new environment for every call; `transport: http` is for servers that keep one between calls, which then
-play one episode at a time.
+Each episode has its own session over a WebSocket, as in the package's client. `transport: http` is for servers that keep one
+environment between plain HTTP calls; they run one episode at a time. (A server of the package creates a new environment for
+each plain call.)
 
-The server is another program. Its answers are bounded in bytes and seconds, rewards have to be finite numbers, and a
-server that is gone, or answers nonsense, fails the episode.
+The server is another program. Its answers are limited in bytes and seconds, and rewards must be finite. A server that is
+unreachable or gives an invalid answer fails the episode.
 """
 
 from __future__ import annotations
@@ -42,52 +42,51 @@ from kapelle.errors import AbsentPackage, EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import pause_all_deadlines
-from kapelle.runtime.http import MAX_BYTES, Answer, exchange
+from kapelle.runtime.http import MAX_BYTES, exchange
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Json, Split, Task
 
 PAUSES = (0.2, 1.0, 3.0)
-"""Seconds between attempts to open a session; one that is open is never replaced, because the server's world is in it."""
+"""Seconds between attempts to open a session. An open session is never replaced: it holds the episode's state."""
 
-
-HANGS_UP = 2.0
-"""Seconds that a server has to end a session that is over."""
+CLOSING_SECONDS = 2.0
+"""Seconds for a server to close a finished session."""
 
 
 class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described, Holding, OneSeat):
-    """An environment on an OpenEnv server; an agent's text becomes its action, and each step pays at once."""
+    """An environment on an OpenEnv server: an agent's text becomes its action, and each step has its reward."""
 
     name: Literal["openenv"] = "openenv"
     url: Annotated[Address, FROM_HERE_ON]
     """Address of the server, such as `http://127.0.0.1:8000`."""
     action: str | None = None
-    """Field of the action that holds the agent's text; null finds it in the server's schema, where only one can be meant.
-    Otherwise agents write the whole action as a JSON object."""
+    """Field of the action that holds the agent's text. Null takes the only possible field of the server's schema; if there are
+    several, agents write the whole action as a JSON object."""
     observation: str | None = None
-    """Field of the observation that agents read; null shows all of them."""
+    """Field of the observation that agents read; null shows all fields."""
     arguments: Mapping[str, Json] = Field(default={})
     """Further arguments of `reset`."""
     max_steps: int = Field(default=50, ge=1)
-    """Steps after which an episode is cut short."""
+    """Most steps of an episode."""
     max_characters: int = Field(default=8000, ge=100)
     """Most characters of an observation that an agent reads."""
     sessions: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Episodes that the server plays at once; further ones wait. A server of openenv-core allows one unless it says otherwise."""
+    """Episodes that the server runs at once; further ones wait. The default of openenv-core's servers is one."""
     transport: Literal["websocket", "http"] = "websocket"
-    """`http` for a server that keeps its environment between plain calls: one episode at a time."""
+    """`http` for a server that keeps one environment between plain calls."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Seconds within which the server answers a message."""
+    """Seconds for the server to answer a message."""
     token_env: Annotated[str, FREE] = "OPENENV_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the server's token, sent as a bearer's; the token itself is never stored."""
+    """Environment variable with the server's bearer token; the token itself is never stored."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """Demonstrations, where a `teacher` gives them."""
+        """Demonstrations if there is a `teacher`."""
         return frozenset() if self.teacher is None else frozenset({Scripted})
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The server; even seeds are for training, odd ones for tests."""
+        """The server; even seeds for training, odd ones for tests."""
         return {"train": f"episodes of {self.url}, even seeds", "test": f"episodes of {self.url}, odd seeds"}
 
     @property
@@ -97,14 +96,16 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
 
     def servers(self) -> Sequence[AskedServer]:
         """The server."""
-        return (AskedServer("The OpenEnv server", self.url, f"{self._base}/health", self.token_env),)
+        return (
+            AskedServer("The OpenEnv server", self.url, f"{self.url.rstrip('/')}/health", self.token_env),
+        )
 
     def descriptors(self, agents: int) -> int:
         """Return the connection of a session."""
         return 1
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, and a token that others on the network could read."""
+        """Raise ConfigError for a missing package, or a token that would be sent unencrypted."""
         if self.transport == "websocket" and find_spec("websockets") is None:
             raise AbsentPackage(
                 "The environment `openenv` needs the package websockets, which is not installed. Install it with "
@@ -114,135 +115,135 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
         bearer(self.token_env, self.url)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return an episode by its seed: all episodes of a group get the same."""
+        """Return the task of a seed; all episodes of a group share it."""
         return Task(f"{split}-{index}", "", {"seed": 2 * index + (split == "test")})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> OpenEnvWorld:
-        """Prepare an episode; its session is opened by `reset`."""
+        """Create an episode; `reset` opens its session."""
         return OpenEnvWorld(task, agents, self)
 
     @property
-    def _base(self) -> str:
-        return self.url.rstrip("/")
-
-    @property
     def headers(self) -> Mapping[str, str]:
-        """The header with the token, where there is one."""
+        """The header with the token, if there is one."""
         return bearer(self.token_env, self.url)
 
-    async def call(self, method: str, path: str, body: Json = None) -> Answer:
-        """Return the server's answer to a plain call; EpisodeError where there is none."""
+    async def fetch(self, method: str, path: str, body: Json = None) -> Any:
+        """Return the JSON answer to a plain call; raise RefusedAction for an invalid action, EpisodeError for other failures."""
         import httpx
 
         try:
-            return await exchange(method, f"{self._base}{path}", body, self.headers, self.attempt_s)
+            answer = await exchange(
+                method, f"{self.url.rstrip('/')}{path}", body, self.headers, self.attempt_s
+            )
         except httpx.HTTPError as error:
             raise EpisodeError(
-                f"The OpenEnv server at {self.url} is not there ({path}): {str(error) or type(error).__name__}"
+                f"The OpenEnv server at {self.url} is unreachable ({path}): {str(error) or type(error).__name__}"
             ) from None
-
-    async def fetch(self, method: str, path: str, body: Json = None) -> Any:
-        """Return what the server answers to a plain call, as JSON; EpisodeError for an error or nonsense."""
-        answer = await self.call(method, path, body)
         if answer.status != 200:
-            said = answer.body[:200].decode("utf-8", "replace")
-            raise EpisodeError(f"The OpenEnv server answers {path} with status {answer.status}: {said}")
+            shown = answer.body[:500].decode("utf-8", "replace")
+            if answer.status == 422 and path == "/step":
+                raise RefusedAction(shown)
+            raise EpisodeError(f"The OpenEnv server answers {path} with status {answer.status}: {shown}")
         return read_json(answer.body)
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return JSON of a server; EpisodeError for anything else."""
+    """Return a server's JSON; raise EpisodeError for anything else."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise EpisodeError(f"The OpenEnv server answers {text[:60]!r}, which is no JSON.") from None
 
 
-# -------- What an agent's text becomes
+# -------- From an agent's text to an action
 
 
 class ActionForm(NamedTuple):
     """How an agent's text becomes an action."""
 
     field: str | None
-    """Where the text goes; None where the agent writes the whole action as a JSON object."""
+    """The field for the text; None if the agent writes the whole action as a JSON object."""
     kind: str
-    """JSON type of the field: `string`, `integer`, …"""
-    told: str
-    """What agents read about it before their first move; empty for a text."""
+    """JSON type of the field or action: `string`, `integer`, …"""
+    hint: str
+    """Instruction before the first move; empty for a text."""
+
+
+_HINTS = {
+    "string": "",
+    "integer": "Answer with a whole number alone.",
+    "number": "Answer with a number alone.",
+    "boolean": "Answer with true or false alone.",
+}
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+}
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def action_form(schema: Any, wanted: str | None) -> ActionForm:
-    """Return how texts become actions of a schema; EpisodeError for a field that it does not have."""
+    """Return how a text becomes an action of a schema; raise EpisodeError if it lacks the field `wanted`."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         raise EpisodeError("The OpenEnv server's schema of an action has no properties.")
-    own = {
+    fields = {
         name: part for name, part in properties.items() if name != "metadata" and isinstance(part, Mapping)
     }
-    if wanted is not None and wanted not in own:
+    if wanted is not None and wanted not in fields:
         raise EpisodeError(
-            f"`environment.action` is '{wanted}', which the server's action does not have.{did_you_mean(wanted, own)}"
+            f"`environment.action` is '{wanted}', which the server's action does not have.{did_you_mean(wanted, fields)}"
         )
-    required = [name for name in schema.get("required") or () if name in own]
-    texts = [name for name, part in own.items() if part.get("type") == "string"]
-    candidates = [wanted] if wanted else required or list(own)
+    required = [name for name in schema.get("required") or () if name in fields]
+    texts = [name for name, part in fields.items() if part.get("type") == "string"]
+    candidates = [wanted] if wanted else required or list(fields)
     if len(candidates) > 1 and not required and len(texts) == 1:
         candidates = texts
     if len(candidates) == 1:
-        field = candidates[0]
-        kind = str(own[field].get("type", "string"))
-        if kind in {"string", "integer", "number", "boolean"}:
-            hint = "" if kind == "string" else f"Answer with {_KINDS[kind]} alone."
-            return ActionForm(field, kind, hint)
-    shown = json.dumps({"properties": own, "required": required}, ensure_ascii=False)
+        kind = str(fields[candidates[0]].get("type", "string"))
+        if kind in _HINTS:
+            return ActionForm(candidates[0], kind, _HINTS[kind])
+    shown = json.dumps({"properties": fields, "required": required}, ensure_ascii=False)
     return ActionForm(
         None, "object", f"Answer with an action and nothing else, as a JSON object of this schema:\n{shown}"
     )
 
 
-_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
-
-
 def to_action(text: str, form: ActionForm) -> Json | None:
-    """Return the action of a text; None where it holds none, which is the agent's fault."""
+    """Return the action of a text, or None for an invalid one, which is the agent's fault."""
     if form.kind == "string" and form.field is not None:
         return {form.field: text}
-    found = _OBJECT.search(text) if form.field is None else None
+    written = text.strip().lower() if form.kind == "boolean" else text.strip()
+    if form.field is None and (found := _OBJECT.search(text)):
+        written = found[0]
     try:
-        value = json.loads(
-            found[0] if found else text.strip().lower() if form.kind == "boolean" else text.strip()
-        )
-        json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which are no JSON
+        value = json.loads(written)
+        json.dumps(value, allow_nan=False)  # Python reads NaN and 1e999, which JSON lacks
     except (ValueError, RecursionError):
         return None
-    if form.field is None:
-        return value if isinstance(value, dict) else None
-    fits = {
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
-        "boolean": isinstance(value, bool),
-    }
-    return {form.field: value} if fits[form.kind] else None
+    if type(value) not in _TYPES[form.kind]:
+        return None
+    return value if form.field is None else {form.field: value}
 
 
 # -------- Sessions: one environment of the server, for one episode
 
 
 class RefusedAction(Exception):
-    """The server refused an action; its text is what the agent reads."""
+    """The server rejected an action; the agent reads the text."""
 
 
 class SocketSession:
-    """An environment of the server over a WebSocket."""
+    """A session over a WebSocket."""
 
     def __init__(self, settings: OpenEnv) -> None:
         self._settings = settings
         self._socket: Any = None
 
     async def open(self) -> None:
-        """Connect; EpisodeError where no attempt succeeds."""
+        """Connect; raise EpisodeError if all attempts fail."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
@@ -254,7 +255,7 @@ class SocketSession:
                     additional_headers=dict(self._settings.headers),
                     open_timeout=self._settings.attempt_s,
                     max_size=MAX_BYTES,
-                    close_timeout=HANGS_UP,
+                    close_timeout=CLOSING_SECONDS,
                     proxy=None,
                 )
             except (OSError, TimeoutError, WebSocketException) as error:
@@ -264,84 +265,73 @@ class SocketSession:
             else:
                 return
 
-    async def ask(self, message: Mapping[str, Json]) -> Any:
-        """Return the data of the server's answer; RefusedAction for an action that does not fit, EpisodeError otherwise."""
+    async def request(self, kind: str, data: Json = None) -> Any:
+        """Return the data of the server's answer; raise RefusedAction for an invalid action, EpisodeError for other failures."""
         from websockets.exceptions import WebSocketException
 
-        kind = message["type"]
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
         try:
             await self._socket.send(json.dumps(message))
             async with asyncio.timeout(self._settings.attempt_s):
-                said = read_json(await self._socket.recv())
+                answer = read_json(await self._socket.recv())
         except TimeoutError:
             raise EpisodeError(
                 f"The OpenEnv server did not answer `{kind}` within {self._settings.attempt_s:g} s (`environment.attempt_s`)."
             ) from None
         except (OSError, WebSocketException) as error:
-            raise EpisodeError(f"The OpenEnv server is gone: {error}") from None
-        data = said.get("data") if isinstance(said, Mapping) else None
-        if not isinstance(data, Mapping):
-            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {said!r:.80}.")
-        if said.get("type") == "error":
-            told = f"{data.get('message', 'no message')}"[:500]
-            if data.get("code") == "VALIDATION_ERROR" and kind == "step":
-                raise RefusedAction(f"{told} {json.dumps(data.get('errors', ''))[:500]}")
-            raise EpisodeError(
-                f"The OpenEnv server answers `{kind}` with an error, {data.get('code')}: {told}"
-            )
-        return data
+            raise EpisodeError(f"The OpenEnv server has ended the session: {error}") from None
+        found = answer.get("data") if isinstance(answer, Mapping) else None
+        if not isinstance(found, Mapping):
+            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {answer!r:.80}.")
+        if answer.get("type") == "error":
+            shown = f"{found.get('message', 'no message')}"[:500]
+            if found.get("code") == "VALIDATION_ERROR" and kind == "step":
+                raise RefusedAction(f"{shown} {json.dumps(found.get('errors', ''))[:500]}")
+            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {found.get('code')}: {shown}")
+        return found
 
     async def close(self) -> None:
-        """Leave the session; the server ends its environment."""
+        """End the session with its environment."""
         if self._socket is not None:
             with suppress(Exception):
                 await self._socket.send('{"type": "close"}')
-                # The server hangs up itself then; where the client is faster, it logs a traceback for every episode.
-                async with asyncio.timeout(HANGS_UP):
+                # Let the server close first; otherwise it logs a traceback for every episode.
+                async with asyncio.timeout(CLOSING_SECONDS):
                     await self._socket.wait_closed()
             with suppress(Exception):
                 await self._socket.close()
 
 
 class PlainSession:
-    """The one environment of a server that keeps it between plain calls."""
+    """The only environment of a server that keeps it between plain calls."""
 
     def __init__(self, settings: OpenEnv) -> None:
         self._settings = settings
 
     async def open(self) -> None:
-        """Do nothing: every call is a connection of its own."""
+        """Do nothing: each call has its own connection."""
 
-    async def ask(self, message: Mapping[str, Json]) -> Any:
-        """Return the server's answer to one of `reset`, `step` and `state`; see `SocketSession.ask`."""
-        kind, data = str(message["type"]), message.get("data")
-        if kind == "state":
-            said = await self._settings.fetch("GET", "/state")
-        elif kind == "reset":
-            said = await self._settings.fetch("POST", "/reset", data)
-        else:
-            answer = await self._settings.call("POST", "/step", {"action": data})
-            if answer.status == 422:
-                raise RefusedAction(answer.body[:500].decode("utf-8", "replace"))
-            if answer.status != 200:
-                raise EpisodeError(f"The OpenEnv server answers /step with status {answer.status}.")
-            said = read_json(answer.body)
-        if not isinstance(said, Mapping):
-            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {said!r:.80}.")
-        return said
+    async def request(self, kind: str, data: Json = None) -> Any:
+        """See `SocketSession`."""
+        method = "GET" if kind == "state" else "POST"
+        body = {"action": data} if kind == "step" else data
+        answer = await self._settings.fetch(method, f"/{kind}", body)
+        if not isinstance(answer, Mapping):
+            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {answer!r:.80}.")
+        return answer
 
     async def close(self) -> None:
         """Do nothing."""
 
 
-_open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]] = (
-    weakref.WeakKeyDictionary()
-)
+_free_sessions: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]
+] = weakref.WeakKeyDictionary()
 """Sessions that may still be opened, by event loop and server."""
 
 
 class OpenEnvWorld(BaseWorld, Resets):
-    """One episode in a session of its own; any agent may take a move, the last one unless the workflow has another speak."""
+    """The state of one episode. Any agent may move; the last one does unless the workflow names another."""
 
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
@@ -349,9 +339,9 @@ class OpenEnvWorld(BaseWorld, Resets):
         self._session = (
             SocketSession(settings) if settings.transport == "websocket" else PlainSession(settings)
         )
-        self._turn: asyncio.Semaphore | None = None
+        self._free: asyncio.Semaphore | None = None
         self._form = ActionForm(None, "object", "")
-        self._reads = ""
+        self._observation = ""
         self._steps = self._faults = 0
         self._total = 0.0
         self._done = False
@@ -359,101 +349,100 @@ class OpenEnvWorld(BaseWorld, Resets):
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Open a session, once the server has one to spare, and begin."""
+        """Wait for a free session of the server, open it and begin."""
         try:
             await self._begin()
-        except BaseException:  # nobody closes a world that has not begun
+        except BaseException:  # an episode that has not begun is closed here
             await self.close()
             raise
 
     async def _begin(self) -> None:
         settings = self._settings
         most = settings.sessions if settings.transport == "websocket" else 1
-        turns = _open.setdefault(asyncio.get_running_loop(), {})
-        turn = turns.setdefault((settings.url, most), asyncio.Semaphore(most))
-        if turn.locked():
-            part = current_participant()
-            if part is not None:
-                part.give_up()  # nobody waits for an episode that waits for others to end
-        begins = pause_all_deadlines()
+        free = _free_sessions.setdefault(asyncio.get_running_loop(), {})
+        semaphore = free.setdefault((settings.url, most), asyncio.Semaphore(most))
+        participant = current_participant()
+        if semaphore.locked() and participant is not None:
+            participant.give_up()  # an episode that waits for others must not hold back their batch
+        resume_deadlines = pause_all_deadlines()
         try:
-            await turn.acquire()
+            await semaphore.acquire()
         finally:
-            begins()
-        self._turn = turn
+            resume_deadlines()
+        self._free = semaphore
         await self._session.open()
         schema = await settings.fetch("GET", "/schema")
         self._form = action_form(
             schema.get("action") if isinstance(schema, Mapping) else None, settings.action
         )
         seed: dict[str, Json] = {"seed": self.task.data["seed"]}
-        self._take(await self._session.ask({"type": "reset", "data": {**seed, **settings.arguments}}))
-        if self._form.told:
-            self._reads = f"{self._form.told}\n\n{self._reads}".strip()
+        self._receive(await self._session.request("reset", {**seed, **settings.arguments}))
+        if self._form.hint:
+            self._observation = f"{self._form.hint}\n\n{self._observation}".strip()
 
-    def _take(self, said: Mapping[str, Any]) -> float:
-        """Keep what an answer shows; return its reward. EpisodeError for one that is none."""
-        seen, reward, done = said.get("observation"), said.get("reward"), said.get("done", False)
+    def _receive(self, answer: Mapping[str, Any]) -> float:
+        """Keep the observation of an answer and return its reward; raise EpisodeError for an invalid answer."""
+        seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
         if not isinstance(seen, Mapping) or not isinstance(done, bool):
             raise EpisodeError(
-                f"The OpenEnv server answers {str(dict(said))[:80]!r}: an observation and `done` are missing."
+                f"The OpenEnv server answers {str(dict(answer))[:80]!r}: an observation and `done` are missing."
             )
         if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
-            raise EpisodeError(f"The OpenEnv server pays {reward!r:.40}, which is no finite number.")
+            raise EpisodeError(f"The OpenEnv server's reward is {reward!r:.40}, which is no finite number.")
         field = self._settings.observation
         if field is not None and field not in seen:
             raise EpisodeError(
                 f"`environment.observation` is '{field}', which the server's observation does not have.{did_you_mean(field, seen)}"
             )
         shown = {field: seen[field]} if field is not None else seen
-        parts = {str(name): part for name, part in shown.items() if part not in (None, "", [], {})}
-        lines = [
-            part if len(parts) == 1 and isinstance(part, str) else f"{name}: {_written(part)}"
-            for name, part in parts.items()
-        ]
-        text, most = "\n".join(lines), self._settings.max_characters
-        self._reads = (
+        parts = {
+            str(name): part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+            for name, part in shown.items()
+            if part not in (None, "", [], {})
+        }
+        one_text = len(parts) == 1 and isinstance(shown[next(iter(parts))], str)
+        text = "\n".join(part if one_text else f"{name}: {part}" for name, part in parts.items())
+        most = self._settings.max_characters
+        self._observation = (
             text if len(text) <= most else f"{text[:most]}\n… ({len(text) - most:,} more characters)"
         )
         self._done = done
         return float(reward or 0.0)
 
     def observe(self, agent: str) -> str:
-        """Return what the server has shown last."""
-        return self._reads
+        """Return the server's last observation."""
+        return self._observation
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent in the seat, the last one, until the episode is over or all steps are used."""
+        """Return the agent that moves; none when the episode is done or out of steps."""
         return () if self._done or self._steps >= self._settings.max_steps else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Act by `final` or the one text that was said, and pay; what is no action is said to the agent, and costs a step."""
+        """Act by `final` or the only text, and return the reward. An invalid action costs a step, and the agent reads why."""
         if not self.movers():
             raise EpisodeError("The episode is over.")
         need_seats(actions, self.agents)
         if len(actions) != 1 and final is None:
             raise EpisodeError(
-                f"This world has one seat, and {len(actions)} agents spoke. Let a workflow name the text that counts."
+                f"Only one agent moves at a time here, and {len(actions)} have sent a text. Let a workflow name the final text."
             )
         self._mover = [*actions][-1]
         self._steps += 1
         action = to_action(actions[self._mover] if final is None else final, self._form)
-        if action is None:
-            self._faults += 1
-            self._reads = f"Error: this is no action. {self._form.told}"
-            return {}
         try:
-            reward = self._take(await self._session.ask({"type": "step", "data": action}))
+            if action is None:
+                raise RefusedAction(f"this is no action. {self._form.hint}")
+            reward = self._receive(await self._session.request("step", action))
         except RefusedAction as refused:
             self._faults += 1
-            self._reads = f"Error: {refused}"
+            self._observation = f"Error: {refused}"
             return {}
         self._total += reward
         if not self.movers():
-            said = await self._session.ask({"type": "state"})
+            state = await self._session.request("state")
             self._state = {
                 str(name): value
-                for name, value in said.items()
+                for name, value in state.items()
                 if value is None
                 or isinstance(value, bool | int)
                 or (isinstance(value, float) and math.isfinite(value))
@@ -461,7 +450,7 @@ class OpenEnvWorld(BaseWorld, Resets):
         return {self._mover: reward}
 
     def outcome(self) -> Outcome:
-        """Return how it ended; what was paid stands on the turns."""
+        """Return how the episode ended; its rewards are those of the turns."""
         info: dict[str, Json] = {
             "total": self._total,
             "steps": self._steps,
@@ -471,14 +460,10 @@ class OpenEnvWorld(BaseWorld, Resets):
         return Outcome({self._mover: 0.0}, None, info, truncated=not self._done)
 
     async def close(self) -> None:
-        """Leave the session, so that another episode can have it."""
+        """Close the session and free its place."""
         try:
             await self._session.close()
         finally:
-            if self._turn is not None:
-                self._turn.release()
-                self._turn = None
-
-
-def _written(part: object) -> str:
-    return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+            if self._free is not None:
+                self._free.release()
+                self._free = None

@@ -1,4 +1,4 @@
-"""Environments that live on environment servers, played as if they were here. `docs/environment_server.md` has both sides."""
+"""The environment `remote`: its tasks, grading and episodes live on environment servers."""
 
 from kapelle.environments.remote.environment import Remote
 

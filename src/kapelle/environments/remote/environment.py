@@ -1,4 +1,4 @@
-"""An environment that lives on environment servers: its tasks, its answers and its worlds are asked for there."""
+"""The environment `remote`: every request goes to an environment server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, PrivateAttr, field_validator
@@ -40,32 +39,22 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
-"""Seconds that the server has to answer beyond the time of the call itself."""
+"""Seconds for an answer beyond the time limit of the call."""
 READING_SECONDS = 600.0
-"""For which a server may read the data of an environment that is registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calling:
-    """How servers are called."""
-
-    token: str | None = field(repr=False)
-    tls: tuple[bool, ...]
-    """Whether the connection is encrypted, by server: always beyond loopback."""
+"""Seconds for a server to read the data of a new environment."""
 
 
 class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, OpensWorlds):
-    """The environment that servers hold; a run plays it as if it were here, with the same results.
+    """The environment of one or more servers; a run on it equals a run in this process.
 
-    Which one it is, is known when the servers have been asked (`connect`): it offers (`offered`)
-    answers that can be compared, a script, records and parts only where their environment has them.
+    `connect` reads which environment it is. `offered` then has the capabilities of that environment.
     """
 
     name: Literal["remote"] = "remote"
     address: Annotated[tuple[str, ...], FREE] = Field(min_length=1)
-    """`host:port` of a server, or a list of several that hold the same environment."""
+    """`host:port` of a server, or a list of servers with the same environment."""
     serves: str = ""
-    """The environment's name there; may be left out where the servers hold only one."""
+    """The environment's name there; optional if the servers hold only one."""
     certificate: Annotated[str | None, FREE] = None
     """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
@@ -77,12 +66,12 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     @field_validator("address", mode="before")
     @classmethod
-    def _listed(cls, value: object) -> object:
+    def _as_tuple(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod
-    def _places(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for each in value:
             found = _ADDRESS.fullmatch(each)
             if found is None or not 0 < int(found[1]) <= 65_535:
@@ -91,11 +80,9 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
             raise ValueError("a server is listed twice")
         return value
 
-    # Which environment it is.
-
     @property
-    def calling(self) -> Calling:
-        """How the servers are called. ConfigError where an extra or the token is missing."""
+    def servers(self) -> Servers:
+        """This process's connections to the servers; ConfigError if an extra or the token is missing."""
         if importlib.util.find_spec("websockets") is None:
             raise AbsentPackage("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
         hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
@@ -103,51 +90,39 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         token = os.environ.get(self.token_env)
         if token is None and not all(map(is_loopback, hosts)):
             raise ConfigError(
-                f"The environment servers at {', '.join(self.address)} are on other machines and ask for a token. Set the "
-                f"environment variable {self.token_env}, or name another one with `environment.token_env`."
+                f"The environment servers at {', '.join(self.address)} are on other machines and require a token. Set the environment "
+                f"variable {self.token_env}, or name another one with `environment.token_env`."
             )
-        return Calling(token, tls)
-
-    @property
-    def servers(self) -> Servers:
-        """This process's connections to the servers; see `calling`."""
-        calling = self.calling
         from kapelle.environments.remote.servers import servers_at
 
         return servers_at(
-            os.getpid(),
-            self.address,
-            self.serves,
-            self.certificate,
-            calling.token,
-            calling.tls,
-            self.retry_seconds,
+            os.getpid(), self.address, self.serves, self.certificate, token, tls, self.retry_seconds
         )
 
     def connect(self) -> None:
-        """Ask the servers which environment they hold, and offer what that one offers.
+        """Read which environment the servers hold.
 
-        Raises ConfigError if they refuse or disagree, EngineError if no server is reachable.
+        Raises ConfigError if they reject the request or hold different ones, EngineError if none is reachable.
         """
         self._connected = self.description is not None
 
     @property
     def offered(self) -> frozenset[type]:
-        """What the servers' environment can do; empty until it is connected."""
+        """The capabilities of the servers' environment; empty before `connect`."""
         if not self._connected:
             return frozenset()
-        said = self.description
+        description = self.description
         found = {
-            Answerable: said.answerable,
-            Scripted: said.scripted,
-            Recorded: said.answers_per_task,
-            Mixed: said.members,
+            Answerable: description.answerable,
+            Scripted: description.scripted,
+            Recorded: description.answers_per_task,
+            Mixed: description.members,
         }
         return frozenset(capability for capability, has in found.items() if has)
 
     @property
     def members(self) -> Mapping[str, Environment]:
-        """The parts of a mixture that the servers hold, as far as runs ask about them."""
+        """The parts of a mixture on the servers."""
         found = self.description.members.items()
         return {name: cast("Environment", _Member(each, self.extract)) for name, each in found}
 
@@ -157,83 +132,81 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
     @property
     def description(self) -> Description:
-        """What the servers say that it is."""
+        """The servers' description of it."""
         return self.servers.describe()
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """That of the servers' environment."""
+        """The range of the servers' environment."""
         return (self.description.least_reward, self.description.greatest_reward)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Those of the servers' environment."""
+        """The sources of the servers' environment."""
         return self.description.sources
 
     @property
     def alive(self) -> Sequence[str]:
-        """What the servers' environment names."""
+        """The external programs of the servers' environment."""
         return self.description.alive
 
     @property
     def constant_sum(self) -> bool:
-        """Whether what one agent wins the others lose."""
+        """Whether all rewards have a constant sum."""
         return self.description.constant_sum
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return the rows that the servers' environment leaves out."""
+        """Return which rows the servers' environment excludes."""
         return self.description.skipped
 
     def contents(self) -> Mapping[str, str]:
-        """Return the content of the servers' environment: a hash of its class, its settings and what it reads."""
+        """Return the hash of the servers' environment: its class, settings and files."""
         return {f"environment '{self.description.name}' of the servers": self.description.content}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Let the servers' environment check these agents."""
+        """Check the agents by the servers' environment."""
         self.connect()
-        self._ask("check", agents=list(agents))
+        self._call("check", agents=list(agents))
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks a split has; None if the supply is endless."""
+        """Return the number of tasks of a split; None if the supply is endless."""
         return self.description.sizes[split]
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, as every server has it."""
-        return task_from(self._ask("task", split=split, index=index))
+        """Return the task at an index; the same on every server."""
+        return task_from(self._call("task", split=split, index=index))
 
-    def _ask(self, call: str, **fields: Any) -> Any:
+    def _call(self, call: str, **fields: Any) -> Any:
         request = {"call": call, "environment": self.serves, **fields}
         seconds = float(getattr(self, "timeout", Patience.environment)) + SPARE_SECONDS
         return self.servers.call(request, seconds)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text, as the servers' environment reads it."""
-        found: str | None = self._ask("extract", text=text)
+        """Return the final answer of a text by the servers' environment."""
+        found: str | None = self._call("extract", text=text)
         return found
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the servers' expert."""
-        read = [message_form(each) for each in messages]
-        return str(self._ask("script", agent=agent, task=task_form(task), messages=read, seed=seed))
+        """Return the scripted expert's text."""
+        forms = [message_form(each) for each in messages]
+        return str(self._call("script", agent=agent, task=task_form(task), messages=forms, seed=seed))
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return what the servers' environment has recorded."""
-        return str(self._ask("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
+        """Return a recorded text."""
+        return str(self._call("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
 
     def register(self, name: str, settings: Mapping[str, Any]) -> int:
         """Add or replace an environment on the server, given as its settings, and return its version.
 
-        Raises ConfigError if the server refuses, EngineError if it is unreachable.
+        Raises ConfigError if the server rejects it, EngineError if it is unreachable.
         """
         request = {"call": "register", "name": name, "settings": settings}
         return int(self.servers.call(request, READING_SECONDS)["version"])
 
-    # Worlds.
-
     async def open_world(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteWorld:
-        """Open the world of one episode on the server with the fewest, or on another one where that is gone."""
+        """Open an episode on the server with the fewest, or on another one if that fails."""
         request = {
             "environment": self.serves,
             "agents": list(agents),
@@ -245,7 +218,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         return await self.servers.open_world(request, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
-        """Open the world of one episode and wait for it, for environments that have this one as a part."""
+        """Open an episode and wait for it; for environments that have this one as a part."""
         from kapelle.environments.remote.servers import InnerWorld, ScorableInnerWorld, ServerWorld
 
         patience = patience_here.get()
@@ -255,7 +228,7 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
 
 
 class _Member(Described):
-    """A part of a mixture that the servers hold: what runs ask about it."""
+    """A part of a mixture on the servers."""
 
     def __init__(self, description: Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind
@@ -266,5 +239,5 @@ class _Member(Described):
 
     @property
     def offered(self) -> frozenset[type]:
-        """What this part of it can do."""
+        """The capabilities of this part."""
         return frozenset({Opposed, Answerable} if self.answerable else {Opposed})

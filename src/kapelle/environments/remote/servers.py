@@ -1,6 +1,6 @@
-"""Environment servers as a run sees them: connections and their ends, several servers behind one recipe, and the worlds on them.
+"""Environment servers as a run sees them: connections, several servers behind one recipe, and episodes on them.
 
-Each world goes where the fewest are, and to another server when one dies.
+Each episode goes to the server with the fewest, and to another one if its server fails.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
@@ -28,17 +28,34 @@ from kapelle.runtime.deadlines import UNBREAKABLE, Patience, within
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.foreign_code import environment_error
 from kapelle.runtime.http import error_message
-from kapelle.runtime.wire import LARGEST
-from kapelle.runtime.wire.worlds import PATH, Description, description_from, from_text, to_text
+from kapelle.runtime.wire.worlds import LARGEST, PATH, Description, description_from, from_text, to_text
 
-# -------- One connection to an environment server: requests go out, answers come in, and its end is noticed
+# -------- One connection to an environment server
 #
-# All connections of a process live on a thread of their own, so that answers do not wait for anybody's event loop; any thread
-# may send requests.
+# All connections of a process share a thread with its own event loop. Any thread may send requests.
 
 
 class Busy(Exception):
-    """The server is full now, is about to shut down, or gives no answer."""
+    """The server is full, is shutting down, or does not answer."""
+
+
+PASSING = (429, 503)
+"""Statuses of a server that is full or is shutting down."""
+
+
+class RefusedRequest(EpisodeError):
+    """The server rejected a request with a `status`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"The environment server refused a call ({status}): {message}")
+        self.status, self.reason = status, message
+
+
+def refusal_of(status: int, message: str) -> Exception:
+    """Return the exception of an error status; see `docs/environment_server.md`."""
+    if status in PASSING:
+        return Busy(message)
+    return WorkerLost(message, blamed=True) if status == 410 else RefusedRequest(status, message)
 
 
 @lru_cache(maxsize=1)
@@ -47,16 +64,16 @@ def _thread(process: int) -> LoopThread:
 
 
 PING_SECONDS = 20
-"""After which a silent connection is pinged, and in which the server has to answer."""
+"""Seconds of silence before a ping, and for its answer."""
 CONNECT_SECONDS = 10.0
-"""In which a connection has to be there."""
+"""Seconds to connect."""
 
 
-class Line:
-    """Requests about any number of sessions; those that were opened here end with it."""
+class Connection:
+    """One connection; its sessions end with it."""
 
     def __init__(self, link: EnvironmentServerLink) -> None:
-        """Begin to connect; whether somebody answers is known by the first answer."""
+        """Begin to connect; a failure is raised by the first request."""
         self._link = link
         self._guard = threading.Lock()
         self._numbers = count(1)
@@ -64,16 +81,19 @@ class Line:
         self._socket: ClientConnection | None = None
         self._connected = asyncio.Event()
         self.lost: str | None = None
-        """How it ended, once it has."""
+        """How it ended; None while it is open."""
         self._thread = _thread(os.getpid())
-        self._talking = self._thread.begin(self._talk)
+        self._reading = self._thread.begin(self._read)
 
     def send(self, request: Mapping[str, Any]) -> Future[Any]:
-        """Send a request; its answer, or what the environment raised, WorkerLost, Busy or RefusedRequest."""
+        """Send a request and return the future of its answer.
+
+        The future raises the environment's error, WorkerLost, Busy or RefusedRequest.
+        """
         number = next(self._numbers)
         text = to_text({"id": number, **request}, LARGEST)
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # who waits may go away; the answer comes none the less
+        future.set_running_or_notify_cancel()  # the answer arrives even if its caller has gone
         with self._guard:
             if self.lost is not None:
                 raise WorkerLost(self.lost, blamed=False)
@@ -82,42 +102,42 @@ class Line:
         return future
 
     def close(self) -> None:
-        """End the connection and all sessions that were opened here."""
-        self._talking.cancel()
+        """End the connection and its sessions."""
+        self._reading.cancel()
 
     async def _write(self, text: str) -> None:
         await self._connected.wait()
         if self._socket is not None:
-            with suppress(WebSocketException):  # its end is noticed where answers are read
+            with suppress(WebSocketException):  # `_read` notices the end
                 await self._socket.send(text)
 
-    async def _talk(self) -> None:
+    async def _read(self) -> None:
         fault: Exception = WorkerLost("it was closed", blamed=False)
         try:
             async with self._link.connection() as self._socket:
                 self._connected.set()
                 async for text in self._socket:
-                    self._take(text)
+                    self._receive(text)
             fault = self._gone("it ended the connection")
         except InvalidStatus as error:
             status = error.response.status_code
             message = error_message(bytes(error.response.body or b"")).removeprefix(": ")
-            how = message or f"it answers with status {status}"
-            fault = self._gone(how) if status in PASSING else refusal_of(status, how)
+            message = message or f"it answers with status {status}"
+            fault = self._gone(message) if status in PASSING else refusal_of(status, message)
         except (OSError, KeyError, TypeError, ValueError, WebSocketException) as error:
             fault = self._gone(str(error) or type(error).__name__)
         finally:
             with self._guard:
                 self.lost = str(fault)
-                left, self._waiting = list(self._waiting.values()), {}
+                waiting, self._waiting = list(self._waiting.values()), {}
             self._connected.set()
-            for future in left:
+            for future in waiting:
                 future.set_exception(fault)
 
     def _gone(self, how: str) -> WorkerLost:
         return WorkerLost(f"the environment server at {self._link.address} is gone ({how})", blamed=False)
 
-    def _take(self, text: str | bytes) -> None:
+    def _receive(self, text: str | bytes) -> None:
         answer = from_text(text)
         with self._guard:
             future = self._waiting.pop(answer["id"], None)
@@ -131,50 +151,32 @@ class Line:
             future.set_result(answer["value"])
 
 
-PASSING = (429, 503)
-"""Statuses of a server without room, or one that ends."""
-
-
-class RefusedRequest(EpisodeError):
-    """A request that the server refuses; `status` says why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"The environment server refused a call ({status}): {message}")
-        self.status, self.reason = status, message
-
-
-def refusal_of(status: int, message: str) -> Exception:
-    """Return what a status and its message stand for; see `docs/environment_server.md`."""
-    if status in PASSING:
-        return Busy(message)
-    return WorkerLost(message, blamed=True) if status == 410 else RefusedRequest(status, message)
-
+# -------- One server
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before an unavailable server is asked again."""
+"""Seconds before an unavailable server is called again; they double with each failure."""
 
 
 class EnvironmentServerLink:
-    """One server; any thread may use it."""
+    """One server, for any thread."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:
-        """Connect on first use. ConfigError for an unreadable certificate."""
+        """Connect on first use; raise ConfigError for an unreadable certificate."""
         self.address = address
         self.sessions = 0
-        """Worlds that this process plays there."""
-        self.asked_last = ""
-        """Why it did not answer last; empty where it did."""
-        self._resting = (0.0, 0.0)
-        """Until when it is left alone, and for how long it was."""
+        """Episodes of this process on the server."""
+        self.failure = ""
+        """Why the last request got no answer; empty after an answer."""
+        self._pause, self._available_at = 0.0, 0.0
         self._owner = os.getpid()
         url = f"http{'s' if tls else ''}://{address}"
         self._headers = authorization(token, "`environment.token_env`", url) if token else {}
-        self._tls = _trusted(certificate) if tls else None
+        self._tls = _tls_context(certificate) if tls else None
         self._guard = threading.Lock()
-        self._line: Line | None = None
+        self._connection: Connection | None = None
 
     def connection(self) -> connect:
-        """Return a connection, which begins where it is awaited."""
+        """Return a new connection, which opens when it is entered."""
         return connect(
             f"ws{'' if self._tls is None else 's'}://{self.address}{PATH}",
             ssl=self._tls,
@@ -188,161 +190,164 @@ class EnvironmentServerLink:
         )
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request about an environment and wait; raises Busy if the server does not answer, or what the environment raised."""
+        """Send a request about an environment and wait; raise Busy if the server does not answer, or the environment's error."""
         try:
-            answer = self.line().send(request).result(seconds)
+            answer = self.current().send(request).result(seconds)
         except RefusedRequest as refused:
             if refused.status == 416:
                 raise IndexError(refused.reason) from None
             raise self.stops(refused) from None
         except (Busy, TimeoutError, WorkerLost) as fault:
-            self.rest(str(fault) or "no answer in time")
+            self.failed(str(fault) or "no answer in time")
             raise Busy(str(fault)) from None
         self.answered()
         return answer
 
     def stops(self, refused: RefusedRequest) -> ConfigError:
-        """Return the error that stops a run whose request is refused."""
+        """Return the error that stops a run whose request is rejected."""
         return ConfigError(f"The environment server at {self.address} refuses: {refused.reason}")
 
-    def line(self) -> Line:
-        """Return the open connection; a new one where the last has ended."""
+    def current(self) -> Connection:
+        """Return the open connection, or a new one if the last has ended."""
         with self._guard:
-            if self._line is None or self._line.lost is not None:
-                self._line = Line(self)
-            return self._line
+            if self._connection is None or self._connection.lost is not None:
+                self._connection = Connection(self)
+            return self._connection
 
     @property
-    def ready(self) -> bool:
-        """Whether it may be asked now: it answered last, or has been left alone for long enough."""
-        return time.monotonic() >= self._resting[0]
+    def available(self) -> bool:
+        """Whether the pause after its last failure is over."""
+        return time.monotonic() >= self._available_at
 
-    def rest(self, why: str) -> None:
-        """Note a missing answer, and wait before the next request, longer each time."""
-        self.asked_last = why
-        if self.ready:  # many may hear of one failure
-            pause = min(max(FIRST_PAUSE, 2 * self._resting[1]), LONGEST_PAUSE)
-            self._resting = (time.monotonic() + pause, pause)
+    def failed(self, why: str) -> None:
+        """Note a missing answer and begin a pause, longer each time."""
+        self.failure = why
+        if self.available:  # one failure may reach many callers
+            self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
+            self._available_at = time.monotonic() + self._pause
 
     def answered(self) -> None:
-        """Note that it answers."""
-        self._resting, self.asked_last = (0.0, 0.0), ""
+        """Note an answer."""
+        self._pause, self._available_at, self.failure = 0.0, 0.0, ""
 
     def close(self) -> None:
-        """End the connection, and with it the sessions there."""
-        if self._line is not None and os.getpid() == self._owner:
-            self._line.close()
+        """End the connection and its sessions."""
+        if self._connection is not None and os.getpid() == self._owner:
+            self._connection.close()
 
 
-def _trusted(certificate: str | None) -> ssl.SSLContext:
+def _tls_context(certificate: str | None) -> ssl.SSLContext:
     if certificate is None:
         return ssl.create_default_context()
     try:
         return ssl.create_default_context(cafile=Path(certificate).expanduser())
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
-            f"environment.certificate: {certificate} cannot be read: {error.strerror or error}. Name the PEM file of the "
-            "certificate that the servers show, or of the authority that signed it."
+            f"environment.certificate: {certificate} cannot be read: {error.strerror or error}. Name the PEM file of the servers' "
+            "certificate, or of the authority that signed it."
         ) from None
 
 
 # -------- Several servers behind one recipe
 
-SHORTEST_PAUSE = 0.05
-"""Seconds between two looks for a server that may be asked."""
+POLL_SECONDS = 0.05
+"""Seconds between two looks for an available server."""
 
 
 class Servers:
-    """The servers of one `environment` section; any thread may use them."""
+    """The servers of one `environment` section, for any thread."""
 
     def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
-        """Take the servers, the name of the environment there, and how long all of them may be unavailable."""
+        """Take the servers, the environment's name there, and how long all of them may be unavailable."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
-        self._described: Description | None = None
-        self._versions: dict[str, tuple[int, str]] = {}
-        """Address → the version and the content that it played last."""
+        self._description: Description | None = None
+        self._versions: dict[str, int] = {}
+        """The last known version of the environment, by address."""
 
     def describe(self) -> Description:
-        """Return what the environment is, as the servers say; ConfigError where they hold different ones."""
+        """Return the environment's description; raise ConfigError if the servers hold different environments."""
         with self._guard:
-            if self._described is None:
+            if self._description is None:
                 request = {"call": "describe", "environment": self._name}
                 first = description_from(self.call(request, 60.0))
                 for server in self._servers:
                     try:
                         found = description_from(server.call(request, 10.0))
-                    except Busy:  # it may come later
+                    except Busy:  # it may come back later
                         continue
-                    self._versions[server.address] = (found.version, found.content)
+                    self._versions[server.address] = found.version
                     if found.content != first.content:
                         raise ConfigError(
-                            f"The environment servers do not hold the same '{first.name}': the content is {first.content} at "
-                            f"one of them and {found.content} at {server.address}. Start them with the same environment and "
-                            "settings."
+                            f"The environment servers do not hold the same '{first.name}': the content is {first.content} at one of them "
+                            f"and {found.content} at {server.address}. Start them with the same environment and settings."
                         )
-                self._described = first
-            return self._described
+                self._description = first
+            return self._description
+
+    def _attempts(self) -> Iterator[EnvironmentServerLink | None]:
+        """Yield available servers, the one with the fewest episodes first, and None for each pause.
+
+        Raises EngineError when `retry_seconds` are over.
+        """
+        until = time.monotonic() + self._retry_seconds
+        while True:
+            available = [server for server in self._servers if server.available]
+            yield from sorted(available, key=lambda server: server.sessions)
+            if time.monotonic() > until:
+                why = "; ".join(f"{each.address}: {each.failure or 'no answer'}" for each in self._servers)
+                raise EngineError(
+                    f"No environment server has answered for {self._retry_seconds:g} s ({why}). Start one with `kapelle serve environments`, "
+                    "or check `environment.address`."
+                )
+            yield None
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request to any server and wait for the answer; raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable."""
-        until = time.monotonic() + self._retry_seconds
-        while True:
-            for server in self._order():
-                try:
-                    return server.call(request, seconds)
-                except Busy:
-                    continue
-            if time.monotonic() > until:
-                raise self._nobody()
-            time.sleep(SHORTEST_PAUSE)
+        """Send a request to any server and wait for the answer.
+
+        Raises what `EnvironmentServerLink.call` raises, and EngineError if no server is reachable.
+        """
+        for server in self._attempts():
+            if server is None:
+                time.sleep(POLL_SECONDS)
+                continue
+            with suppress(Busy):
+                return server.call(request, seconds)
+        raise AssertionError("`_attempts` ends with an error")
 
     async def open_world(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerWorld:
-        """Open a world on a server with room; raises what the environment raised, and EngineError if no server is reachable."""
-        until = time.monotonic() + self._retry_seconds
-        while True:
-            for server in self._order():
-                try:
-                    world = ServerWorld(server, name, patience)
-                    began = await world.reset(request)
-                except WorkerLost as gone:
-                    if gone.blamed:
-                        raise
-                    server.rest(str(gone))
-                    continue
-                except RefusedRequest as refused:
-                    raise server.stops(refused) from None
-                server.answered()
-                self._note(server, began["version"])
-                return world
-            if time.monotonic() > until:
-                raise self._nobody()
-            await asyncio.sleep(SHORTEST_PAUSE)
+        """Open an episode on a server with room; raise the environment's error, or EngineError if no server is reachable."""
+        for server in self._attempts():
+            if server is None:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            try:
+                world = ServerWorld(server, name, patience)
+                began = await world.reset(request)
+            except WorkerLost as lost:
+                if lost.blamed:
+                    raise
+                server.failed(str(lost))
+                continue
+            except RefusedRequest as refused:
+                raise server.stops(refused) from None
+            server.answered()
+            self._note_version(server, began["version"])
+            return world
+        raise AssertionError("`_attempts` ends with an error")
 
-    def _order(self) -> list[EnvironmentServerLink]:
-        ready = [server for server in self._servers if server.ready]
-        return sorted(ready, key=lambda server: server.sessions)
-
-    def _note(self, server: EnvironmentServerLink, version: int) -> None:
-        """Say once when a server plays another environment than before."""
-        before = self._versions.get(server.address)
-        if before is None or before[0] == version:
-            self._versions.setdefault(server.address, (version, ""))
+    def _note_version(self, server: EnvironmentServerLink, version: int) -> None:
+        """Report once that a server has replaced its environment."""
+        before = self._versions.setdefault(server.address, version)
+        if before == version:
             return
-        self._versions[server.address] = (version, "")
+        self._versions[server.address] = version
         report_change(
             f"environment '{self._name or self.describe().name}' at {server.address} is version {version} now, after "
-            f"{before[0]}: episodes that begin from here on play the new one"
+            f"{before}: episodes that begin from here on play the new one"
         )
         with self._guard:
-            self._described = None  # asked for again when somebody wants to know
-
-    def _nobody(self) -> EngineError:
-        said = "; ".join(f"{server.address}: {server.asked_last or 'no answer'}" for server in self._servers)
-        return EngineError(
-            f"No environment server has answered for {self._retry_seconds:g} s ({said}). Start one with `kapelle serve "
-            "environments`, see `environment.address`, or allow more time with `environment.retry_seconds`."
-        )
+            self._description = None  # read again when needed
 
     def close(self) -> None:
         """End all connections."""
@@ -360,37 +365,38 @@ def servers_at(
     tls: tuple[bool, ...],
     retry_seconds: float,
 ) -> Servers:
-    """Return the connections of a process (`os.getpid()`) to these servers: the same ones whenever they are asked for."""
-    servers = [
+    """Return this process's (`os.getpid()`) connections to servers; the same object for the same arguments."""
+    links = [
         EnvironmentServerLink(address, certificate, token, tls=secure)
         for address, secure in zip(addresses, tls, strict=True)
     ]
-    return Servers(servers, name, retry_seconds)
+    return Servers(links, name, retry_seconds)
 
 
-# -------- Worlds on a server, as they are played from here
+# -------- Episodes on a server
 
 
 _sessions = count(1)
 
 
 class ServerWorld(RemoteWorld):
-    """A world on a server, which bounds each call of the environment; here that bound holds with some time to spare."""
+    """The state of an episode on a server. The server limits each call; the limit here is a little longer."""
 
     def __init__(self, server: EnvironmentServerLink, name: str, patience: Patience) -> None:
-        """Take the server; `reset` opens the world. WorkerLost where the connection has just ended."""
+        """Take the server; `reset` opens the session. Raises WorkerLost if the connection has just ended."""
         super().__init__(name, patience)
-        self._server, self._line, self._session = server, server.line(), next(_sessions)
+        self._server, self._connection, self._session = server, server.current(), next(_sessions)
         server.sessions += 1
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How the world was lost with its server; None while the server lives."""
-        return None if self._line.lost is None else WorkerLost(self._line.lost, blamed=False)
+        """How the connection ended; None while it is open."""
+        lost = self._connection.lost
+        return None if lost is None else WorkerLost(lost, blamed=False)
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
         """See `RemoteWorld`."""
-        if method == "start":  # it may wait there for a free place; the server bounds what computes
+        if method == "start":  # it may wait for a free place; the server limits the rest
             return await self._answer(request)
         slowest = max(self._patience.grader, self._patience.environment)
         seconds = (slowest if method == "score" else self._patience.environment) + UNBREAKABLE
@@ -398,7 +404,7 @@ class ServerWorld(RemoteWorld):
         return await within(what, "environment", seconds, self._answer(request))
 
     def _request(self, request: Mapping[str, Any]) -> Future[Any]:
-        return self._line.send({**request, "session": self._session})
+        return self._connection.send({**request, "session": self._session})
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
         try:
@@ -409,7 +415,7 @@ class ServerWorld(RemoteWorld):
             raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
 
     def outcome_now(self, seconds: float) -> Outcome:
-        """Return the outcome and wait for it here, for so many seconds at most."""
+        """Return the outcome; block for at most `seconds`."""
         return Outcome(**self._request({"call": "outcome"}).result(seconds))
 
     def release(self) -> None:
@@ -418,7 +424,7 @@ class ServerWorld(RemoteWorld):
 
 
 class InnerWorld(Retriable):
-    """A world on a server inside another world that is here: what has to be answered at once waits for the server."""
+    """The state of a server's episode inside a local environment; synchronous methods block."""
 
     def __init__(self, world: ServerWorld, patience: Patience) -> None:
         self._world = world
@@ -450,7 +456,7 @@ class InnerWorld(Retriable):
 
 
 class ScorableInnerWorld(InnerWorld, Scorable):
-    """One that can score a text before the episode is over."""
+    """The same for an environment that can score a text before the episode ends."""
 
     async def score(self, agent: str, text: str) -> float:
         """See `environment.Scorable`."""

@@ -1,1 +1,1 @@
-"""The environment server: worlds over gRPC. `docs/environment_server.md` has the contract."""
+"""The environment server (`docs/environment_server.md`), and a server for clients of OpenEnv."""

@@ -1,4 +1,4 @@
-"""What an environment server holds: environments by name, and the worlds that are played."""
+"""The environments of a server, and the answers to requests about them and their episodes (`wire/worlds.py`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import hashlib
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import Field
 
 from kapelle.environment import (
     Alive,
@@ -24,113 +28,113 @@ from kapelle.environment import (
     asks_questions,
     is_opposed,
     offers,
+    task_of,
 )
-from kapelle.errors import did_you_mean
+from kapelle.errors import KapelleError, did_you_mean
+from kapelle.rollout.bounded_worlds import open_world
 from kapelle.rollout.workers.pool import EnvironmentWorkers
 from kapelle.rollout.workers.session import OpenSessions, WorkerSession, error_form
 from kapelle.runtime.deadlines import Patience, call
 from kapelle.runtime.event_loop import LoopThread
-from kapelle.runtime.wire.worlds import Description
-from kapelle.services.refusals import Refusal, wrong
+from kapelle.runtime.wire.worlds import VERSION, Description, message_from, task_form, task_from
+from kapelle.services.binding import TOKEN
+from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.settings.base import Settings
-from kapelle.types import Split
+from kapelle.setup.environment_forms import environment_from
+from kapelle.types import Split, Task
 
+C = TypeVar("C")
 T = TypeVar("T")
 
-# -------- The shelf: environments by name, each with its version, replaced while others play the old one
+# -------- Environments by name, each with a version; open sessions keep the version that they began with
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class ShelvedEnvironment:
-    """An environment on the shelf."""
+class RegisteredEnvironment:
+    """One version of an environment."""
 
     environment: Environment
     description: Description
     workers: EnvironmentWorkers | None
-    """The processes in which its worlds live; None for this one."""
+    """The processes that hold its episodes; None for this process."""
 
 
-class Shelf:
-    """Environments by name; any thread may ask."""
+class EnvironmentRegistry:
+    """Environments by name, for any thread."""
 
     def __init__(
         self, environments: Mapping[str, Environment], processes: int = 0, call_seconds: float = 600.0
     ) -> None:
-        """Take the environments; each has so many `processes` for its worlds, in which a call may take `call_seconds`.
+        """Register environments; each gets so many `processes`, in which a call may take `call_seconds`.
 
-        Raises what reading their data raises, and ConfigError for an environment that another process cannot make.
+        Raises what reading their data raises, and ConfigError for an environment that another process cannot build.
         """
         self._processes, self._patience = processes, Patience(environment=call_seconds)
         self._changing = Lock()
-        self.held: Mapping[str, ShelvedEnvironment] = {}
-        """What is found, by name; another mapping after a change."""
-        self.replaced: list[ShelvedEnvironment] = []
-        """Those that are no longer found; sessions may still play them."""
+        self.current: Mapping[str, RegisteredEnvironment] = {}
+        """The newest version by name; a change replaces the mapping."""
+        self.replaced: list[RegisteredEnvironment] = []
+        """Earlier versions, which open sessions may still use."""
         for name, environment in environments.items():
             self.put(name, environment)
 
-    def find(self, name: str) -> ShelvedEnvironment:
+    def find(self, name: str) -> RegisteredEnvironment:
         """Return an environment; an empty name means the only one. Raises Refusal for an unknown name."""
-        held = self.held
-        if not name and len(held) == 1:
-            return next(iter(held.values()))
-        if name not in held:
-            message = f"This server has no environment '{name}'.{did_you_mean(name, list(held))}"
+        current = self.current
+        if not name and len(current) == 1:
+            return next(iter(current.values()))
+        if name not in current:
+            message = f"This server has no environment '{name}'.{did_you_mean(name, list(current))}"
             raise Refusal(404, message, "environment", "not_found")
-        return held[name]
+        return current[name]
 
-    def put(self, name: str, environment: Environment) -> ShelvedEnvironment:
-        """Add an environment or replace the one of that name; open sessions keep theirs.
+    def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
+        """Add an environment, or replace the one of that name.
 
-        Raises Refusal if it offers less than the one that it replaces, because runs rely on that.
+        Raises Refusal if a replacement lacks what runs rely on: comparable answers or moves, a script, records, test tasks.
         """
         with self._changing:
-            old = self.held.get(name)
+            old = self.current.get(name)
             new = describe(name, environment, 1 if old is None else old.description.version + 1)
             if old is not None:
                 had = old.description
-                # What runs rely on: questions or moves, a script, a record, and tasks of their own to test on.
-                kept = (
-                    (had.answerable, new.answerable),
-                    (not had.answerable, not new.answerable),
-                    (had.scripted, new.scripted),
-                    (bool(had.answers_per_task), bool(new.answers_per_task)),
-                    (had.sizes["test"] is not None, new.sizes["test"] is not None),
-                )
-                if any(before and not after for before, after in kept):
+                if (
+                    had.answerable is not new.answerable
+                    or had.scripted > new.scripted
+                    or bool(had.answers_per_task) > bool(new.answers_per_task)
+                    or (had.sizes["test"] is not None and new.sizes["test"] is None)
+                ):
                     raise wrong(
-                        f"'{name}' offers what the environment that would replace it does not, and runs that play it rely on that. "
-                        "Register it by another name."
+                        f"The new '{name}' lacks a feature of the environment that it would replace. Register it by another name."
                     )
+                self.replaced.append(old)
             workers = None
             if self._processes:
                 workers = EnvironmentWorkers(environment, self._processes, self._patience)
-            held = ShelvedEnvironment(environment, new, workers)
-            self.held = {**self.held, name: held}
-            if old is not None:
-                self.replaced.append(old)
-            return held
+            registered = RegisteredEnvironment(environment, new, workers)
+            self.current = {**self.current, name: registered}
+            return registered
 
     def close(self) -> None:
         """End the processes of all environments."""
-        for held in (*self.held.values(), *self.replaced):
-            if held.workers is not None:
-                held.workers.close()
+        for each in (*self.current.values(), *self.replaced):
+            if each.workers is not None:
+                each.workers.close()
 
 
 def describe(name: str, environment: Environment, version: int) -> Description:
-    """Return an environment's description; raises what reading its data raises."""
+    """Return an environment's description; raise what reading its data raises."""
     least, greatest = environment.reward_range
     members = environment.members if offers(environment, Mixed) else {}
     # Its content: class, settings without the time limit, and the files that it declares.
     settings = (
         environment.model_dump(mode="json", exclude={"timeout"}) if isinstance(environment, Settings) else {}
     )
-    read = dict(environment.contents()) if isinstance(environment, Reads) else {}
+    files = dict(environment.contents()) if isinstance(environment, Reads) else {}
     kind = type(environment)
-    form = [kind.__module__, kind.__qualname__, settings, sorted(read.values())]
+    form = [kind.__module__, kind.__qualname__, settings, sorted(files.values())]
     content = hashlib.sha256(json.dumps(form, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return Description(
         name,
@@ -151,80 +155,343 @@ def describe(name: str, environment: Environment, version: int) -> Description:
     )
 
 
-# -------- The worlds that are played
+# -------- The requests of callers, by `call`; fields are read strictly
+
+Agents = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=256)]
+Whole = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+MessageForm = Annotated[tuple[str, str, str | None, str | None], Field(strict=False)]
+"""See `wire.worlds.message_form`."""
+
+
+class TaskForm(Body):
+    """See `wire.worlds.task_form`."""
+
+    id: str
+    question: str = ""
+    data: dict[Any, Any] = Field(default={})
+    part: str = ""
+    cast: dict[str, Annotated[tuple[str, str], Field(strict=False)]] = Field(default={})
+    system: str = ""
+    messages: list[list[MessageForm]] = Field(default=[])
+    rendered: bool = False
+
+    def task(self) -> Task:
+        """Return the task."""
+        return task_from({name: getattr(self, name) for name in TaskForm.model_fields})
+
+
+class ListEnvironments(Body):
+    """Return the descriptions of all environments."""
+
+
+class Register(Body):
+    """Add or replace an environment; requires a token, because it decides which code runs."""
+
+    name: str = Field(min_length=1, max_length=128)
+    settings: dict[str, Any]
+    """As in a recipe."""
+
+
+class EnvironmentRequest(Body):
+    """A request about one environment; an empty name means the only one."""
+
+    environment: str = ""
+
+
+class Check(EnvironmentRequest):
+    """Check whether agents of these names can play."""
+
+    agents: Agents
+
+
+class GetTask(EnvironmentRequest):
+    """Return the task at an index."""
+
+    split: Split
+    index: Whole
+
+
+class Extract(EnvironmentRequest):
+    """Return the final answer of a text in a normal form."""
+
+    text: str
+
+
+class Script(EnvironmentRequest):
+    """Return the text of the scripted expert."""
+
+    agent: str
+    task: TaskForm
+    messages: list[MessageForm]
+    seed: Seed
+
+
+class RecordedText(EnvironmentRequest):
+    """Return a recorded agent's text of a turn, in one of the task's records."""
+
+    agent: str
+    task: TaskForm
+    turn: Whole
+    sample: Whole
+
+
+class Reset(EnvironmentRequest):
+    """Open a session: an episode of a `task`, or of the task at a split and index."""
+
+    session: Whole
+    agents: Agents
+    seed: Seed = 0
+    task: TaskForm | None = None
+    split: Split = "train"
+    index: Whole | None = None
+    call_seconds: Seconds | None = None
+    grader_seconds: Seconds = Patience.grader
+
+
+class SessionRequest(Body):
+    """A request about an open session; see `rollout/workers/session.py`."""
+
+    session: Whole
+
+
+class Act(SessionRequest):
+    """Let agents move, all at once if several may."""
+
+    actions: dict[str, str]
+    final: str | None = None
+    allow_answers: Whole | None = None
+
+
+class ScoreText(SessionRequest):
+    """Score a text as an agent's answer, without a move."""
+
+    agent: str
+    text: str
+
+
+REQUESTS: Mapping[str, type[Body]] = {
+    "list": ListEnvironments,
+    "describe": EnvironmentRequest,
+    "check": Check,
+    "task": GetTask,
+    "extract": Extract,
+    "script": Script,
+    "recorded": RecordedText,
+    "register": Register,
+    "reset": Reset,
+    "act": Act,
+    "observe": SessionRequest,
+    "score": ScoreText,
+    "outcome": SessionRequest,
+    "close": SessionRequest,
+}
+
+
+# -------- Answers
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """How many worlds there may be, and how long their calls may take."""
+    """Limits of an environment server."""
 
     sessions: int = 4096
-    """Open at once."""
+    """Sessions open at once."""
     call_seconds: float = 600.0
-    """The most that one call of a world may take."""
+    """Most seconds of one call of an environment."""
+    connections: int = 4096
+    """WebSockets open at once."""
+    unanswered: int = 8192
+    """Unanswered requests of one connection; a caller with more is disconnected."""
+    held_bytes: int = 256 << 20
+    """Bytes of a connection's unanswered requests and their answers; beyond that, its further requests wait."""
 
 
 @dataclass
 class Raised(Exception):
-    """What an environment raised: its class and message."""
+    """An error that an environment raised: its class and message."""
 
     form: list[str]
 
 
-def leaving() -> Refusal:
-    """Return the refusal of a request that arrives while the server is ending."""
+def shutting_down() -> Refusal:
+    """Return the refusal of a request during shutdown."""
     message = "The server is about to end. Call another one, or this one again later."
     return Refusal(503, message, None, "leaving")
 
 
 class EnvironmentHost:
-    """Environments, and the connections over which their worlds are played; worlds live on a thread of their own."""
+    """Answers requests about environments and sessions; environments run on a thread with its own event loop."""
 
-    def __init__(self, shelf: Shelf, worlds: LoopThread, limits: SessionLimits, *, guarded: bool) -> None:
+    def __init__(
+        self, registry: EnvironmentRegistry, loop: LoopThread, limits: SessionLimits, *, guarded: bool
+    ) -> None:
         """`guarded` says whether the server requires a token."""
-        self.shelf, self.limits, self.guarded = shelf, limits, guarded
-        self.worlds = worlds
+        self.registry, self.limits, self._loop, self._guarded = registry, limits, loop, guarded
         self.connections: set[OpenSessions] = set()
         """The sessions of each caller."""
         self._closing: set[Future[None]] = set()
-        self.leaving = False
+        self.draining = False
         """Whether new sessions are refused."""
         self.ended = False
         """Whether all requests are refused."""
-        self.under_way = 0
-        """Requests that are being answered."""
+        self.in_progress = 0
+        """Requests that are not answered yet."""
 
     @property
     def sessions(self) -> list[WorkerSession]:
-        """The sessions that are open."""
+        """The open sessions."""
         return [session for each in list(self.connections) for session in list(each.open.values())]
 
-    async def beside(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do something in an environment, on the thread of the worlds; raises Raised for what it raises."""
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine of an environment on the environments' thread; raise Raised for what it raises."""
         try:
-            return await self.worlds.ask(work)
+            return await self._loop.ask(work)
         except (Refusal, asyncio.CancelledError):
             raise
         except WorkerLost as lost:
             raise Refusal(410 if lost.blamed else 503, f"The world is lost: {lost}") from None
-        except BaseException as error:  # noqa: BLE001 - the one boundary where what a world raises becomes an answer
+        except BaseException as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
             raise Raised(error_form(error)) from None
 
-    async def now(self, name: str, method: str, work: Callable[[], T]) -> T:
-        """Call a method of an environment that is not async, within the time limit; see `beside`."""
-        what = f"`{method}` of environment '{name}'"
+    async def _call(self, environment: Environment, method: str, work: Callable[[], T]) -> T:
+        """Call a synchronous method of an environment within the time limit; see `run`."""
+        what = f"`{method}` of environment '{environment.name}'"
 
         async def done() -> T:
             return call(what, "environment", self.limits.call_seconds, work)
 
-        return await self.beside(done)
+        return await self.run(done)
 
-    def let_go(self, session: WorkerSession) -> None:
-        """Close a world without waiting; what it raises is dropped."""
-        closing = self.worlds.begin(session.close)
+    def close_later(self, session: WorkerSession) -> None:
+        """Begin to close a session; errors are dropped."""
+        closing = self._loop.begin(session.close)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for worlds to close; any thread may call it once the server has ended."""
+        """Wait up to `seconds` until all sessions are closed; any thread may call it after the server has ended."""
         wait(list(self._closing), seconds)
+
+    async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
+        """Return the answer to a caller's request `name` as JSON values; raise Refusal or Raised."""
+        if name not in REQUESTS:
+            raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
+        request = read_body(REQUESTS[name], fields)
+        match request:
+            case ListEnvironments():
+                found = [asdict(each.description) for each in self.registry.current.values()]
+                return {"protocol": VERSION, "software": version("kapelle"), "environments": found}
+            case Register():
+                return await self._register(request)
+            case Reset():
+                return await self._reset(request, sessions)
+            case SessionRequest():
+                return await self._in_session(name, request, sessions)
+        assert isinstance(request, EnvironmentRequest), "the remaining requests"
+        registered = self.registry.find(request.environment)
+        environment = registered.environment
+        match request:
+            case Check(agents=agents):
+                await self._call(environment, name, lambda: environment.check(_distinct(agents)))
+                return None
+            case GetTask(split=split, index=index):
+                return task_form(await self._task(registered, split, index))
+            case Extract(text=text):
+                answerable = _offering(environment, Answerable, "answers to compare")
+                return await self._call(environment, name, lambda: answerable.extract(text))
+            case Script(agent=agent, seed=seed):
+                scripted, task = _offering(environment, Scripted, "script"), request.task.task()
+                messages = [message_from(each) for each in request.messages]
+                return await self._call(
+                    environment, name, lambda: scripted.script(agent, task, messages, seed)
+                )
+            case RecordedText(agent=agent, turn=turn, sample=sample):
+                record, task = _offering(environment, Recorded, "recorded answers"), request.task.task()
+                recorded = await self._call(
+                    environment, name, lambda: record.recorded(agent, task, turn, sample)
+                )
+                return recorded if isinstance(recorded, str) else recorded.content
+        return asdict(registered.description)
+
+    async def _task(self, registered: RegisteredEnvironment, split: Split, index: int) -> Task:
+        size = registered.description.sizes[split]
+        if size is not None and index >= size:
+            raise Refusal(416, f"Split '{split}' has {size} tasks, and none {index}.", "index")
+        environment = registered.environment
+        return await self._call(environment, "task", lambda: task_of(environment, split, index))
+
+    async def _register(self, request: Register) -> Any:
+        if not self._guarded:
+            raise Refusal(
+                403,
+                f"This server requires no token, so what it runs cannot be changed. Start it with {TOKEN} set.",
+            )
+        kind = request.settings.get("name")
+        if not request.name.isprintable() or not isinstance(kind, str):
+            raise wrong('`name` is printable, and `settings` is an environment: {"name": "arithmetic", …}.')
+        form = {"class": kind, "settings": request.settings}
+
+        async def put() -> RegisteredEnvironment:
+            return self.registry.put(request.name, environment_from(form))
+
+        try:
+            registered = await self._loop.ask(put)
+        except pydantic.ValidationError as error:
+            raise wrong(f"Invalid settings of '{kind}': {error}") from None
+        except KapelleError as error:
+            raise wrong(str(error)) from None
+        used = [session.environment for session in self.sessions]
+        for old in self.registry.replaced:
+            if old.workers is not None and not any(each is old.environment for each in used):
+                await asyncio.to_thread(old.workers.close)
+        return asdict(registered.description)
+
+    async def _reset(self, request: Reset, sessions: OpenSessions) -> Any:
+        registered, agents = self.registry.find(request.environment), _distinct(request.agents)
+        if (request.task is None) is (request.index is None):
+            raise wrong("Give either a `task` or an `index` with its `split`.")
+        if request.task is not None:
+            task = request.task.task()
+        else:
+            task = await self._task(registered, request.split, request.index or 0)
+        if self.draining:
+            raise shutting_down()
+        if request.session in sessions.open:
+            raise wrong("`session` is open already. Choose another number.", "session")
+        if len(self.sessions) >= self.limits.sessions:
+            raise busy(
+                f"{self.limits.sessions:,} sessions are open, the most there may be. Reset again later."
+            )
+        most = self.limits.call_seconds
+        patience = replace(
+            Patience(),
+            environment=min(request.call_seconds or most, most),
+            grader=min(request.grader_seconds, Patience.grader),
+        )
+        opens = open_world if registered.workers is None else registered.workers.open_world
+        session = WorkerSession(opens, registered.environment, patience, agents)
+        began = await sessions.begin(request.session, session, task, request.seed)
+        return {**began, "version": registered.description.version}
+
+    async def _in_session(self, name: str, request: SessionRequest, sessions: OpenSessions) -> Any:
+        session = sessions.open.get(request.session)
+        if name != "close" and (session is None or not session.begun):
+            message = "There is no such session: it was closed, or its `reset` has not been answered."
+            raise Refusal(404, message, "session")
+        if name == "score" and session is not None and not session.world.scorable:
+            raise wrong("This world cannot score a text before the episode is over.")
+        return await sessions.answer(request.session, {"call": name, **request.model_dump()})
+
+
+def _offering(environment: Environment, capability: type[C], what: str) -> C:
+    if not offers(environment, capability):
+        raise wrong(f"This environment has no {what}.")
+    return environment
+
+
+def _distinct(names: list[str]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise wrong("`agents` names one twice.", "agents")
+    return tuple(names)

@@ -1,20 +1,20 @@
-"""An environment of kapelle's as a server of OpenEnv's protocol, for clients of openenv-core.
+"""An environment of kapelle as a server of OpenEnv's protocol, for clients of openenv-core.
 
     with serve_openenv(Arithmetic(), ("solver",), Binding(port=8000)) as server:
         print(server.url)
 
     GenericEnvClient(base_url="http://127.0.0.1:8000"): reset(seed=3, split="test"), step({"message": "…"}), state()
 
-Each WebSocket (`/ws`) has a world of its own. Plain calls (`/reset`, `/step`, `/state`) share one. An observation shows the agent
-that is to move; where several agents play, an action may name its `agent`, and agents that move at once are heard one after
-another before the world moves.
+Each WebSocket (`/ws`) has its own episode. All plain calls (`/reset`, `/step`, `/state`) share one. An observation is that of the
+next agent to move. With several agents, an action may name its `agent`. The texts of agents that move at once are collected
+one by one before the environment moves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -35,18 +35,17 @@ from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.types import Json, Split
 
 SESSIONS = 1024
-"""WebSockets with worlds at once."""
-FULL = f"{SESSIONS} sessions are open, the most there may be."
+"""Most WebSockets at once."""
 MOST_SEED = 2**53
 
 SCHEMA: Json = {
     "action": {
         "type": "object",
         "properties": {
-            "message": {"type": "string", "description": "What the agent says."},
+            "message": {"type": "string", "description": "The agent's text."},
             "agent": {
                 "type": ["string", "null"],
-                "description": "Who says it; null for the one in the observation.",
+                "description": "The agent that moves; null for the one of the observation.",
             },
         },
         "required": ["message"],
@@ -54,10 +53,10 @@ SCHEMA: Json = {
     "observation": {
         "type": "object",
         "properties": {
-            "text": {"type": "string", "description": "What the agent that is to move sees."},
+            "text": {"type": "string", "description": "The observation of the next agent to move."},
             "agent": {"type": ["string", "null"]},
             "movers": {"type": "array", "items": {"type": "string"}},
-            "rewards": {"type": "object", "description": "What each agent has earned so far."},
+            "rewards": {"type": "object", "description": "The total reward of each agent so far."},
             "success": {"type": ["number", "null"]},
         },
     },
@@ -69,30 +68,30 @@ SCHEMA: Json = {
 
 
 class Invalid(Exception):
-    """A message that does not fit; the text says why."""
+    """An invalid message; the text says why."""
 
 
 class OneWorld:
-    """The world of one client, from one reset to the next."""
+    """The episode of one client, from one reset to the next."""
 
     def __init__(self, environment: Environment, agents: tuple[str, ...], patience: Patience) -> None:
         self._environment, self._agents, self._patience = environment, agents, patience
         self._session: WorkerSession | None = None
-        self._said: dict[str, str] = {}
-        self._earned: dict[str, float] = {}
-        self._told: dict[str, float] = {}
-        """What each agent has earned by the last answer to an action of its own."""
+        self._texts: dict[str, str] = {}
+        """Texts of this move, while other agents have yet to send theirs."""
+        self._totals: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
+        """Each agent's total at the last answer to its own action."""
         self._done = False
+        self._steps = 0
         self.state: dict[str, Json] = {"episode_id": None, "step_count": 0}
 
     async def reset(self, data: Mapping[str, Any]) -> Json:
-        """Begin an episode: the task by `index` (or `seed`) of `split`; Invalid for other values."""
+        """Begin an episode of the task at `index` (or `seed`) of `split`; raise Invalid for other values."""
         seed, split = data.get("seed"), data.get("split", "train")
         index = data.get("index", seed)
         for name, value in (("seed", seed), ("index", index)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOST_SEED
-            ):
+            if value is not None and (type(value) is not int or not 0 <= value < MOST_SEED):
                 raise Invalid(f"`{name}` is a whole number from 0.")
         if split not in ("train", "test"):
             raise Invalid("`split` is train or test.")
@@ -105,66 +104,65 @@ class OneWorld:
         session = WorkerSession(open_world, self._environment, self._patience, self._agents)
         await session.reset(task, seed or 0)
         self._session = session
-        self._said, self._done = {}, False
-        self._earned, self._told = dict.fromkeys(self._agents, 0.0), dict.fromkeys(self._agents, 0.0)
+        self._texts, self._done, self._steps = {}, False, 0
+        self._totals, self._reported = dict.fromkeys(self._agents, 0.0), dict.fromkeys(self._agents, 0.0)
         self.state = {"episode_id": data.get("episode_id") or task.id, "step_count": 0, "task": task.id}
-        return await self._shown(None)
+        return await self._observation(session, None)
 
     async def step(self, data: Mapping[str, Any]) -> Json:
-        """Say something for the agent that is to move, or the one that is named; Invalid for what does not fit."""
+        """Take the text of the next agent to move, or of a named one; raise Invalid for an invalid action."""
         session = self._session
         if session is None or self._done:
             raise Invalid("The episode is over or has not begun: reset first.")
-        message, who = data.get("message"), data.get("agent")
-        waiting = [name for name in session.world.movers() if name not in self._said]
+        message, agent = data.get("message"), data.get("agent")
+        waiting = [name for name in session.world.movers() if name not in self._texts]
         if not isinstance(message, str):
             raise Invalid("`message` is a text.")
-        if who is None:
-            who = waiting[0]
-        if who not in waiting:
+        if agent is None:
+            agent = waiting[0]
+        if agent not in waiting:
             raise Invalid(f"`agent` is one of {', '.join(waiting)}.")
-        self._said[who] = message
+        self._texts[agent] = message
         if len(waiting) == 1:
-            actions, self._said = self._said, {}
+            actions, self._texts = self._texts, {}
             answer = await session.answer({"call": "act", "actions": actions, "final": None})
-            self._earn(answer["rewards"])
-        count = self.state["step_count"]
-        assert isinstance(count, int), "it counts"
-        self.state["step_count"] = count + 1
-        return await self._shown(who)
+            self._add(answer["rewards"])
+        self._steps += 1
+        self.state["step_count"] = self._steps
+        return await self._observation(session, agent)
 
-    async def _shown(self, who: str | None) -> Json:
-        assert self._session is not None, "it was reset"
-        movers = self._session.world.movers()
+    async def _observation(self, session: WorkerSession, mover: str | None) -> Json:
+        """Return the observation after a move of `mover`, with its reward."""
+        movers = session.world.movers()
         success: float | None = None
         if not movers:
-            ended = await self._session.answer({"call": "outcome"})
-            success, self._done = ended["success"], True
-            self._earn(ended["rewards"])
-        waiting = [name for name in movers if name not in self._said]
-        reads = waiting[0] if waiting else who or self._agents[0]
+            outcome = await session.answer({"call": "outcome"})
+            success, self._done = outcome["success"], True
+            self._add(outcome["rewards"])
+        waiting = [name for name in movers if name not in self._texts]
+        reader = waiting[0] if waiting else mover or self._agents[0]
         reward = None
-        if who is not None:
-            reward = self._earned[who] - self._told[who]
-            self._told[who] = self._earned[who]
+        if mover is not None:
+            reward = self._totals[mover] - self._reported[mover]
+            self._reported[mover] = self._totals[mover]
         observation: Json = {
-            "text": self._session.world.observe(reads),
+            "text": session.world.observe(reader),
             "agent": waiting[0] if waiting else None,
             "movers": list(waiting),
-            "rewards": dict(self._earned),
+            "rewards": dict(self._totals),
             "success": success,
         }
         return {"observation": observation, "reward": reward, "done": self._done}
 
     async def close(self) -> None:
-        """Close the world, if there is one."""
+        """Close the episode, if there is one."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    def _earn(self, rewards: Mapping[str, float]) -> None:
-        for name, paid in rewards.items():
-            self._earned[name] += paid
+    def _add(self, rewards: Mapping[str, float]) -> None:
+        for name, reward in rewards.items():
+            self._totals[name] += reward
 
 
 class OpenEnvApplication(SocketApplication):
@@ -175,13 +173,13 @@ class OpenEnvApplication(SocketApplication):
         environment: Environment,
         agents: Sequence[str],
         binding: Binding,
-        worlds: LoopThread,
+        loop: LoopThread,
         patience: Patience,
     ) -> None:
-        """Let these agents play, in seat order; their worlds live on the thread `worlds`."""
+        """Serve episodes of these agents, in the order of their roles, on the thread `loop`."""
         self._new = partial(OneWorld, environment, tuple(agents), patience)
-        self._worlds = worlds
-        self._plain, self._turn = self._new(), asyncio.Lock()
+        self._loop = loop
+        self._shared, self._lock = self._new(), asyncio.Lock()
         about: Json = {
             "name": environment.name,
             "description": f"{environment.name} of kapelle, played by {', '.join(agents)}",
@@ -194,47 +192,48 @@ class OpenEnvApplication(SocketApplication):
             route("POST", "/reset", self._reset),
             route("POST", "/step", self._step),
         ]
-        super().__init__(binding, routes, "/ws", self._talk, SESSIONS, FULL)
+        full = f"{SESSIONS} sessions are open, the most there may be."
+        super().__init__(binding, routes, "/ws", self._talk, SESSIONS, full)
 
-    def _constant(self, said: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
+    def _constant(self, value: Json) -> Callable[[Call], Awaitable[JsonAnswer]]:
         async def answer(_call: Call) -> JsonAnswer:
-            return JsonAnswer(said)
+            return JsonAnswer(value)
 
         return answer
 
     async def _state(self, _call: Call) -> JsonAnswer:
-        return JsonAnswer(self._plain.state)
+        return JsonAnswer(self._shared.state)
 
     async def _reset(self, call: Call) -> JsonAnswer:
         body = call.body if isinstance(call.body, dict) else {}
-        return await self._plainly(lambda: self._plain.reset(body))
+        return await self._plain(lambda: self._shared.reset(body))
 
     async def _step(self, call: Call) -> JsonAnswer:
         action = call.body.get("action") if isinstance(call.body, dict) else None
         if not isinstance(action, dict):
             raise wrong("`action` is an object.", "action")
-        return await self._plainly(lambda: self._plain.step(action))
+        return await self._plain(lambda: self._shared.step(action))
 
-    async def _plainly(self, work: Callable[[], Any]) -> JsonAnswer:
-        async with self._turn:
+    async def _plain(self, work: Callable[[], Coroutine[Any, Any, Json]]) -> JsonAnswer:
+        async with self._lock:
             try:
-                return JsonAnswer(await self._worlds.ask(work))
+                return JsonAnswer(await self._loop.ask(work))
             except Invalid as error:
                 raise Refusal(422, str(error), None, "invalid_action") from None
             except (KapelleError, GaveUp) as error:
                 raise Refusal(500, said(error), None, "world_failed") from None
 
     async def _talk(self, socket: WebSocket) -> None:
-        own = self._new()
+        episode = self._new()
         try:
-            while (answer := await self._heard(own, await socket.receive_text())) is not None:
-                await socket.send_text(answer)
+            while (answer := await self._reply(episode, await socket.receive_text())) is not None:
+                await socket.send_text(json.dumps(answer, allow_nan=False))
             await socket.close()
         finally:
             with suppress(Exception):
-                await self._worlds.ask(own.close)
+                await self._loop.ask(episode.close)
 
-    async def _heard(self, own: OneWorld, text: str) -> str | None:
+    async def _reply(self, episode: OneWorld, text: str) -> Json | None:
         """Return the answer to a message; None for `close`."""
         try:
             message = json.loads(text)
@@ -248,38 +247,34 @@ class OpenEnvApplication(SocketApplication):
             return _error("`data` is an object.", "VALIDATION_ERROR")
         if kind == "close":
             return None
+        if kind == "state":
+            return {"type": "state", "data": episode.state}
+        move = episode.reset if kind == "reset" else episode.step
         try:
-            if kind == "state":
-                return _text({"type": "state", "data": own.state})
-            work = own.reset if kind == "reset" else own.step
-            return _text({"type": "observation", "data": await self._worlds.ask(lambda: work(data))})
+            return {"type": "observation", "data": await self._loop.ask(lambda: move(data))}
         except Invalid as error:
             return _error(str(error), "VALIDATION_ERROR")
         except (KapelleError, GaveUp) as error:
             return _error(said(error), "EXECUTION_ERROR")
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - the one boundary where what a world raises becomes an answer
-            log_failure("A world that is played over OpenEnv failed.", error)
-            return _error("The world failed; the server's log says why.", "EXECUTION_ERROR")
+        except Exception as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
+            log_failure("An environment that is served over OpenEnv failed.", error)
+            return _error("The environment failed; the server's log says why.", "EXECUTION_ERROR")
 
 
-def _text(said: Json) -> str:
-    return json.dumps(said, allow_nan=False)
-
-
-def _error(message: str, code: str) -> str:
-    return _text({"type": "error", "data": {"message": message[:1000], "code": code}})
+def _error(message: str, code: str) -> Json:
+    return {"type": "error", "data": {"message": message[:1000], "code": code}}
 
 
 @contextmanager
 def serve_openenv(
     environment: Environment, agents: Sequence[str], binding: Binding, call_seconds: float = 600.0
 ) -> Iterator[HttpServer]:
-    """Serve an environment for these agents, in seat order, while the block runs; raises what `check` raises."""
+    """Serve an environment for these agents, in the order of their roles, while the block runs; raise what `check` raises."""
     environment.check(agents)
     patience = Patience(environment=call_seconds, grader=call_seconds)
-    with LoopThread() as worlds:
-        application = OpenEnvApplication(environment, agents, binding, worlds, patience)
+    with LoopThread() as loop:
+        application = OpenEnvApplication(environment, agents, binding, loop, patience)
         with socket_server(binding, application, MOST_BYTES) as server:
             yield server

@@ -1,9 +1,9 @@
-"""The environment server: worlds offered to runs on this and other machines, over the protocol of `wire/worlds.py`.
+"""The environment server: environments offered to runs on this and other machines, over the protocol of `wire/worlds.py`.
 
     with serve_environments({"sums": Arithmetic()}, Binding(), SessionLimits()) as server:
         print(server.address)
 
-`docs/environment_server.md` says what each request does.
+`docs/environment_server.md` describes each request.
 """
 
 from __future__ import annotations
@@ -21,77 +21,78 @@ from kapelle.environment import Environment
 from kapelle.errors import EpisodeError
 from kapelle.rollout.workers.session import OpenSessions, error_form
 from kapelle.runtime.event_loop import LoopThread
-from kapelle.runtime.wire import LARGEST
-from kapelle.runtime.wire.worlds import PATH, from_text, to_text
+from kapelle.runtime.wire.worlds import LARGEST, PATH, from_text, to_text
 from kapelle.services.binding import Binding, log_failure
-from kapelle.services.environments.host import EnvironmentHost, Raised, SessionLimits, Shelf, leaving
-from kapelle.services.environments.requests import REQUESTS
-from kapelle.services.http import CONNECTIONS, Call, HttpServer, JsonAnswer, route
-from kapelle.services.refusals import Refusal, read_body, wrong
+from kapelle.services.environments.host import (
+    EnvironmentHost,
+    EnvironmentRegistry,
+    Raised,
+    SessionLimits,
+    shutting_down,
+)
+from kapelle.services.http import Call, HttpServer, JsonAnswer, route
+from kapelle.services.refusals import Refusal, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
-
-# -------- One connection: many requests under way at once, answered as they are done
-
-UNANSWERED = 8192
-"""Requests of one connection that wait for their answers; a caller with more is cut off."""
-HELD_BYTES = 16 * LARGEST
-"""Of requests under way and their answers; a connection with more is read on once some are answered."""
 
 
 class Connection:
-    """The requests of one caller, and the sessions that it has opened, which end with it."""
+    """The requests of one caller, answered as they finish, and its sessions, which are closed with it."""
 
     def __init__(self, host: EnvironmentHost, socket: WebSocket) -> None:
         """Take the caller's socket."""
         self._host, self._socket = host, socket
-        self._sessions = OpenSessions(host.beside)
+        self._sessions = OpenSessions(host.run)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held = 0
+        self._held_bytes = 0
 
     async def talk(self) -> None:
         """Answer requests until the connection ends."""
+        limits = self._host.limits
         self._host.connections.add(self._sessions)
         try:
-            while len(self._tasks) < UNANSWERED:
-                while self._held > HELD_BYTES:
+            while len(self._tasks) < limits.unanswered:
+                while self._held_bytes > limits.held_bytes:
                     await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 text = await self._socket.receive_text()
-                self._held += len(text)
+                self._held_bytes += len(text)
                 task = asyncio.create_task(self._one(text))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            await self._socket.close(1008, f"{UNANSWERED:,} requests are not answered yet")
+            await self._socket.close(1008, f"{limits.unanswered:,} requests are not answered yet")
         finally:
             self._host.connections.discard(self._sessions)
-            left, self._sessions.open = list(self._sessions.open.values()), {}
+            open_sessions, self._sessions.open = list(self._sessions.open.values()), {}
             for task in self._tasks:
                 task.cancel()
-            for session in left:
-                self._host.let_go(session)
+            for session in open_sessions:
+                self._host.close_later(session)
 
     async def _one(self, text: str) -> None:
-        self._host.under_way += 1
+        self._host.in_progress += 1
         answer = ""
         try:
-            answer = await self._text_of_answer(text)
-            self._held += len(answer)
-            with suppress(WebSocketDisconnect, RuntimeError):  # the caller is gone
+            answer = await self._answer(text)
+            self._held_bytes += len(answer)
+            with suppress(WebSocketDisconnect, RuntimeError):  # the caller has disconnected
                 await self._socket.send_text(answer)
         finally:
-            self._held -= len(text) + len(answer)
-            self._host.under_way -= 1
+            self._held_bytes -= len(text) + len(answer)
+            self._host.in_progress -= 1
 
-    async def _text_of_answer(self, text: str) -> str:
+    async def _answer(self, text: str) -> str:
         number: int | None = None
         try:
             request = _read(text)
             number = request.pop("id")
-            return to_text({"id": number, "value": await self._answer(request)}, LARGEST)
+            if self._host.ended:
+                raise shutting_down()
+            value = await self._host.answer(str(request.pop("call", None)), request, self._sessions)
+            return to_text({"id": number, "value": value}, LARGEST)
         except Refusal as refusal:
             return _refused(number, refusal)
         except Raised as raised:
             return to_text({"id": number, "error": raised.form}, LARGEST)
-        except EpisodeError as error:  # an answer that JSON cannot hold, or one that is too long
+        except EpisodeError as error:  # the answer has no form in JSON or is too long
             return to_text({"id": number, "error": error_form(error)}, LARGEST)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -101,14 +102,6 @@ class Connection:
         except Exception as error:
             log_failure("A request about an environment failed.", error)
             return _refused(number, Refusal(500, "The service failed; its log says why."))
-
-    async def _answer(self, request: dict[str, Any]) -> Any:
-        if self._host.ended:
-            raise leaving()
-        form = REQUESTS.get(str(request.pop("call", None)))
-        if form is None:
-            raise wrong(f"`call` is one of {', '.join(REQUESTS)}.", "call")
-        return await read_body(form, request).answer(self._host, self._sessions)
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -126,37 +119,37 @@ def _refused(number: int | None, refusal: Refusal) -> str:
     return to_text({"id": number, "refused": [refusal.status, refusal.message]}, LARGEST)
 
 
-# -------- The server as a whole: what it holds, a thread of worlds, and the port
+# -------- The server
 
 CLOSING_SECONDS = 5.0
-"""For worlds to close after the server has ended."""
-LOOK_SECONDS = 0.05
-"""Between two looks at whether everything has ended."""
+"""Seconds for sessions to close after the server has ended."""
+POLL_SECONDS = 0.05
+"""Seconds between two checks while draining."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentServer:
-    """An environment server that listens."""
+    """An environment server that accepts connections."""
 
     address: str
     host: EnvironmentHost
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Refuse new sessions, let open ones play for half the time, and return whether all accepted calls were answered."""
+        """Refuse new sessions, wait up to half the time for open ones, and return whether all accepted calls were answered."""
         until = time.monotonic() + seconds
-        self.host.leaving = True
+        self.host.draining = True
         _wait_until(lambda: not self.host.sessions, until - seconds / 2)
         self.host.ended = True
-        answered = _wait_until(lambda: not self.host.under_way, until)
+        answered = _wait_until(lambda: not self.host.in_progress, until)
         return self.http.drain(max(0.0, until - time.monotonic())) and answered
 
 
-def _wait_until(over: Callable[[], bool], until: float) -> bool:
-    while not over():
+def _wait_until(holds: Callable[[], bool], until: float) -> bool:
+    while not holds():
         if time.monotonic() >= until:
             return False
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return True
 
 
@@ -167,21 +160,21 @@ def serve_environments(
     limits: SessionLimits | None = None,
     processes: int = 0,
 ) -> Iterator[EnvironmentServer]:
-    """Serve environments by name while the block runs; their worlds live in `processes` processes, 0 for this one.
+    """Serve environments by name while the block runs; their episodes run in `processes` processes, 0 for this one.
 
     Raises ConfigError if the port is taken, DataError for data that cannot be read.
     """
     limits = limits or SessionLimits()
     with ExitStack() as closing:
-        shelf = Shelf(environments, processes, limits.call_seconds)
-        worlds = closing.enter_context(LoopThread())
-        host = EnvironmentHost(shelf, worlds, limits, guarded=binding.token is not None)
-        closing.callback(shelf.close)
+        registry = EnvironmentRegistry(environments, processes, limits.call_seconds)
+        loop = closing.enter_context(LoopThread())
+        host = EnvironmentHost(registry, loop, limits, guarded=binding.token is not None)
+        closing.callback(registry.close)
         closing.callback(host.close, CLOSING_SECONDS)
 
         async def health(_: Call) -> JsonAnswer:
-            if host.leaving:
-                raise leaving()
+            if host.draining:
+                raise shutting_down()
             return JsonAnswer({"status": "healthy", "sessions": len(host.sessions), "most": limits.sessions})
 
         application = SocketApplication(
@@ -189,8 +182,8 @@ def serve_environments(
             [route("GET", "/health", health)],
             PATH,
             lambda socket: Connection(host, socket).talk(),
-            CONNECTIONS,
-            f"{CONNECTIONS:,} connections are open, the most there may be.",
+            limits.connections,
+            f"{limits.connections:,} connections are open, the most there may be.",
         )
         with socket_server(binding, application, LARGEST) as http:
             yield EnvironmentServer(http.url.partition("://")[2], host, http)
