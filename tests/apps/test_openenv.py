@@ -256,39 +256,6 @@ def test_nonsense_is_refused() -> None:
             assert why in episode.error
 
 
-def test_a_server_that_keeps_its_environment_is_played_over_plain_http() -> None:
-    from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
-    kept = Echo()
-
-    async def reset(request: Any) -> JSONResponse:
-        return JSONResponse(servers.serialize_observation(kept.reset(**await request.json())))
-
-    async def step(request: Any) -> JSONResponse:
-        action = Words(**(await request.json())["action"])
-        return JSONResponse(servers.serialize_observation(kept.step(action)))
-
-    async def state(_request: Any) -> JSONResponse:
-        return JSONResponse(kept.state.model_dump())
-
-    async def schema(_request: Any) -> JSONResponse:
-        return JSONResponse({"action": Words.model_json_schema()})
-
-    routes = [Route("/reset", reset, methods=["POST"]), Route("/step", step, methods=["POST"])]
-    app = Starlette(routes=[*routes, Route("/state", state), Route("/schema", schema)])
-    with serving(app) as (url, _):
-        environment = OpenEnv(url=url, transport="http")
-        said = {"a": lines("x", "y", "z")}
-        remembering = PlayWorkflow(memory="conversation")
-        task = environment.task("train", 2)
-        episodes = asyncio.run(play(environment, remembering, ["a"], said, task, samples=2))
-        assert [(e.error, e.info["total"], e.turns[0].heard[-1].content) for e in episodes] == [
-            (None, 0.75, "seed 4")
-        ] * 2
-
-
 def test_it_conforms() -> None:
     with echoing() as (url, _):
         findings = asyncio.run(conform(OpenEnv(url=url), tasks=2))

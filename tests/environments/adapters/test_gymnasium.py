@@ -15,7 +15,7 @@ from kapelle.environments.adapters.gymnasium import Gymnasium, observation_text
 from kapelle.errors import ConfigError
 
 
-async def test_a_hand_of_blackjack_is_played_by_numbers() -> None:
+async def test_a_hand_of_blackjack_by_numbers() -> None:
     environment = Gymnasium(id="Blackjack-v1", rewards=(-1.5, 1.5))
     environment.check(["a"])
     task = environment.task("train", 0)
@@ -26,29 +26,33 @@ async def test_a_hand_of_blackjack_is_played_by_numbers() -> None:
     assert 1 <= shown <= 10
     assert first.splitlines()[1] == "Legal actions: <0 | 1>"
     assert environment.start(task, ["a"], seed=1).observe("a") == first
-    paid = await world.step({"a": "0"})
-    assert paid["a"] in {-1.0, 0.0, 1.0, 1.5}
+    rewards = await world.step({"a": "0"})
+    assert rewards["a"] in {-1.0, 0.0, 1.0, 1.5}
     assert world.movers() == ()
     assert not world.outcome().truncated
-    assert world.outcome().info["total"] == paid["a"]
+    assert world.outcome().info["total"] == rewards["a"]
     await world.close()
 
 
-async def test_a_mask_says_which_actions_are_legal_and_others_cost() -> None:
+async def test_a_mask_limits_actions_and_illegal_ones_have_a_penalty() -> None:
     environment = Gymnasium(id="Taxi-v4", rewards=(-200, 20), penalty=-3, max_steps=2)
     world = environment.start(environment.task("train", 0), ["a"], seed=0)
     legal = world.observe("a").rpartition("<")[2].removesuffix(">").split(" | ")
-    assert 1 < len(legal) < 6, "a taxi at a wall cannot go everywhere"
+    assert 1 < len(legal) < 6, "a taxi at a wall has fewer actions"
     illegal = next(str(number) for number in range(6) if str(number) not in legal)
-    assert await world.step({"a": illegal}) == {"a": -4.0}, "the penalty and the price of a step"
+    assert await world.step({"a": illegal}) == {"a": -4.0}, "the penalty and the reward of a step"
     assert await world.step({"a": "north!"}) == {"a": -4.0}
     assert world.movers() == ()
     assert world.outcome().truncated
     assert environment.reward_range == (-206.0, 20.0)
+    environment = Gymnasium(id="Taxi-v4", arguments={"max_episode_steps": 1})
+    world = environment.start(environment.task("train", 0), ["a"], seed=0)
+    await world.step({"a": "0"})
+    assert world.outcome().truncated, "by the environment's own limit"
 
 
 class Letters(Env[str, str]):
-    """Rewards the letter `a`; it reads the first letter of whatever it gets."""
+    """Rewards a text that begins with `a`."""
 
     observation_space = spaces.Text(5)
     action_space = spaces.Text(3, min_length=2)
@@ -61,39 +65,29 @@ class Letters(Env[str, str]):
         return "", float(action[0] == "a"), True, False, {}
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"), [("ab", 1.0), ("", -2.0), ("a", -2.0), ("a b", -2.0), ("abcd", -2.0)]
-)
+@pytest.mark.parametrize(("text", "reward"), [("ab", 1.0), ("a", -2.0), ("a b", -2.0), ("abcd", -2.0)])
 async def test_a_text_outside_its_space_is_replaced_by_one_inside(text: str, reward: float) -> None:
     environment = Gymnasium(id="tests.environments.adapters.test_gymnasium:Letters", penalty=-2.0)
     world = environment.start(environment.task("train", 0), ["a"], seed=0)
     assert await world.step({"a": text}) == {"a": reward}
 
 
-async def test_a_limit_of_the_environment_s_own_cuts_an_episode_short() -> None:
-    environment = Gymnasium(id="Taxi-v4", rewards=(-200, 20), arguments={"max_episode_steps": 1})
-    world = environment.start(environment.task("train", 0), ["a"], seed=0)
-    await world.step({"a": "0"})
-    assert world.movers() == ()
-    assert world.outcome().truncated
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"id": "CartPle-v1"}, "cannot be made"),
-        ({"id": "Pendulum-v1"}, "cannot be written as a number or a text"),
+        ({"id": "Pendulum-v1"}, "number or a text"),
         ({"id": "Blackjack-v1", "arguments": {"cards": 3}}, "cannot be made"),
     ],
 )
-def test_what_cannot_be_played_in_text_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_unknown_ids_and_other_action_spaces_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Gymnasium.model_validate(settings).check(["a"])
 
 
-def test_it_is_for_one_agent_and_says_when_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_agent_and_the_package_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment_class("gymnasium") is Gymnasium
-    with pytest.raises(ConfigError, match=r"team has 2 \(a, b\)"):
+    with pytest.raises(ConfigError, match="one agent"):
         Gymnasium(id="Blackjack-v1").check(["a", "b"])
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigError, match=r"pip install 'kapelle\[games\]'"):

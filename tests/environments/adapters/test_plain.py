@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 class Countdown:
-    """Pays for patience; nothing in it knows of kapelle."""
+    """Rewards the action `wait`; knows nothing of kapelle."""
 
     closed = 0
 
@@ -56,7 +57,7 @@ class Broken:
 HERE = "tests.environments.adapters.test_plain"
 
 
-async def test_a_plain_class_is_played_to_its_end() -> None:
+async def test_a_plain_class_runs_to_its_end() -> None:
     environment = Plain(path=f"{HERE}:Countdown", arguments={"start": 2})
     closed = Countdown.closed
     task = environment.task("train", 0)
@@ -72,7 +73,7 @@ async def test_a_plain_class_is_played_to_its_end() -> None:
     assert Countdown.closed == closed + 1
 
 
-async def test_a_seed_is_handed_on_and_a_limit_of_steps_cuts_off() -> None:
+async def test_reset_gets_the_seed_and_max_steps_truncates() -> None:
     environment = Plain(path=f"{HERE}:Echo", max_steps=2)
     task = environment.task("train", 0)
     [episode] = await play(environment, PlayWorkflow(), ["a"], {"a": lines("hello", "hello")}, task)
@@ -87,29 +88,27 @@ async def test_a_seed_is_handed_on_and_a_limit_of_steps_cuts_off() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("none", "returns `observation, reward`"),
+        ("none", "observation"),
         ("rich", r"outside the declared range \[0.0, 1.0\]"),
-        ("nan", "paid nan"),
-        ("words", "a text .* and a number"),
+        ("nan", "nan"),
+        ("words", "much"),
     ],
 )
-async def test_what_a_class_may_not_return_fails_the_episode_and_says_why(answer: str, message: str) -> None:
+async def test_an_invalid_result_fails_the_episode(answer: str, message: str) -> None:
     environment = Plain(path=f"{HERE}:Broken")
     [episode] = await play(
         environment, PlayWorkflow(), ["a"], {"a": lines(answer)}, environment.task("train", 0)
     )
-    assert episode.error is not None
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(episode.error)
+    assert re.search(message, episode.error or "")
 
 
-def test_what_is_no_world_for_one_is_refused() -> None:
+def test_an_invalid_class_is_rejected() -> None:
     assert environment_class("plain") is Plain
-    with pytest.raises(ConfigError, match="no method `reset`"):
+    with pytest.raises(ConfigError, match="reset"):
         Plain(path="pathlib:Path").check(["a"])
-    with pytest.raises(ConfigError, match="cannot be imported"):
+    with pytest.raises(ConfigError, match="imported"):
         Plain(path="no.such:Thing").check(["a"])
-    with pytest.raises(ConfigError, match="Unknown plain environment"):
+    with pytest.raises(ConfigError, match="Countdown"):
         Plain(path="Countdown").check(["a"])
-    with pytest.raises(ConfigError, match=r"Set `team.agents: 1`"):
+    with pytest.raises(ConfigError, match=r"team\.agents"):
         Plain(path=f"{HERE}:Echo").check(["a", "b"])

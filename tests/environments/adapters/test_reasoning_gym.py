@@ -1,4 +1,4 @@
-"""The adapter against a stand-in of the package: the same calls, with problems that anybody can check."""
+"""The adapter with a fake of the package: the same calls, with simple problems."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError
 from kapelle.rollout.conformance import conform
-from kapelle.types import Split, Task
+from kapelle.types import Split
 from kapelle.workflows.parallel import Parallel
 
 sympy: Any = importlib.import_module("sympy")
 
 
 class Doubling:
-    """What `create_dataset` returns: problems by place, each with its verifier."""
+    """A data set: problems by index, with a verifier."""
 
     def __init__(self, size: int, seed: int, largest: int = 10**6) -> None:
         self._seed, self._largest = seed, largest
@@ -45,15 +45,15 @@ class Evaluating(Doubling):
         return float(self.read(answer) == int(entry["answer"]))
 
     def read(self, answer: str | None) -> int:
-        return looked_up(answer)
+        return evaluate(answer)
 
 
-def looked_up(answer: str | None) -> int:
+def evaluate(answer: str | None) -> int:
     return int(sympy.sympify(answer))
 
 
 def parse_expr(text: str | None) -> int:
-    """A reader of one's own with a name that SymPy's has, too."""
+    """A harmless function with a name of SymPy's."""
     return int(text or 0)
 
 
@@ -91,7 +91,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reasoning_gym._load.cache_clear()
 
 
-async def test_an_answer_earns_what_the_verifier_says() -> None:
+async def test_the_reward_is_the_score_of_the_verifier() -> None:
     environment = ReasoningGym(dataset="doubling")
     task = environment.task("train", 3)
     number = int(task.question.removeprefix("Twice ").removesuffix("?"))
@@ -103,16 +103,16 @@ async def test_an_answer_earns_what_the_verifier_says() -> None:
     assert solved.success == 1.0
 
 
-async def test_an_answer_that_the_verifier_cannot_read_earns_nothing() -> None:
+async def test_an_answer_that_makes_the_verifier_raise_has_reward_0() -> None:
     environment = ReasoningGym(dataset="reading")
     task = environment.task("train", 0)
-    for said, paid in (("twelve", 0.0), (task_answer(environment, task), 1.0)):
-        [episode] = await play(environment, Parallel(), ["a"], {"a": lines(said)}, task)
-        assert (episode.error, episode.rewards) == (None, {"a": paid})
+    for text, reward in (("twelve", 0.0), (environment.script("a", task, [], 0), 1.0)):
+        [episode] = await play(environment, Parallel(), ["a"], {"a": lines(text)}, task)
+        assert (episode.error, episode.rewards) == (None, {"a": reward})
 
 
 @pytest.mark.slow
-def test_a_verifier_that_rewards_nonsense_is_named_before_training(
+def test_a_verifier_that_rewards_nonsense_is_reported_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ReasoningGym(dataset="doubling").doubts() == []
@@ -127,11 +127,7 @@ def test_a_verifier_that_rewards_nonsense_is_named_before_training(
     assert (found["gold"], found["cheating"]) == ("ok", "failed")
 
 
-def task_answer(environment: ReasoningGym, task: Task) -> str:
-    return environment.script("a", task, [], 0)
-
-
-def test_the_splits_share_no_question_and_a_task_is_always_the_same() -> None:
+def test_splits_are_disjoint_and_tasks_repeat() -> None:
     environment = ReasoningGym(dataset="doubling")
     train = [environment.task("train", index) for index in range(60)]
     test = [environment.task("test", index) for index in range(60)]
@@ -142,27 +138,27 @@ def test_the_splits_share_no_question_and_a_task_is_always_the_same() -> None:
     assert ReasoningGym(dataset="doubling", seed=1).task("test", 7) != test[7]
 
 
-def test_too_few_questions_and_unknown_kinds_are_refused() -> None:
+def test_too_few_questions_and_unknown_kinds_are_rejected() -> None:
     few = ReasoningGym(dataset="doubling", arguments={"largest": 1})
     other: Split = "train" if split_of("Twice 0?") == "test" else "test"
-    with pytest.raises(ConfigError, match="too few different questions"):
+    with pytest.raises(ConfigError, match="too few"):
         few.task(other, 0)
     with pytest.raises(ConfigError, match="Did you mean 'doubling'"):
         ReasoningGym(dataset="dubling").check(["a"])
-    with pytest.raises(ConfigError, match="makes no 'doubling'"):
+    with pytest.raises(ConfigError, match="doubling"):
         ReasoningGym(dataset="doubling", arguments={"smallest": 1}).check(["a"])
 
 
-def test_verifiers_that_run_what_they_grade_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"runs what it grades as code \(`sympify`\)"):
+def test_verifiers_that_evaluate_text_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="sympify"):
         ReasoningGym(dataset="evaluating").check(["a"])
-    with pytest.raises(ConfigError, match="would hide which verifiers"):
+    with pytest.raises(ConfigError, match="composite"):
         ReasoningGym(dataset="composite").check(["a"])
     assert evaluated_by(Reading) is None
     assert evaluated_by(Doubling) is None
 
 
-def test_it_is_found_by_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_has_a_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = ReasoningGym(dataset="doubling")
     assert environment_class("reasoning_gym") is ReasoningGym
     assert offers(environment, Answerable)

@@ -1,4 +1,4 @@
-"""The adapter against a stand-in of the package: the same calls, on a game that anybody can check."""
+"""The adapter with a fake of the package: the same calls, on a simple game."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ RAISING = {
 
 
 class Guess:
-    """Players guess a number from 0 to 9 in turn; whoever says it wins. It draws as TextArena's games do."""
+    """Players guess a number from 0 to 9 in turn; the first correct guess wins. It draws as TextArena's games do."""
 
     def reset(self, num_players: int, seed: int) -> None:
         assert num_players == 2, "Guess is for two."
         random.seed(seed)
-        self.number, self.player, self.told = random.randrange(10), 0, [["Guess 0 to 9."], ["Guess 0 to 9."]]
+        self.number, self.player, self.seen = random.randrange(10), 0, [["Guess 0 to 9."], ["Guess 0 to 9."]]
         self.winner: int | None = None
-        self.paid: float | str = 1
+        self.reward: float | str = 1
 
     def get_observation(self) -> tuple[int, str]:
-        return self.player, "\n".join(self.told[self.player])
+        return self.player, "\n".join(self.seen[self.player])
 
     def step(self, action: str) -> tuple[bool, dict[str, Any]]:
         if action.isdigit():
@@ -42,10 +42,10 @@ class Guess:
             raise RAISING[action]
         if action == "exchanged":
             self.winner = self.player
-            self.paid = "Invalid action format"
+            self.reward = "Invalid action format"
             return True, {}
-        for told in self.told:
-            told.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
+        for seen in self.seen:
+            seen.append(f"[Player {self.player}] {action}, the die shows {random.randrange(1000)}")
         if action == str(self.number):
             self.winner = self.player
         self.player = 1 - self.player
@@ -53,7 +53,7 @@ class Guess:
 
     def close(self) -> tuple[dict[int, Any], dict[int, dict[str, Any]]]:
         assert self.winner is not None
-        return {self.winner: self.paid, 1 - self.winner: -1}, {k: {"reason": "guessed"} for k in range(2)}
+        return {self.winner: self.reward, 1 - self.winner: -1}, {k: {"reason": "guessed"} for k in range(2)}
 
 
 @pytest.fixture(autouse=True)
@@ -69,23 +69,23 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textarena", module)
 
 
-async def test_players_talk_in_turn_and_the_winner_is_paid() -> None:
+async def test_players_move_in_turn_and_the_winner_gets_the_reward() -> None:
     environment = TextArena(id="Guess-v0")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=5)
-    said = 0
+    moves = 0
     while world.movers():
-        assert world.movers() == (("a", "b")[said % 2],)
+        assert world.movers() == (("a", "b")[moves % 2],)
         seen = world.observe(world.movers()[0])
-        assert len(seen.splitlines()) == said + 1, "everything that was said so far"
-        await world.step({world.movers()[0]: str(said)})
-        said += 1
-    winner, loser = (("a", "b"), ("b", "a"))[(said - 1) % 2]
+        assert len(seen.splitlines()) == moves + 1, "all moves so far"
+        await world.step({world.movers()[0]: str(moves)})
+        moves += 1
+    winner, loser = (("a", "b"), ("b", "a"))[(moves - 1) % 2]
     assert world.outcome().rewards == {winner: 1.0, loser: -1.0}
     assert world.outcome().info["reasons"] == {"a": "guessed", "b": "guessed"}
     assert not world.outcome().truncated
 
 
-async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_alone() -> None:
+async def test_games_draw_from_their_seed_and_restore_the_shared_generator() -> None:
     environment = TextArena(id="Guess-v0")
     task = environment.task("train", 0)
     random.seed(1)
@@ -101,7 +101,7 @@ async def test_games_are_drawn_from_their_seed_and_leave_the_shared_generator_al
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "index", "syntax", "assert"])
-async def test_a_move_on_which_the_game_raises_is_an_invalid_one_and_no_one_wins(text: str) -> None:
+async def test_a_move_that_makes_the_game_raise_loses(text: str) -> None:
     environment = TextArena(id="Guess-v0")
     scripts = {"a": lines("none"), "b": lines(text)}
     [episode] = await play(
@@ -112,7 +112,7 @@ async def test_a_move_on_which_the_game_raises_is_an_invalid_one_and_no_one_wins
     assert not episode.truncated
 
 
-async def test_a_reward_that_is_no_number_ends_the_game_as_an_invalid_move_does() -> None:
+async def test_a_reward_that_is_no_number_is_an_invalid_move() -> None:
     """`set_invalid_move(progress, reason)`, with its arguments exchanged, as in Countdown-v0 of 0.7.4."""
     environment = TextArena(id="Guess-v0")
     scripts = {"a": lines("none"), "b": lines("exchanged")}
@@ -122,7 +122,7 @@ async def test_a_reward_that_is_no_number_ends_the_game_as_an_invalid_move_does(
     assert (episode.error, episode.rewards) == (None, {"a": 0.0, "b": -1.0})
 
 
-async def test_a_game_that_is_not_over_pays_nobody() -> None:
+async def test_an_unfinished_game_has_no_rewards() -> None:
     environment = TextArena(id="Guess-v0", max_moves=1)
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     await world.step({"a": "none"})
@@ -131,9 +131,9 @@ async def test_a_game_that_is_not_over_pays_nobody() -> None:
     assert world.outcome().truncated
 
 
-def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_games_and_wrong_teams_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment_class("textarena") is TextArena
-    with pytest.raises(ConfigError, match=r"cannot be played by 3 agents .*Guess is for two"):
+    with pytest.raises(ConfigError, match="Guess is for two"):
         TextArena(id="Guess-v0").check(["a", "b", "c"])
     with pytest.raises(ConfigError, match="not found in registry"):
         TextArena(id="Gues-v0").check(["a", "b"])
@@ -142,7 +142,7 @@ def test_what_cannot_be_played_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         TextArena(id="Guess-v0").check(["a", "b"])
 
 
-async def test_a_move_is_read_after_thinking_and_rules_of_ones_own_stand_before_the_games() -> None:
+async def test_a_move_follows_thinking_and_own_rules_precede_those_of_the_game() -> None:
     environment = TextArena(id="Guess-v0", thinking=True, rules="Guess the number.")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=5)
     first = world.movers()[0]
@@ -150,4 +150,4 @@ async def test_a_move_is_read_after_thinking_and_rules_of_ones_own_stand_before_
     await world.step({first: "<think>0, 1 or 2?</think>17"})
     second = world.movers()[0]
     assert f"[Player {first == 'b':d}] 17, the die" in world.observe(second)
-    assert "0, 1 or 2?" not in world.observe(second), "what is thought is told to nobody"
+    assert "0, 1 or 2?" not in world.observe(second)

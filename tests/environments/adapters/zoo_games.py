@@ -1,4 +1,4 @@
-"""Two small games in PettingZoo's own classes: pick sticks in turn, and match a number at once."""
+"""Two small games in PettingZoo's own classes: taking sticks in turn, and matching a number at once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Sticks(AECEnv):  # type: ignore[misc]
 
 
 class Match(ParallelEnv):  # type: ignore[misc]
-    """Both say 0 or 1, twice; both are paid half when they say the same."""
+    """Both choose 0 or 1, twice; an equal choice rewards each with 0.5."""
 
     metadata = {"name": "match"}  # noqa: RUF012 - as the base class has it
 
@@ -76,22 +76,22 @@ class Match(ParallelEnv):  # type: ignore[misc]
         self.round = 0
         return self._seen([0, 0]), {agent: {} for agent in self.agents}
 
-    def _seen(self, said: list[int]) -> dict[str, Any]:
-        return {agent: np.array([[self.round, 2], said]) for agent in self.possible_agents}
+    def _seen(self, chosen: list[int]) -> dict[str, Any]:
+        return {agent: np.array([[self.round, 2], chosen]) for agent in self.possible_agents}
 
     def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
         self.round += 1
-        paid = 0.5 * (actions["left"] == actions["right"])
+        reward = 0.5 * (actions["left"] == actions["right"])
         over, cut = self.round == 2, self.round >= self._limit
         agents = self.agents
         self.agents = [] if over or cut else agents
         ended, stopped = dict.fromkeys(agents, over), dict.fromkeys(agents, cut)
         infos: dict[str, dict[str, Any]] = {agent: {} for agent in agents}
-        return self._seen(list(actions.values())), dict.fromkeys(agents, paid), ended, stopped, infos
+        return self._seen(list(actions.values())), dict.fromkeys(agents, reward), ended, stopped, infos
 
 
 class Words(Match):
-    """Both write a text of the space; it reads the first letter of each."""
+    """Both write a text, of which the first letter is read."""
 
     def action_space(self, agent: str) -> Any:
         return spaces.Text(3)

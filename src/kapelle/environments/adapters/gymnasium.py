@@ -1,46 +1,45 @@
-"""Gymnasium environments (2407.17032) that are played in text: actions are a text or a number."""
+"""Gymnasium environments (arXiv 2407.17032) in text: an action is a text or a number."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat
 
-from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own
+from kapelle.environments.adapters.plain import SteppingWorld, check_alone, make_own, need_package
 from kapelle.environments.base import Endless, StatedRewards
-from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
 
 
 class Gymnasium(Endless, StatedRewards):
-    """One agent in an environment by its id; discrete actions are written as numbers, texts as they are."""
+    """One agent in an environment by its id; discrete actions are written as numbers."""
 
     name: Literal["gymnasium"] = "gymnasium"
     id: str
-    """As `gymnasium.make` takes it, `module:Id-v0` included, or a class or function of yours: `mine:Env`, `./mine.py:Env`."""
+    """An id of `gymnasium.make`, such as `module:Id-v0`, or your own class or function: `mine:Env`, `./mine.py:Env`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `gymnasium.make`."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """Cost of an illegal action, which is replaced by a random legal one."""
+    """Reward of an illegal action, which a random legal one replaces."""
     max_steps: int = Field(default=100, ge=1)
-    """Steps after which an episode is cut short."""
+    """Most steps of an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, less the penalty of every step."""
+        """The range of `rewards`, minus the penalty of every step."""
         return (self.rewards[0] + self.penalty * self.max_steps, self.rewards[1])
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The environment itself; only the seeds differ."""
+        """The environment; the splits differ in their seeds."""
         return {"train": f"episodes of {self.id}, by seed", "test": f"episodes of {self.id}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for two agents, a missing package, an unknown id, or actions that cannot be written as text."""
+        """Raise ConfigError for several agents, a missing package, an unknown id, or actions without a form in text."""
         check_alone(agents, self.id)
         made = self._make()
         try:
@@ -51,43 +50,29 @@ class Gymnasium(Endless, StatedRewards):
             made.close()
 
     def _make(self) -> Any:
-        try:
-            import gymnasium
-        except ImportError as error:
-            raise AbsentPackage(
-                "The environment `gymnasium` needs the package gymnasium, which is not installed. "
-                "Install it with `pip install 'kapelle[games]'`."
-            ) from error
+        gymnasium = need_package("gymnasium", "gymnasium", "'kapelle[games]'")
         module_name, name = split_target(self.id)
         what = f"environment.id: {self.id}"
-        module = None
+        known: list[str] = []
         if name or self.id.endswith(".py"):
             module = find_module(module_name, what, name)  # it may register ids
             if name not in gymnasium.registry and name in vars(module):
                 return make_own(vars(module)[name], self.arguments, what, "action_space")
+            known = [word for word in vars(module) if not word.startswith("_")]
         try:
             with importable_here():  # an entry point may be a text, `mine:Env`
                 return gymnasium.make(name or self.id, **self.arguments)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            own = [] if module is None else [word for word in vars(module) if not word.startswith("_")]
-            hint = did_you_mean(name, own) if name else f" A class of yours is named as `{self.id}:Class`."
-            misspelt = isinstance(error, gymnasium.error.NameNotFound) and own
-            meant = misspelt or (not name and _is_here(module_name))
-            why = f"no environment is called `{name or self.id}`.{hint}" if meant else error
-            raise ConfigError(f"environment.id {self.id} cannot be made: {why}") from error
+            hint = did_you_mean(name, known) if name else " Name your own class as `module:Class`."
+            raise ConfigError(f"environment.id {self.id} cannot be made: {error}{hint}") from error
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
-        """Make the environment of one episode."""
+        """Create the environment of one episode."""
         return _GymWorld(self._make(), self.penalty, agents[0], self.max_steps, seed)
 
 
-def _is_here(module: str) -> bool:
-    """Return whether a module is a file in the folder where kapelle runs."""
-    return Path(f"{module.removesuffix('.py')}.py").is_file()
-
-
 class _GymWorld(SteppingWorld):
-    """A Gymnasium environment in text."""
+    """The state of an episode in text."""
 
     def __init__(self, made: Any, penalty: float, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._penalty = made, penalty
@@ -96,11 +81,11 @@ class _GymWorld(SteppingWorld):
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Start by the seed."""
+        """Begin by the seed."""
         return self._show(*self._made.reset(seed=seed % 2**31))
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act by the text; an illegal action is replaced by a random one and costs a penalty."""
+        """Act by the text; a random action replaces an illegal one and adds the penalty."""
         space = self._made.action_space
         action, cost = read_action(text, space, self._legal), 0.0
         if action is None:
@@ -121,9 +106,9 @@ class _GymWorld(SteppingWorld):
 
 
 def observation_text(value: Any) -> str:
-    """Return an observation as a player reads it: text as it is, arrays as nested lists, parts line by line.
+    """Return an observation as text: arrays row by row, parts line by line.
 
-    A mask of legal actions is left out; `actions_text` says it in words.
+    The mask of legal actions is omitted; `actions_text` writes it.
     """
     import numpy as np
 
@@ -149,9 +134,9 @@ def _rows(value: Any) -> str:
 
 
 def legal_numbers(space: Any, mask: Any) -> list[int] | None:
-    """Return the legal numbers of a discrete space, by its mask where there is one; None for a space of text.
+    """Return the legal numbers of a discrete space, by its mask if there is one; None for a space of text.
 
-    Raises TypeError for any other space, because its actions cannot be written as text.
+    Raises TypeError for any other space.
     """
     kind = type(space).__name__
     if kind == "Text":
@@ -165,19 +150,19 @@ def legal_numbers(space: Any, mask: Any) -> list[int] | None:
 
 
 def actions_text(legal: Sequence[int] | None) -> str:
-    """Return the legal actions in words, empty where any text will do."""
+    """Return the line about legal actions; empty for a space of text."""
     return "" if legal is None else f"Legal actions: <{' | '.join(map(str, legal))}>"
 
 
 def read_action(text: str, space: Any, legal: Sequence[int] | None) -> int | str | None:
-    """Return the legal action that a text is, None for anything else; `legal` is None in a space of text."""
+    """Return the legal action of a text, or None; `legal` is None in a space of text."""
     if legal is None:
         return text if space.contains(text) else None
     return next((number for number in legal if text.strip() == str(number)), None)
 
 
 def random_action(space: Any, legal: Sequence[int] | None, draw: random.Random) -> int | str:
-    """Return a legal action, in a space of text one of the shortest."""
+    """Return a random legal action; in a space of text one of the shortest."""
     if legal is not None:
         return draw.choice(legal)
     return "".join(draw.choices(space.character_list, k=space.min_length))

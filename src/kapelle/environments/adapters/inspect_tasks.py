@@ -1,10 +1,10 @@
-"""Tasks of inspect_ai: their samples are the questions, their scorers pay.
+"""Tasks of inspect_ai: their samples are the questions, their scorers give the reward.
 
     environment: {name: inspect, path: "my_tasks.py:capitals", args: {level: hard}}
 
-The task's solver runs with the team as its model: what it writes around a sample (a system message, a prompt template,
-lettered choices) is the question, and what it reads in the answer (the letter that was chosen) reaches the scorer. A
-solver that asks its model more than once, or uses tools, is refused when that shows.
+The task's solver runs with the team as its model. The question is the solver's prompt: the sample with its system message,
+template or lettered choices. The scorer gets what the solver reads from the answer. A solver that calls its model more than once,
+or uses tools, fails the episode.
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ from typing import Any, Literal, NoReturn
 from pydantic import Field
 
 from kapelle.environment import Alive, Reads
+from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import Answers, Questions, split_of
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import AbsentPackage, ConfigError, DataError, EpisodeError, KapelleError
+from kapelle.errors import ConfigError, DataError, EpisodeError, KapelleError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_object
 from kapelle.types import Json, Message, Split, Task
 
 
 class Inspect(WithTeacher, Questions, Alive, Reads):
-    """A task of inspect_ai as questions; a scorer's value between 0 and 1 is the reward (C is 1, P a half, I and N nothing)."""
+    """A task of inspect_ai as questions; the reward is a scorer's value from 0 to 1 (C is 1, P is 0.5, I and N are 0)."""
 
     name: Literal["inspect"] = "inspect"
     path: str = Field(min_length=1)
-    """The function that makes the task: `module:function` or `path/file.py:function`."""
+    """The function that returns the task: `module:function` or `path/file.py:function`."""
     args: Mapping[str, Json] = Field(default={})
     """Keyword arguments of the function."""
     scorer: int = Field(default=0, ge=0)
-    """Which of the task's scorers pays, from 0."""
+    """Index of the scorer that gives the reward."""
     value: str | None = None
-    """Which value pays, of a scorer that gives several by name."""
+    """Name of the value that is the reward, for a scorer with several values."""
 
     @property
     def answers(self) -> Answers:
-        """Whatever the task's scorer reads."""
+        """The answers of the task's scorer."""
         return Answers(self._grade, lambda text: text.strip() or None)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """A task has one data set; a hash of the input decides."""
+        """The task's data set, split by a hash of the input."""
         own = f"samples of inspect's {self.path}, by a hash of the input"
         return {"train": f"{own}, 4 of 5", "test": f"{own}, the other ones"}
 
     @property
     def alive(self) -> Sequence[str]:
-        """Its scorer may ask a model."""
+        """Its scorer may call a model."""
         return (f"the scorer of inspect's `{self.path}`",)
 
     def contents(self) -> Mapping[str, str]:
@@ -64,20 +65,20 @@ class Inspect(WithTeacher, Questions, Alive, Reads):
         return {f"samples of inspect's {self.path}": self._loaded.content}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, a function that makes no task, and a scorer that there is not."""
-        there = len(self._loaded.task.scorer or ())
-        if self.scorer >= there:
+        """Raise ConfigError for a missing package, an invalid task or an unknown scorer."""
+        scorers = len(self._loaded.task.scorer or ())
+        if self.scorer >= scorers:
             raise ConfigError(
-                f"inspect's {self.path} has {there} scorers, and `environment.scorer` is {self.scorer}. Count from 0."
+                f"inspect's {self.path} has {scorers} scorers, and `environment.scorer` is {self.scorer}. Count from 0."
             )
         self.check_teacher()
 
     def size(self, split: Split) -> int | None:
-        """Return how many samples a split has."""
+        """Return the number of samples of a split."""
         return len(self._loaded.samples[split])
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the sample at an index, as the task's solver shows it to its model."""
+        """Return the sample at an index, as the solver's prompt."""
         sample = self._sample(split, index)
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(sample.target, str):
@@ -85,10 +86,10 @@ class Inspect(WithTeacher, Questions, Alive, Reads):
         return Task(f"{split}-{index}", _question(self._loaded, sample), data)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the `teacher` answers; without one the target, of lettered choices as inspect's own solver reads it, `ANSWER: B`."""
+        """Return the `teacher`'s text; without one the target, or `ANSWER: B` for lettered choices."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
-        sample = self._sample("train" if task.data["split"] == "train" else "test", int(task.data["index"]))
+        sample = self._sample(task.data["split"], task.data["index"])
         target = sample.target if isinstance(sample.target, str) else sample.target[0]
         return f"ANSWER: {target}" if sample.choices else target
 
@@ -106,7 +107,7 @@ class Inspect(WithTeacher, Questions, Alive, Reads):
         from inspect_ai.scorer import Target, value_to_float
 
         loaded = self._loaded
-        sample = self._sample("train" if task.data["split"] == "train" else "test", int(task.data["index"]))
+        sample = self._sample(task.data["split"], task.data["index"])
         try:
             state = await _solved(loaded, sample, text)
             target = Target(sample.target if isinstance(sample.target, str) else list(sample.target))
@@ -121,7 +122,7 @@ class Inspect(WithTeacher, Questions, Alive, Reads):
         if isinstance(value, Mapping):
             if self.value not in value:
                 raise EpisodeError(
-                    f"The scorer of inspect's {self.path} gives {', '.join(map(str, value))}. Say in `environment.value` which pays."
+                    f"The scorer of inspect's {self.path} gives {', '.join(map(str, value))}. Name one in `environment.value`."
                 )
             value = value[self.value]
         number = float(value_to_float()(value))
@@ -136,7 +137,7 @@ class Inspect(WithTeacher, Questions, Alive, Reads):
 
 @dataclass(frozen=True)
 class InspectSamples:
-    """A task with its samples, loaded once in a process."""
+    """A task with its samples, loaded once per process."""
 
     task: Any
     samples: Mapping[Split, Sequence[Any]]
@@ -145,13 +146,7 @@ class InspectSamples:
 
 @lru_cache(maxsize=16)
 def _load(path: str, args: str) -> InspectSamples:
-    try:
-        from inspect_ai import Task as InspectTask
-    except ImportError as error:
-        raise AbsentPackage(
-            "The environment `inspect` needs the package inspect-ai, which is not installed. Install it with "
-            "`pip install 'kapelle[inspect]'`, into an environment of its own where other packages disagree."
-        ) from error
+    task_class = need_package("inspect", "inspect_ai", "'kapelle[inspect]'").Task
     make = find_object(path, "task of inspect", "environment.path")
     try:
         made = make(**json.loads(args))
@@ -159,7 +154,7 @@ def _load(path: str, args: str) -> InspectSamples:
         raise ConfigError(
             f"inspect's {path} cannot be made with `environment.args: {args}`: {reason(error)}"
         ) from error
-    if not isinstance(made, InspectTask):
+    if not isinstance(made, task_class):
         raise ConfigError(f"environment.path: {path} returns {made!r:.60}, which is no task of inspect_ai.")
     samples: dict[Split, list[Any]] = {"train": [], "test": []}
     digest = hashlib.blake2b(digest_size=16)
@@ -174,11 +169,11 @@ def _texts(messages: Any) -> list[str]:
     return [messages] if isinstance(messages, str) else [f"{each.role}: {each.text}" for each in messages]
 
 
-class _Asked(Exception):
-    """The solver asks its model; what it shows it."""
+class _Prompt(Exception):
+    """Raised by the model of `_question`; holds the prompt."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
-        super().__init__("asked")
+        super().__init__("prompt")
         self.messages = messages
 
 
@@ -203,40 +198,40 @@ def _state(sample: Any) -> Any:
 
 
 def _question(loaded: InspectSamples, sample: Any) -> str:
-    """Return what the solver shows its model, as one text."""
+    """Return the solver's prompt as one text."""
 
     async def generate(state: Any, *given: Any, **named: Any) -> NoReturn:
-        raise _Asked(state.messages)
+        raise _Prompt(state.messages)
 
     work = loaded.task.solver(_state(sample), generate)
     try:
-        # Nothing that it may wait for comes before it asks: its steps are taken by hand, outside an event loop.
+        # Outside an event loop: a supported solver awaits nothing before it calls its model.
         work.send(None)
-    except _Asked as asked:
-        return "\n\n".join(each.text for each in asked.messages)
+    except _Prompt as prompt:
+        return "\n\n".join(each.text for each in prompt.messages)
     except StopIteration:
         raise ConfigError(
-            "The solver of an inspect task asks no model. Take a task whose solver generates."
+            "The solver of an inspect task calls no model. Take a task whose solver generates."
         ) from None
     finally:
         work.close()
     raise ConfigError(
-        "The solver of an inspect task waits for something before it asks a model; that is not supported."
+        "The solver of an inspect task waits for something before it calls a model, which is not supported."
     )
 
 
 async def _solved(loaded: InspectSamples, sample: Any, text: str) -> Any:
-    """Return the state of a sample after the solver, with a text as its model's answer."""
+    """Return the state of a sample after the solver, with a text as the model's answer."""
     from inspect_ai.model import ModelOutput
 
-    asked = 0
+    calls = 0
 
     async def generate(state: Any, *given: Any, **named: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked > 1 or state.tools:
+        nonlocal calls
+        calls += 1
+        if calls > 1 or state.tools:
             raise EpisodeError(
-                "The solver of an inspect task asks its model more than once, or with tools. Give the task a solver that asks once."
+                "The solver of an inspect task calls its model more than once, or with tools. Give the task a solver with one call."
             )
         state.output = ModelOutput.from_content("kapelle/team", text)
         state.messages.append(state.output.message)

@@ -2,9 +2,7 @@
 
     environment: {name: openenv, url: "http://127.0.0.1:8000"}
 
-Each episode has its own session over a WebSocket, as in the package's client. `transport: http` is for servers that keep one
-environment between plain HTTP calls; they run one episode at a time. (A server of the package creates a new environment for
-each plain call.)
+Each episode has its own session over a WebSocket, as in the package's client.
 
 The server is another program. Its answers are limited in bytes and seconds, and rewards must be finite. A server that is
 unreachable or gives an invalid answer fails the episode.
@@ -19,7 +17,6 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
@@ -35,10 +32,10 @@ from kapelle.environment import (
     Resets,
     Scripted,
 )
+from kapelle.environments.adapters.plain import need_package, one_text
 from kapelle.environments.base import BaseWorld, Endless, StatedRewards
-from kapelle.environments.questions import need_seats
 from kapelle.environments.taught import WithTeacher
-from kapelle.errors import AbsentPackage, EpisodeError, did_you_mean
+from kapelle.errors import EpisodeError, did_you_mean
 from kapelle.runtime.batch_barrier import current_participant
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.deadlines import pause_all_deadlines
@@ -72,8 +69,6 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
     """Most characters of an observation that an agent reads."""
     sessions: Annotated[int, FREE] = Field(default=1, ge=1)
     """Episodes that the server runs at once; further ones wait. The default of openenv-core's servers is one."""
-    transport: Literal["websocket", "http"] = "websocket"
-    """`http` for a server that keeps one environment between plain calls."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
     """Seconds for the server to answer a message."""
     token_env: Annotated[str, FREE] = "OPENENV_TOKEN"  # noqa: S105 - the name of a variable
@@ -106,11 +101,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError for a missing package, or a token that would be sent unencrypted."""
-        if self.transport == "websocket" and find_spec("websockets") is None:
-            raise AbsentPackage(
-                "The environment `openenv` needs the package websockets, which is not installed. Install it with "
-                "`pip install 'kapelle[openenv]'`, or set `environment.transport: http`."
-            )
+        need_package("openenv", "websockets", "'kapelle[openenv]'")
         self.check_teacher()
         bearer(self.token_env, self.url)
 
@@ -127,23 +118,20 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
         """The header with the token, if there is one."""
         return bearer(self.token_env, self.url)
 
-    async def fetch(self, method: str, path: str, body: Json = None) -> Any:
-        """Return the JSON answer to a plain call; raise RefusedAction for an invalid action, EpisodeError for other failures."""
+    async def schema(self) -> Any:
+        """Return the server's schemas; raise EpisodeError for a failure."""
         import httpx
 
         try:
             answer = await exchange(
-                method, f"{self.url.rstrip('/')}{path}", body, self.headers, self.attempt_s
+                "GET", f"{self.url.rstrip('/')}/schema", None, self.headers, self.attempt_s
             )
         except httpx.HTTPError as error:
             raise EpisodeError(
-                f"The OpenEnv server at {self.url} is unreachable ({path}): {str(error) or type(error).__name__}"
+                f"The OpenEnv server at {self.url} is unreachable: {str(error) or type(error).__name__}"
             ) from None
         if answer.status != 200:
-            shown = answer.body[:500].decode("utf-8", "replace")
-            if answer.status == 422 and path == "/step":
-                raise RefusedAction(shown)
-            raise EpisodeError(f"The OpenEnv server answers {path} with status {answer.status}: {shown}")
+            raise EpisodeError(f"The OpenEnv server answers /schema with status {answer.status}.")
         return read_json(answer.body)
 
 
@@ -228,15 +216,15 @@ def to_action(text: str, form: ActionForm) -> Json | None:
     return value if form.field is None else {form.field: value}
 
 
-# -------- Sessions: one environment of the server, for one episode
+# -------- Sessions
 
 
 class RefusedAction(Exception):
     """The server rejected an action; the agent reads the text."""
 
 
-class SocketSession:
-    """A session over a WebSocket."""
+class Session:
+    """One environment of the server, for one episode."""
 
     def __init__(self, settings: OpenEnv) -> None:
         self._settings = settings
@@ -302,28 +290,6 @@ class SocketSession:
                 await self._socket.close()
 
 
-class PlainSession:
-    """The only environment of a server that keeps it between plain calls."""
-
-    def __init__(self, settings: OpenEnv) -> None:
-        self._settings = settings
-
-    async def open(self) -> None:
-        """Do nothing: each call has its own connection."""
-
-    async def request(self, kind: str, data: Json = None) -> Any:
-        """See `SocketSession`."""
-        method = "GET" if kind == "state" else "POST"
-        body = {"action": data} if kind == "step" else data
-        answer = await self._settings.fetch(method, f"/{kind}", body)
-        if not isinstance(answer, Mapping):
-            raise EpisodeError(f"The OpenEnv server answers `{kind}` with {answer!r:.80}.")
-        return answer
-
-    async def close(self) -> None:
-        """Do nothing."""
-
-
 _free_sessions: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]
 ] = weakref.WeakKeyDictionary()
@@ -336,9 +302,7 @@ class OpenEnvWorld(BaseWorld, Resets):
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
         self._settings = settings
-        self._session = (
-            SocketSession(settings) if settings.transport == "websocket" else PlainSession(settings)
-        )
+        self._session = Session(settings)
         self._free: asyncio.Semaphore | None = None
         self._form = ActionForm(None, "object", "")
         self._observation = ""
@@ -358,9 +322,8 @@ class OpenEnvWorld(BaseWorld, Resets):
 
     async def _begin(self) -> None:
         settings = self._settings
-        most = settings.sessions if settings.transport == "websocket" else 1
         free = _free_sessions.setdefault(asyncio.get_running_loop(), {})
-        semaphore = free.setdefault((settings.url, most), asyncio.Semaphore(most))
+        semaphore = free.setdefault((settings.url, settings.sessions), asyncio.Semaphore(settings.sessions))
         participant = current_participant()
         if semaphore.locked() and participant is not None:
             participant.give_up()  # an episode that waits for others must not hold back their batch
@@ -371,7 +334,7 @@ class OpenEnvWorld(BaseWorld, Resets):
             resume_deadlines()
         self._free = semaphore
         await self._session.open()
-        schema = await settings.fetch("GET", "/schema")
+        schema = await settings.schema()
         self._form = action_form(
             schema.get("action") if isinstance(schema, Mapping) else None, settings.action
         )
@@ -421,14 +384,9 @@ class OpenEnvWorld(BaseWorld, Resets):
         """Act by `final` or the only text, and return the reward. An invalid action costs a step, and the agent reads why."""
         if not self.movers():
             raise EpisodeError("The episode is over.")
-        need_seats(actions, self.agents)
-        if len(actions) != 1 and final is None:
-            raise EpisodeError(
-                f"Only one agent moves at a time here, and {len(actions)} have sent a text. Let a workflow name the final text."
-            )
-        self._mover = [*actions][-1]
+        self._mover, text = one_text(actions, self.agents, final)
         self._steps += 1
-        action = to_action(actions[self._mover] if final is None else final, self._form)
+        action = to_action(text, self._form)
         try:
             if action is None:
                 raise RefusedAction(f"this is no action. {self._form.hint}")

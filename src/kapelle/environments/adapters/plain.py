@@ -1,4 +1,4 @@
-"""A class of your own as an environment: `reset()` and `step(action) -> observation, reward`.
+"""Your own class as an environment: `reset()` and `step(action) -> observation, reward`.
 
     class Countdown:
         def reset(self):
@@ -9,12 +9,13 @@
             self.left -= 1
             return (f"{self.left} left" if self.left else None), float(action == "wait")
 
-It ends when the observation is None, when a third value says so, or after `max_steps`. A `reset` that takes an
-argument `seed` is given the episode's.
+The episode ends when the observation is None, when `step` returns a true third value, or after `max_steps`. A `reset` with an
+argument `seed` gets the episode's seed.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -25,30 +26,31 @@ from pydantic import Field
 
 from kapelle.environment import Outcome
 from kapelle.environments.base import Endless, StatedRewards, need_movers
-from kapelle.errors import ConfigError, EpisodeError
+from kapelle.environments.questions import need_seats
+from kapelle.errors import AbsentPackage, ConfigError, EpisodeError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Split, Task
 
 
 class Plain(Endless, StatedRewards):
-    """One agent in a class written independently of kapelle."""
+    """One agent in an environment class that knows nothing of kapelle."""
 
     name: Literal["plain"] = "plain"
     path: str
     """`module:Class` or `path/file.py:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of the class, which is constructed once for each episode."""
+    """Keyword arguments of the class; each episode constructs one object."""
     max_steps: int = Field(default=20, ge=1)
-    """Steps after which an episode is cut short."""
+    """Most steps of an episode."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The class itself; only the seeds differ."""
+        """The class; the splits differ in their seeds."""
         return {"train": f"episodes of {self.path}, by seed", "test": f"episodes of {self.path}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is one agent, and a class with `reset` and `step`."""
+        """Raise ConfigError unless there is one agent and a class with `reset` and `step`."""
         check_alone(agents, self.path)
         found = find_class("plain environment", self.path, {})
         missing = [
@@ -60,7 +62,7 @@ class Plain(Endless, StatedRewards):
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingWorld:
-        """Make the object of one episode."""
+        """Construct the object of one episode."""
         made = make_own(
             find_class("plain environment", self.path, {}), self.arguments, f"environment.path: {self.path}"
         )
@@ -68,9 +70,9 @@ class Plain(Endless, StatedRewards):
 
 
 class SteppingWorld(ABC):
-    """Lets one agent act in a world that somebody else wrote, until it is over or `max_steps` are taken.
+    """The state of one agent's episode in a foreign environment; each step has its reward.
 
-    Each reward is paid at once. A subclass says how the world begins, and what an action does.
+    A subclass defines how the episode begins and what an action does.
     """
 
     def __init__(self, agent: str, max_steps: int, seed: int) -> None:
@@ -82,22 +84,22 @@ class SteppingWorld(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> str:
-        """Start and return the first observation."""
+        """Begin and return the first observation."""
 
     @abstractmethod
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act; return the next observation, the reward, whether it is over, and whether a limit of its own cut it short."""
+        """Act; return the observation, the reward, whether the episode is over, and whether the environment truncated it."""
 
     def observe(self, agent: str) -> str:
-        """Return the newest observation."""
+        """Return the last observation."""
         return self._seen
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent until the world is over or all steps are used."""
+        """Return the agent until the episode is over or out of steps."""
         return () if self._over or self._cut or self._left == 0 else (self._agent,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Act and return what it paid; EpisodeError when it is over or somebody else acts."""
+        """Act and return the reward; raise EpisodeError if the episode is over or another agent acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         self._seen, reward, self._over, self._cut = self.act(actions[self._agent])
@@ -105,23 +107,23 @@ class SteppingWorld(ABC):
         return {self._agent: reward}
 
     def outcome(self) -> Outcome:
-        """Return an outcome without further pay; `truncated` where a limit of steps ended it, ours or its own."""
+        """Return the outcome; `truncated` if a limit of steps ended it."""
         return Outcome({self._agent: 0.0}, None, {"total": self._total}, truncated=not self._over)
 
     @abstractmethod
     async def close(self) -> None:
-        """Free what the world holds."""
+        """Release the environment's resources."""
 
 
 class _PlainWorld(SteppingWorld):
-    """An object with `reset` and `step`, its answers checked."""
+    """The state of an object with `reset` and `step`, whose results are checked."""
 
     def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._path = made, path
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Start; a `reset` that takes a seed gets it."""
+        """Begin; pass the seed to a `reset` that takes one."""
         takes_seed = "seed" in inspect.signature(self._made.reset).parameters
         seen = self._made.reset(seed=seed) if takes_seed else self._made.reset()
         if not isinstance(seen, str):
@@ -131,30 +133,26 @@ class _PlainWorld(SteppingWorld):
         return seen
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Act; EpisodeError unless the answer is `observation, reward` or `observation, reward, over`."""
-        said = self._made.step(text)
-        if not isinstance(said, tuple) or len(said) not in {2, 3}:
-            raise EpisodeError(
-                f"`step` of {self._path} returned {said!r:.80}. It returns `observation, reward`, and as a third value "
-                "whether it is over if it likes."
-            )
-        seen, reward = said[0], said[1]
-        if not (seen is None or isinstance(seen, str)) or not isinstance(reward, int | float):
-            raise EpisodeError(
-                f"`step` of {self._path} returned {said!r:.80}: a text (or None) and a number go there."
-            )
-        if not math.isfinite(reward):
-            raise EpisodeError(f"`step` of {self._path} paid {reward}.")
-        return seen or "", float(reward), seen is None or (len(said) == 3 and bool(said[2])), False
+        """Act; raise EpisodeError for an invalid result."""
+        result = self._made.step(text)
+        match result:
+            case (str() | None as seen, int() | float() as reward, *rest) if (
+                isinstance(result, tuple) and len(rest) <= 1 and math.isfinite(reward)
+            ):
+                return seen or "", float(reward), seen is None or any(rest), False
+        raise EpisodeError(
+            f"`step` of {self._path} returned {result!r:.80}. Return `observation, reward`: a text (or None) and a finite number, "
+            "and optionally whether the episode is over."
+        )
 
     async def close(self) -> None:
-        """Call the object's own `close` where it has one."""
+        """Call the object's `close` if it has one."""
         if callable(inspect.getattr_static(self._made, "close", None)):
             self._made.close()
 
 
 def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "reset") -> Any:
-    """Return what a class or function of the user's makes; ConfigError, which begins with `what`, where it raises or lacks `part`."""
+    """Return what a user's class or function makes; raise ConfigError, beginning with `what`, if it fails or lacks `part`."""
     try:
         made = make(**arguments)
     except Exception as error:
@@ -166,9 +164,31 @@ def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "r
     return made
 
 
+def need_package(environment: str, module: str, install: str) -> Any:
+    """Import the module of a foreign package; raise AbsentPackage if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise AbsentPackage(
+            f"The environment `{environment}` needs the package {module.partition('.')[0]}, which is not installed. Install it with "
+            f"`pip install {install}`."
+        ) from error
+
+
 def check_alone(agents: Sequence[str], what: str) -> None:
     """Raise ConfigError unless there is one agent."""
     if len(agents) != 1:
         raise ConfigError(
             f"{what} is for one agent, and the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
         )
+
+
+def one_text(actions: Mapping[str, str], agents: Sequence[str], final: str | None) -> tuple[str, str]:
+    """Return the agent that moves in a conversation, and its text: `final`, or the only one. Raises EpisodeError otherwise."""
+    need_seats(actions, agents)
+    if len(actions) != 1 and final is None:
+        raise EpisodeError(
+            f"Only one agent moves at a time here, and {len(actions)} have sent a text. Let a workflow name the final text."
+        )
+    mover = [*actions][-1]
+    return mover, actions[mover] if final is None else final

@@ -1,4 +1,4 @@
-"""Reasoning Gym (2505.24760): a hundred kinds of procedural problems, each with its own verifier."""
+"""Reasoning Gym (arXiv 2505.24760): a hundred kinds of generated problems, each with a verifier."""
 
 from __future__ import annotations
 
@@ -14,53 +14,52 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Doubting
+from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.text.extraction import ExtractionRule, extract
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.questions import TEST_SHARE, Answers, Questions, split_of
-from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
+from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
-"""Problems that are drawn for a task until one belongs to its split."""
+"""Most problems drawn for a task until one belongs to its split."""
 SIZE = 2**22
-"""Problems of a data set as it is made. Most kinds ignore it; `gsm_symbolic` and `list_functions` make a list of that length."""
-
-
+"""The size of a data set. Most kinds ignore it; `gsm_symbolic` and `list_functions` build a list of that length."""
 NONSENSE = ("", "x", "nan")
-"""Texts that answer no question."""
+"""Texts that are never a correct answer."""
 
 
 class ReasoningGym(Questions, Doubting):
-    """Problems of one kind; an answer earns the score of the kind's verifier, 0 to 1."""
+    """Problems of one kind; the reward is the verifier's score, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = "leg_counting"
-    """Name of the data set, as Reasoning Gym has it."""
+    """Reasoning Gym's name of the data set."""
     arguments: Mapping[str, Json] = Field(default={})
     """Settings of the kind, such as its difficulty."""
     seed: int = Field(default=0, ge=0)
     """Another seed gives other problems."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules by which the answer is extracted from a text."""
 
     @property
     def answers(self) -> Answers:
-        """Whatever the kind's verifier reads."""
+        """The answers of the kind's verifier."""
         return Answers(self._grade, lambda text: extract(text, self.extraction).text)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """A hash of the question decides its split, so the splits are disjoint."""
+        """The generator; a hash of the question decides its split."""
         kind = f"generated problems of reasoning_gym's {self.dataset}"
         return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other ones"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown kind or unknown settings of the kind."""
+        """Raise ConfigError for a missing package, an unknown kind or unknown settings."""
         self._problems()
 
     def doubts(self) -> Sequence[str]:
-        """Return a sentence for each nonsense that the verifier gives the full reward, which training would find."""
+        """Return a message for each nonsense text with the full reward, which training would exploit."""
         tasks = [self.task("train", index) for index in range(4)]
         return [
             f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Take another data set."
@@ -75,7 +74,7 @@ class ReasoningGym(Questions, Doubting):
         return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the problem at an index; ConfigError for a kind that has too few different questions."""
+        """Return the problem at an index; raise ConfigError if the kind has too few different questions."""
         problems = self._problems()
         with suppress(IndexError):  # some kinds hold no more problems than `size`
             for place in range(index * DRAWS, (index + 1) * DRAWS):
@@ -97,25 +96,24 @@ class ReasoningGym(Questions, Doubting):
         problems = self._problems()
         try:
             score = float(problems.score_answer(answer, problems[task.data["place"]]))
-        except Exception as error:  # noqa: BLE001 - some verifiers raise on texts that are no answer
+        except Exception as error:  # noqa: BLE001 - some verifiers raise on unexpected texts
             return Grade(0.0, answer, f"The verifier cannot read the answer: {reason(error)}.", "no_answer")
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the problem's own answer; empty if it has none."""
+        """Return the problem's answer; empty if it has none."""
         answer = self._problems()[task.data["place"]].get("answer")
         return "" if answer is None else str(answer)
 
 
 EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Functions that execute the text they are given; SymPy's readers are among them."""
+"""Functions that execute a text, SymPy's parsers included."""
 
 
 def evaluated_by(kind: type) -> str | None:
-    """Return the function by which a kind's class executes text when it grades; None if it executes none.
+    """Return the name of the function by which a kind's verifier executes text; None if it executes none.
 
-    The search covers its own source, its methods, and the functions of its package that it calls by name; a function
-    of the package that happens to have such a name does not count.
+    The search follows its methods and the functions of its package. A function of the package with such a name is harmless.
     """
     package = kind.__module__.partition(".")[0]
     names = vars(inspect.getmodule(kind))
@@ -129,16 +127,14 @@ def evaluated_by(kind: type) -> str | None:
     while waiting:
         tree = ast.parse(textwrap.dedent(inspect.getsource(waiting.pop())))
         for call in (node.func for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            name = (
-                call.id
-                if isinstance(call, ast.Name)
-                else call.attr
-                if isinstance(call, ast.Attribute)
-                else ""
-            )
-            if name in EVALUATORS and not (name in own and isinstance(call, ast.Name)):
+            match call:
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    plain = isinstance(call, ast.Name)
+                case _:
+                    continue
+            if name in EVALUATORS and not (name in own and plain):
                 return name
-            followed = own.get(name) if isinstance(call, ast.Name) else kind.__dict__.get(name)
+            followed = own.get(name) if plain else kind.__dict__.get(name)
             if inspect.isfunction(followed) and name not in seen:
                 seen.add(name)
                 waiting.append(followed)
@@ -147,28 +143,23 @@ def evaluated_by(kind: type) -> str | None:
 
 @cache
 def _load(dataset: str, arguments: str, seed: int) -> Any:
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise AbsentPackage(
-            "The environment `reasoning_gym` needs the package reasoning-gym, which is not installed. "
-            "Install it with `pip install reasoning-gym`."
-        ) from error
+    reasoning_gym = need_package("reasoning_gym", "reasoning_gym", "reasoning-gym")
+    from reasoning_gym.factory import DATASETS
+
     if dataset not in DATASETS:
         raise ConfigError(
             f"environment.dataset names the unknown kind '{dataset}'.{did_you_mean(dataset, DATASETS)}"
         )
     if dataset == "composite":
         raise ConfigError(
-            "environment.dataset: composite would hide which verifiers grade. Name one kind, or several environments "
-            "of `reasoning_gym` under the environment `mixture`."
+            "environment.dataset: composite would hide which verifiers grade. Name one kind, or several `reasoning_gym` environments in the "
+            "environment `mixture`."
         )
-    registered = DATASETS[dataset]  # the class, in some versions with that of its settings
+    registered = DATASETS[dataset]  # the class, or in some versions a tuple with the class of its settings
     if danger := evaluated_by(registered[0] if isinstance(registered, tuple) else registered):
         raise ConfigError(
-            f"The verifier of reasoning_gym's '{dataset}' runs what it grades as code (`{danger}`), and an agent may "
-            "write anything. Take another kind, or the environments `math` and `code`, whose graders do not."
+            f"The verifier of reasoning_gym's '{dataset}' runs an agent's text as code (`{danger}`). Take another kind, or the environments "
+            "`math` and `code`."
         )
     try:
         return reasoning_gym.create_dataset(dataset, **{"size": SIZE, "seed": seed, **json.loads(arguments)})

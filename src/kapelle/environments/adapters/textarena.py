@@ -1,4 +1,4 @@
-"""TextArena games (2504.11442): two or more players who talk in turn."""
+"""TextArena games (arXiv 2504.11442): players move in turn, in text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kapelle.environment import Outcome
-from kapelle.environments.adapters.plain import make_own
+from kapelle.environments.adapters.plain import make_own, need_package
 from kapelle.environments.base import BaseWorld, GameSettings, need_movers
-from kapelle.errors import AbsentPackage, ConfigError
+from kapelle.errors import ConfigError
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import find_module, importable_here, split_target
 from kapelle.types import Json, Split, Task
@@ -20,48 +20,42 @@ from kapelle.types import Json, Split, Task
 class TextArena(GameSettings):
     """A game by its id; agents are its players in order and write moves as the game explains them.
 
-    An observation is everything that the game has shown the player so far, the game's own rules first; the workflow `play` needs no
-    memory of its own. `rules` adds a text of yours before them.
+    An observation repeats all that the game has shown the player, its rules first. So the workflow `play` needs no memory. `rules`
+    adds your own text before it.
     """
 
     name: Literal["textarena"] = "textarena"
     id: str = "TicTacToe-v0"
-    """Name of the game, as TextArena has it, or a class of yours: `mine:Game`, `./mine.py:Game`."""
+    """TextArena's name of the game, or your own class: `mine:Game`, `./mine.py:Game`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments of `textarena.make`."""
     max_moves: int = Field(default=200, ge=1)
-    """Moves after which an episode is cut short."""
+    """Most moves of an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """TextArena pays from -1 (lost) to 1 (won), at the end."""
+        """From -1 (lost) to 1 (won), at the end."""
         return (-1.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself; only the seeds differ."""
+        """The game; the splits differ in their seeds."""
         return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, other seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown game or an unsupported number of players."""
+        """Raise ConfigError for a missing package, an unknown game or a wrong number of players."""
         try:
             self._make(len(agents), 0)
         except ConfigError:
             raise
         except (AssertionError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{self.id} cannot be played by {len(agents)} agents ({', '.join(agents)}): {error} Look at "
-                "`environment.id`, `environment.arguments` and `team.agents`."
+                f"{self.id} cannot be played by {len(agents)} agents ({', '.join(agents)}): {error} Check `environment.id`, "
+                "`environment.arguments` and `team.agents`."
             ) from error
 
     def _make(self, players: int, seed: int) -> Any:
-        try:
-            import textarena
-        except ImportError as error:
-            raise AbsentPackage(
-                "The environment `textarena` needs the package textarena, which is not installed. "
-                "Install it with `pip install textarena`."
-            ) from error
+        textarena = need_package("textarena", "textarena", "textarena")
         before = random.getstate()
         try:
             module_name, name = split_target(self.id)
@@ -74,44 +68,44 @@ class TextArena(GameSettings):
                     game = textarena.make(name or self.id, **self.arguments)
             game.reset(num_players=players, seed=seed % 2**31)
         finally:
-            random.setstate(before)  # its games seed the generator that everybody shares
+            random.setstate(before)  # games seed Python's shared generator
         return game
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaWorld:
-        """Start one game."""
+        """Begin one game."""
         return ArenaWorld(self._make(len(agents), seed), task, agents, self, seed)
 
 
 class ArenaWorld(BaseWorld):
-    """One game with rewards at its end. A move on which the game raises is an invalid one: its player loses, and no one wins."""
+    """The state of one game with rewards at its end. A move that makes the game raise is invalid: its player loses, and nobody wins."""
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)
         self._game = game
-        self._told = settings.head("", "")
+        self._head = settings.head("", "")
         self._move_in = settings.move_in
         self._left = settings.max_moves
         self._outcome: Outcome | None = None
-        # Games draw from Python's shared generator: this one's draws go on where its own last ones ended.
+        # Games draw from Python's shared generator. This game keeps its own state of it between moves.
         self._random = random.Random(seed).getstate()
         self._seen = dict.fromkeys(agents, "")
-        self._listen()
+        self._read()
 
-    def _listen(self) -> None:
-        player, told = self._game.get_observation()
+    def _read(self) -> None:
+        player, seen = self._game.get_observation()
         self._mover = self.agents[int(player)]
-        self._seen[self._mover] = told if isinstance(told, str) else "\n".join(str(part[1]) for part in told)
+        self._seen[self._mover] = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
 
     def observe(self, agent: str) -> str:
-        """Return what the game showed the player when it was last its turn."""
-        return "\n".join(part for part in (self._told, self._seen[agent]) if part)
+        """Return what the game showed at the player's last turn."""
+        return "\n".join(part for part in (self._head, self._seen[agent]) if part)
 
     def movers(self) -> tuple[str, ...]:
         """Return the player whose turn it is."""
         return () if self.over or not self._left else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Say something; EpisodeError unless exactly the mover spoke."""
+        """Move; raise EpisodeError unless exactly the mover acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         shared = random.getstate()
@@ -121,9 +115,9 @@ class ArenaWorld(BaseWorld):
             if self.over:
                 self._outcome = self._result()
             else:
-                self._listen()
-        except Exception as error:  # noqa: BLE001 - games raise on texts that their readers do not expect
-            # TextArena's own reward for an invalid move; what the game holds now may be inconsistent, so it ends.
+                self._read()
+        except Exception as error:  # noqa: BLE001 - games raise on unexpected texts
+            # TextArena's reward of an invalid move. The game may be inconsistent now, so it ends.
             self.over, lost = True, {agent: -float(agent == self._mover) for agent in self.agents}
             why = f"Invalid move: the game raised {reason(error)}."
             self._outcome = Outcome(lost, None, {"reasons": {self._mover: why}})
@@ -133,14 +127,14 @@ class ArenaWorld(BaseWorld):
         return {}
 
     def _result(self) -> Outcome:
-        """Return what the finished game says; ValueError for a reward that is no number."""
-        rewards, told = self._game.close()
-        paid = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
+        """Return the outcome of the finished game; raise ValueError for a reward that is no number."""
+        rewards, info = self._game.close()
+        totals = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
         reasons = {
-            agent: str((told or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self.agents)
+            agent: str((info or {}).get(k, {}).get("reason", "")) for k, agent in enumerate(self.agents)
         }
-        return Outcome(paid, None, {"reasons": {a: r for a, r in reasons.items() if r}})
+        return Outcome(totals, None, {"reasons": {a: r for a, r in reasons.items() if r}})
 
     def outcome(self) -> Outcome:
-        """Return the game's rewards; an unfinished game pays zero to all."""
+        """Return the game's outcome; all rewards are 0 if it is unfinished."""
         return self._outcome or Outcome(dict.fromkeys(self.agents, 0.0), truncated=True)

@@ -1,13 +1,12 @@
-"""Environments written for the package verifiers (its classic form, 0.2.1 to 0.3: `vf.load_environment`).
+"""Environments of the package verifiers (its classic form, 0.2.1 to 0.3: `vf.load_environment`).
 
     environment: {name: verifiers, id: my-env, args: {difficulty: easy}}
 
-The package's own `rollout` plays: it asks a model for each answer, and here that model is the team (`ask`). So whatever an
-environment of theirs does between two answers (user turns, tools, stop conditions, its own subclass of `MultiTurnEnv`) happens
-as it does there, and its own rubric pays.
+The package's own `rollout` runs the episode, with the team as its model (`TeamModel`). So user turns, tools, stop conditions and
+subclasses of `MultiTurnEnv` work as they do there, and the environment's rubric gives the reward.
 
-An environment of single turns becomes one of questions: several agents may answer, debate or work in a chain, each text is
-graded by a rollout of its own. Any other is a conversation with one seat (`OneSeat`).
+A single-turn environment becomes one of questions: several agents may answer, debate or work in a chain, and a rollout of its
+own grades each text. Any other environment is a conversation in which one agent moves at a time (`OneSeat`).
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from kapelle.environment import (
     Scripted,
     Skipping,
 )
+from kapelle.environments.adapters.plain import one_text
 from kapelle.environments.base import BaseWorld, StatedRewards
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 from kapelle.environments.grading.verdict import Grade
@@ -53,40 +53,40 @@ from kapelle.types import Json, Message, Split, Task
 
 NEEDED = (
     "The environment `verifiers` needs the package verifiers in its classic form, {found}. Install it with "
-    "`pip install 'kapelle[verifiers]'`, into an environment of its own where other packages disagree."
+    "`pip install 'kapelle[verifiers]'`."
 )
 
 
 class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
-    """An environment of the package verifiers by its id; its rubric pays, and its own sets of tasks are the splits."""
+    """An environment of the package verifiers by its id, with its own rubric and sets of tasks."""
 
     name: Literal["verifiers"] = "verifiers"
     id: str = Field(min_length=1)
-    """Name of an installed environment, as `vf.load_environment` takes it, of a module in the current folder, or `path/file.py`."""
+    """Name of an installed environment or of a module in the current folder, as for `vf.load_environment`, or `path/file.py`."""
     args: Mapping[str, Json] = Field(default={})
     """Keyword arguments of its `load_environment`."""
     demonstration: str = "{answer}"
-    """How the right answer of a single turn is written when it is demonstrated, `<answer>{answer}</answer>` for instance."""
+    """Form of the correct answer in demonstrations of single turns, such as `<answer>{answer}</answer>`."""
     form: Form = "hermes"
-    """How the agents' model writes calls of its tools: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """Form in which agents write tool calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """How agents read of its tools: `schemas`, or a line each (`signatures`) for tiny models."""
+    """How its tools are listed for agents: `schemas`, or one line each (`signatures`) for tiny models."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """Single turns are questions; a conversation has one seat, and demonstrations where a `teacher` gives them."""
+        """Comparable answers and a script for single turns; for conversations a script if there is a `teacher`."""
         if self._loaded.single:
             return frozenset({Answerable, Scripted})
         return frozenset({OneSeat} if self.teacher is None else {OneSeat, Scripted})
 
     @property
     def alive(self) -> Sequence[str]:
-        """Its code may call anything."""
+        """Its code, which may call anything."""
         return (f"the code of verifiers' `{self.id}`",)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Its two sets of tasks; where there is one only, a hash of the prompt decides."""
+        """Its two sets of tasks; a single set is split by a hash of the prompt."""
         return self._loaded.sources
 
     def contents(self) -> Mapping[str, str]:
@@ -94,20 +94,20 @@ class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
         return {f"tasks of verifiers' {self.id}": self._loaded.content}
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return the train tasks that are left out because they are test tasks, too."""
+        """Return which train tasks are excluded because they are test tasks too."""
         return self._loaded.skipped
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or environment, and for a rubric that compares rollouts."""
+        """Raise ConfigError for a missing package or environment, or a rubric that compares rollouts."""
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
-                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, and kapelle pays each episode by "
-                "itself. Take an environment whose reward functions look at one rollout; groups are compared by the algorithm."
+                f"The rubric of verifiers' '{self.id}' compares the rollouts of a group, which is not supported. Take an environment whose "
+                "reward functions read one rollout."
             )
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         return len(self._loaded.rows[split])
 
     def task(self, split: Split, index: int) -> Task:
@@ -121,19 +121,19 @@ class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
         return Task(f"{split}-{index}", question, data)
 
     def extract(self, text: str) -> str | None:
-        """Return the answer of a text as the environment's own parser finds it."""
+        """Return the answer of a text by the environment's parser."""
         return self._loaded.answer_in(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the `teacher` answers; without one the task's answer in the form of `demonstration`."""
+        """Return the `teacher`'s text; without one the task's answer in the form of `demonstration`."""
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
         return self.demonstration.replace("{answer}", str(answer_of(task)))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnWorld | RolloutWorld:
-        """Open the world of one question, or of one conversation."""
+        """Create the state of one question or conversation."""
         loaded = self._loaded
-        row = loaded.row("train" if task.data["split"] == "train" else "test", int(task.data["index"]))
+        row = loaded.row(task.data["split"], task.data["index"])
         if loaded.single:
             return SingleTurnWorld(task, agents, loaded, row, self)
         return RolloutWorld(task, agents, loaded, row, self)
@@ -148,29 +148,29 @@ class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """An environment of theirs with its tasks, loaded once in a process."""
+    """An environment of the package with its tasks, loaded once per process."""
 
     id: str
     environment: Any
     single: bool
-    """Whether every episode is one answer."""
+    """Whether every episode has a single turn."""
     rows: Mapping[Split, Sequence[Mapping[str, Any]]]
     sources: Mapping[Split, str]
     skipped: Mapping[Split, str]
     content: str
 
     def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        """Return the row of a task; DataError for one that there is not."""
+        """Return the row of a task; raise DataError for an unknown one."""
         rows = self.rows[split]
         if not 0 <= index < len(rows):
             raise DataError(f"verifiers' '{self.id}' has {len(rows)} {split} tasks, and none at {index}.")
         return rows[index]
 
     def answer_in(self, text: str) -> str | None:
-        """Return what its parser finds in a text."""
+        """Return the answer that its parser finds in a text."""
         try:
             found = self.environment.parser.parse_answer([{"role": "assistant", "content": text}])
-        except Exception:  # noqa: BLE001 - a parser of anybody's, given anything
+        except Exception:  # noqa: BLE001 - a foreign parser
             return None
         return None if found is None else str(found).strip()
 
@@ -194,12 +194,12 @@ def _load(name: str, args: str) -> LoadedEnvironment:
     except KapelleError:
         raise
     except Exception as error:
-        told = reason(error.__cause__ if error.__cause__ is not None else error)
+        why = reason(error.__cause__ if error.__cause__ is not None else error)
         raise ConfigError(
-            f"verifiers loads no environment '{name}' with `environment.args: {args}`: {told}. Is its package installed, and are "
-            "these the arguments of its `load_environment`?"
+            f"verifiers loads no environment '{name}' with `environment.args: {args}`: {why}. Check that its package is installed and "
+            "that these are arguments of its `load_environment`."
         ) from error
-    _listen()
+    _log_to_rollouts()
     rows: dict[Split, Sequence[Mapping[str, Any]]] = {"train": [], "test": []}
     sources: dict[Split, str]
     skipped: dict[Split, str] = {}
@@ -221,8 +221,8 @@ def _load(name: str, args: str) -> LoadedEnvironment:
             "train": f"the data set of verifiers' {name}",
             "test": f"the evaluation set of verifiers' {name}",
         }
-        if left_out := len(train) - len(rows["train"]):
-            skipped = {"train": f"{left_out} of {len(train)} rows, which are in the evaluation set too"}
+        if excluded := len(train) - len(rows["train"]):
+            skipped = {"train": f"{excluded} of {len(train)} rows, which are in the evaluation set too"}
     digest = hashlib.blake2b(digest_size=16)
     for split in ("train", "test"):
         for row in rows["train" if split == "train" else "test"]:
@@ -231,7 +231,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Return what makes a task this one: its prompt."""
+    """Return the identity of a task: its prompt."""
     return json.dumps(_plain_messages(row["prompt"]), sort_keys=True)
 
 
@@ -245,42 +245,42 @@ def _is_single(made: Any) -> bool:
 
 @contextmanager
 def _no_signal_handlers() -> Iterator[None]:
-    """Keep the package's environments from catching this process's signals: a run answers Ctrl-C by a checkpoint."""
+    """Stop the package's environments from installing signal handlers: a run handles Ctrl-C itself."""
     module: Any = sys.modules.get("verifiers.envs.environment")
     if module is None:
         from importlib import import_module
 
         module = import_module("verifiers.envs.environment")
     real = module.signal
-    still = ModuleType("signal")
-    vars(still).update(vars(real))
-    vars(still)["signal"] = lambda _number, _handler: None
-    module.signal = still
+    silent = ModuleType("signal")
+    vars(silent).update(vars(real))
+    vars(silent)["signal"] = lambda _number, _handler: None
+    module.signal = silent
     try:
         yield
     finally:
         module.signal = real
 
 
-# -------- A reward function that raises: the package logs it and pays 0, which would be learned from
+# -------- A reward function that raises: the package logs it and gives 0, from which a policy would learn
 
-_broken: ContextVar[list[str] | None] = ContextVar("broken", default=None)
+_errors: ContextVar[list[str] | None] = ContextVar("errors", default=None)
 
 
-class _Listener(logging.Handler):
+class _RewardErrors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        kept = _broken.get()
-        if kept is not None and "reward function" in (said := record.getMessage()):
-            kept.append(said)
+        errors = _errors.get()
+        if errors is not None and "reward function" in (message := record.getMessage()):
+            errors.append(message)
 
 
-def _listen() -> None:
+def _log_to_rollouts() -> None:
     logger = logging.getLogger("verifiers")
-    if not any(isinstance(each, _Listener) for each in logger.handlers):
-        logger.addHandler(_Listener(logging.ERROR))
+    if not any(isinstance(each, _RewardErrors) for each in logger.handlers):
+        logger.addHandler(_RewardErrors(logging.ERROR))
 
 
-# -------- One rollout of the package, in which the team is the model
+# -------- One rollout of the package, with the team as the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,38 +292,42 @@ class Rolled:
     truncated: bool
 
 
-Ask = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Json]]], Awaitable[str]]
-"""Returns the answer to a conversation (messages as plain dictionaries), given the schemas of the tools."""
+TeamModel = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Json]]], Awaitable[str]]
+"""Takes a conversation (messages as plain dictionaries) and the schemas of the tools; returns the next text."""
 
 
-async def roll(loaded: LoadedEnvironment, row: Mapping[str, Any], ask: Ask, settings: Verifiers) -> Rolled:
-    """Play a row by the package's own rollout and score it by its rubric.
+async def roll(
+    loaded: LoadedEnvironment, row: Mapping[str, Any], model: TeamModel, settings: Verifiers
+) -> Rolled:
+    """Run the package's rollout of a row and score it by the rubric.
 
-    EpisodeError where its code fails, a reward function raises, or the reward is outside `rewards`.
+    Raises EpisodeError if its code or a reward function fails, or the reward is outside `rewards`.
     """
     made = loaded.environment
-    client = _client(ask, settings.form)
-    # `rollout` and the rubric are what `generate` calls, for one example each; group scores are refused by `check`.
+    client = _client(model, settings.form)
+    # What `generate` calls for one example. `check` has excluded group scores.
     state = await made.rollout({**row}, client, "kapelle", {})
     if (error := state.get("error")) is not None:
         raise EpisodeError(f"verifiers' '{loaded.id}' failed: {reason(error)}")
-    broken: list[str] = []
-    token = _broken.set(broken)
+    errors: list[str] = []
+    token = _errors.set(errors)
     try:
         await made.rubric.score_rollout(state)
         await made.rubric.cleanup(state)
     finally:
-        _broken.reset(token)
-    if broken:
-        raise EpisodeError(f"The rubric of verifiers' '{loaded.id}' failed. {broken[0]}")
+        _errors.reset(token)
+    if errors:
+        raise EpisodeError(f"The rubric of verifiers' '{loaded.id}' failed. {errors[0]}")
     reward, (low, high) = state.get("reward"), settings.rewards
     if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise EpisodeError(f"The rubric of verifiers' '{loaded.id}' pays {reward!r:.60}, no finite number.")
+        raise EpisodeError(
+            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward!r:.60}, no finite number."
+        )
     slack = 1e-9 * max(1.0, abs(low), abs(high))
     if not low - slack <= reward <= high + slack:
         raise EpisodeError(
-            f"The rubric of verifiers' '{loaded.id}' pays {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
-            "Set it to the least and greatest sum of its weighted functions."
+            f"The rubric of verifiers' '{loaded.id}' gives the reward {reward:g}, outside `environment.rewards` {list(settings.rewards)}. "
+            "Set the smallest and largest weighted sum of its functions."
         )
     metrics = {
         str(name): float(value)
@@ -334,13 +338,13 @@ async def roll(loaded: LoadedEnvironment, row: Mapping[str, Any], ask: Ask, sett
     return Rolled(min(high, max(low, float(reward))), metrics, truncated)
 
 
-def _client(ask: Ask, form: Form) -> Any:
-    """Return a client of the package whose answers are the team's."""
+def _client(team: TeamModel, form: Form) -> Any:
+    """Return a client of the package that calls `model`."""
     from verifiers import Client
     from verifiers.types import Response, ResponseMessage, ToolCall
 
     class TeamClient(Client):  # type: ignore[misc]
-        """Hands each call to `ask`; there is no wire, so nothing is converted."""
+        """Calls `model` in this process, so nothing is converted."""
 
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_given: Any
@@ -349,7 +353,7 @@ def _client(ask: Ask, form: Form) -> Any:
                 {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
                 for tool in tools or ()
             ]
-            text = await ask(_plain_messages(prompt), schemas)
+            text = await team(_plain_messages(prompt), schemas)
             content, calls = read_calls(text, form, schemas) if schemas else (text, [])
             message = ResponseMessage(
                 content=content,
@@ -377,11 +381,10 @@ def _client(ask: Ask, form: Form) -> Any:
 
 
 def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str, list[dict[str, str]]]:
-    """Return what a text says beside its calls, and the calls, `name` and `arguments` as JSON; one that is broken is only text."""
-    try:
+    """Return the text beside the tool calls, and the calls with `name` and `arguments` as JSON. An invalid call is text."""
+    calls = None
+    with suppress(NotCalls):
         calls = parse_calls(text, (form,), schemas)
-    except NotCalls:
-        return text, []
     if not calls:
         return text, []
     return beside_calls(text, form), [
@@ -389,11 +392,11 @@ def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str
     ]
 
 
-# -------- What agents read: the package's messages as texts
+# -------- The package's messages as texts
 
 
 def _plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages, of any of the package's forms, as plain dictionaries with `role` and `content` as text."""
+    """Return messages of any form of the package as dictionaries of two texts, `role` and `content`."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     plain = []
@@ -403,7 +406,9 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
         if isinstance(content, list):
             parts = [dict(part) if isinstance(part, Mapping) else part.model_dump() for part in content]
             if any(part.get("type") != "text" for part in parts):
-                raise EpisodeError("A message of the environment has a picture or a sound; agents read text.")
+                raise EpisodeError(
+                    "A message of the environment has an image or a sound, which is not supported."
+                )
             content = "".join(str(part["text"]) for part in parts)
         plain.append(
             {"role": str(message.get("role", "user")), "content": "" if content is None else str(content)}
@@ -412,24 +417,23 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _opening(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a prompt as one text: with the speakers' roles only where somebody has answered in it (examples)."""
+    """Return a prompt as one text, with role names only if it contains answers (few-shot examples)."""
     if any(each["role"] == "assistant" for each in messages):
         return "\n\n".join(f"{str(each['role']).capitalize()}: {each['content']}" for each in messages)
     return "\n\n".join(str(each["content"]) for each in messages if each["content"])
 
 
 def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
-    """Return what follows an agent's last answer: its own texts are in its conversation already."""
+    """Return the messages after the last answer; earlier ones are in the agent's conversation already."""
     last = max((k for k, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
-    fresh = messages[last + 1 :] if known and last >= 0 else messages
-    return _opening(fresh)
+    return _opening(messages[last + 1 :] if known and last >= 0 else messages)
 
 
-# -------- Worlds
+# -------- Episodes
 
 
 class SingleTurnWorld(QuestionWorld):
-    """One question; every text is a rollout of its own, and earns what the rubric pays for it."""
+    """The state of one question; each text has its own rollout, and its reward is the rubric's."""
 
     def __init__(
         self,
@@ -440,30 +444,34 @@ class SingleTurnWorld(QuestionWorld):
         settings: Verifiers,
     ) -> None:
         self._rolled: dict[str, Rolled] = {}
-        self._said: dict[str, str] = {}
+        self._actions: dict[str, str] = {}
         low, high = settings.rewards
 
         async def graded(text: str) -> Grade:
             if text not in self._rolled:
 
-                async def ask(messages: Any, tools: Any) -> str:
+                async def model(messages: Any, tools: Any) -> str:
                     return text
 
-                self._rolled[text] = await roll(loaded, row, ask, settings)
-            paid = self._rolled[text].reward
-            return Grade((paid - low) / (high - low), loaded.answer_in(text), f"The rubric pays {paid:g}.")
+                self._rolled[text] = await roll(loaded, row, model, settings)
+            reward = self._rolled[text].reward
+            return Grade(
+                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric's reward is {reward:g}."
+            )
 
         super().__init__(task, agents, graded, {})
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Have the texts scored; see `QuestionWorld`."""
-        self._said = dict(actions)
+        """Grade the texts; see `QuestionWorld`."""
+        self._actions = dict(actions)
         return await super().step(actions, final)
 
     def outcome(self) -> Outcome:
-        """Return what the rubric pays, with its functions' values by name: a number, or one for each of several agents."""
+        """Return the rubric's rewards, with the values of its functions by name (and by agent if there are several)."""
         ended = super().outcome()
-        rolled = {agent: self._rolled[text] for agent, text in self._said.items() if agent in ended.rewards}
+        rolled = {
+            agent: self._rolled[text] for agent, text in self._actions.items() if agent in ended.rewards
+        }
         rewards = {agent: one.reward for agent, one in rolled.items()}
         return replace(ended, rewards=rewards, info={**ended.info, **_metrics(rolled)})
 
@@ -479,9 +487,9 @@ def _metrics(rolled: Mapping[str, Rolled]) -> dict[str, Json]:
 
 
 class RolloutWorld(BaseWorld, Resets):
-    """One rollout of the package, which runs beside the episode and waits for each answer.
+    """The state of one rollout of the package, a task that waits for each text.
 
-    There is one seat: any agent may answer, in a team of several the last one unless the workflow has another speak.
+    Any agent may move; the last one does unless the workflow names another.
     """
 
     def __init__(
@@ -494,51 +502,53 @@ class RolloutWorld(BaseWorld, Resets):
     ) -> None:
         super().__init__(task, agents)
         self._loaded, self._row, self._settings = loaded, row, settings
-        self._reads = ""
+        self._observation = ""
         self._turns = 0
         self._answer: asyncio.Future[str] | None = None
-        self._asked = asyncio.Event()
+        self._waiting = asyncio.Event()
         self._running: asyncio.Task[Rolled] | None = None
         self._rolled: Rolled | None = None
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Begin the rollout; returns when it asks for the first answer."""
+        """Begin the rollout; return when it waits for the first text."""
         patience = patience_here.get().environment
         what = f"The rollout of verifiers' '{self._loaded.id}'"
-        # A limit of its own, in which the wait for the model does not count (`_ask`).
-        played = roll(self._loaded, self._row, self._ask, self._settings)
-        self._running = asyncio.ensure_future(_awaiting(within(what, "environment", patience, played)))
+        # The time limit of the rollout excludes the wait for the model (`_answer_of_team`).
+        rollout = roll(self._loaded, self._row, self._answer_of_team, self._settings)
+        self._running = asyncio.ensure_future(_awaiting(within(what, "environment", patience, rollout)))
         try:
             await self._next()
-        except BaseException:  # nobody closes a world that has not begun
+        except BaseException:  # an episode that has not begun is closed here
             await self.close()
             raise
 
-    async def _ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Json]]) -> str:
+    async def _answer_of_team(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Json]]
+    ) -> str:
         news = _news(messages, self._turns)
         if tools and not self._turns:
             listed = tools_prompt if self._settings.listing == "schemas" else signatures_prompt
             news = f"{listed([dict(each) for each in tools], self._settings.form)}\n\n{news}"
-        self._reads = news
+        self._observation = news
         self._turns += 1
         self._answer = asyncio.get_running_loop().create_future()
-        self._asked.set()
-        go_on = pause_deadline()
+        self._waiting.set()
+        resume_deadline = pause_deadline()
         try:
             return await self._answer
         finally:
-            go_on()
+            resume_deadline()
 
     async def _next(self) -> None:
-        """Wait until the rollout asks again, or is over."""
+        """Wait until the rollout waits for a text, or is over."""
         assert self._running is not None, "`reset` starts it"
-        asked = asyncio.ensure_future(self._asked.wait())
+        waiting = asyncio.ensure_future(self._waiting.wait())
         try:
-            await asyncio.wait((asked, self._running), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, self._running), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asked.cancel()
-        self._asked.clear()
+            waiting.cancel()
+        self._waiting.clear()
         if self._running.done():
             self.over = True
             try:
@@ -549,40 +559,33 @@ class RolloutWorld(BaseWorld, Resets):
                 raise EpisodeError(f"verifiers' '{self._loaded.id}' raises {reason(error)}") from error
 
     def observe(self, agent: str) -> str:
-        """Return what the conversation says since the last answer."""
-        return self._reads
+        """Return the messages since the last answer."""
+        return self._observation
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent in the seat, the last one, until the rollout is over."""
+        """Return the agent that moves, until the rollout is over."""
         return () if self.over else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer with `final` or the one text that was said; EpisodeError for several without it."""
+        """Answer with `final` or the only text; raise EpisodeError for several texts without `final`."""
         if self.over or self._answer is None or self._answer.done():
-            raise EpisodeError("The conversation is over, or waits for nobody.")
-        if len(actions) != 1 and final is None:
-            raise EpisodeError(
-                f"This world has one seat, and {len(actions)} agents spoke. Let a workflow name the text that counts."
-            )
-        for agent in actions:
-            if agent not in self.agents:
-                raise EpisodeError(f"'{agent}' acted and has no seat.")
-        self._mover = [*actions][-1] if actions else self._mover
-        self._answer.set_result(next(iter(actions.values())) if final is None else final)
+            raise EpisodeError("The conversation is over, or waits for no text.")
+        self._mover, text = one_text(actions, self.agents, final)
+        self._answer.set_result(text)
         await self._next()
         return {}
 
     def outcome(self) -> Outcome:
-        """Return what the rubric pays to who answered last; an unfinished conversation earns nothing and has no score."""
+        """Return the rubric's reward for the last agent to move; an unfinished conversation has no reward or score."""
         if self._rolled is None:
             return Outcome({}, None, {"turns": self._turns}, truncated=True)
         low, high = self._settings.rewards
-        paid = self._rolled.reward
+        reward = self._rolled.reward
         info: dict[str, Json] = {"turns": self._turns, **_metrics({self._mover: self._rolled})}
-        return Outcome({self._mover: paid}, (paid - low) / (high - low), info, self._rolled.truncated)
+        return Outcome({self._mover: reward}, (reward - low) / (high - low), info, self._rolled.truncated)
 
     async def close(self) -> None:
-        """End the rollout where it still waits; the package cleans up after it."""
+        """Cancel a rollout that still waits; the package cleans up."""
         if self._running is not None and not self._running.done():
             self._running.cancel()
             with suppress(asyncio.CancelledError, Exception):

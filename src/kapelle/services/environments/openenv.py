@@ -5,8 +5,7 @@
 
     GenericEnvClient(base_url="http://127.0.0.1:8000"): reset(seed=3, split="test"), step({"message": "…"}), state()
 
-Each WebSocket (`/ws`) has its own episode. All plain calls (`/reset`, `/step`, `/state`) share one. An observation is that of the
-next agent to move. With several agents, an action may name its `agent`. The texts of agents that move at once are collected
+Each WebSocket (`/ws`) has its own episode. An observation is that of the next agent to move. With several agents, an action may name its `agent`. The texts of agents that move at once are collected
 one by one before the environment moves.
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -30,7 +29,6 @@ from kapelle.runtime.deadlines import GaveUp, Patience
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding, log_failure
 from kapelle.services.http import MOST_BYTES, Call, HttpServer, JsonAnswer, route
-from kapelle.services.refusals import Refusal, wrong
 from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.types import Json, Split
 
@@ -179,7 +177,6 @@ class OpenEnvApplication(SocketApplication):
         """Serve episodes of these agents, in the order of their roles, on the thread `loop`."""
         self._new = partial(OneWorld, environment, tuple(agents), patience)
         self._loop = loop
-        self._shared, self._lock = self._new(), asyncio.Lock()
         about: Json = {
             "name": environment.name,
             "description": f"{environment.name} of kapelle, played by {', '.join(agents)}",
@@ -188,9 +185,6 @@ class OpenEnvApplication(SocketApplication):
             route("GET", "/health", self._constant({"status": "healthy"})),
             route("GET", "/metadata", self._constant(about)),
             route("GET", "/schema", self._constant(SCHEMA)),
-            route("GET", "/state", self._state),
-            route("POST", "/reset", self._reset),
-            route("POST", "/step", self._step),
         ]
         full = f"{SESSIONS} sessions are open, the most there may be."
         super().__init__(binding, routes, "/ws", self._talk, SESSIONS, full)
@@ -200,28 +194,6 @@ class OpenEnvApplication(SocketApplication):
             return JsonAnswer(value)
 
         return answer
-
-    async def _state(self, _call: Call) -> JsonAnswer:
-        return JsonAnswer(self._shared.state)
-
-    async def _reset(self, call: Call) -> JsonAnswer:
-        body = call.body if isinstance(call.body, dict) else {}
-        return await self._plain(lambda: self._shared.reset(body))
-
-    async def _step(self, call: Call) -> JsonAnswer:
-        action = call.body.get("action") if isinstance(call.body, dict) else None
-        if not isinstance(action, dict):
-            raise wrong("`action` is an object.", "action")
-        return await self._plain(lambda: self._shared.step(action))
-
-    async def _plain(self, work: Callable[[], Coroutine[Any, Any, Json]]) -> JsonAnswer:
-        async with self._lock:
-            try:
-                return JsonAnswer(await self._loop.ask(work))
-            except Invalid as error:
-                raise Refusal(422, str(error), None, "invalid_action") from None
-            except (KapelleError, GaveUp) as error:
-                raise Refusal(500, said(error), None, "world_failed") from None
 
     async def _talk(self, socket: WebSocket) -> None:
         episode = self._new()
