@@ -1,4 +1,4 @@
-"""A small MCP server for tests: honest by default, misbehaving where its argument says so. Standard library only."""
+"""A small MCP server for tests that misbehaves by its argument. Standard library only."""
 
 from __future__ import annotations
 

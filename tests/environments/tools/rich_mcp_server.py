@@ -1,6 +1,6 @@
-"""A server made with the official package whose tools answer with all that is no plain text, tell much and ask back.
+"""A server of the official package with all kinds of content, notifications and its own requests.
 
-On its pipes, or over HTTP on the port of this machine that is named; there with `modern` it refuses `initialize`.
+It serves on its pipes, or over HTTP at a given port; with `modern` it does not know `initialize`.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ class Name(BaseModel):
 
 
 def plain(name: str) -> Any:
-    """Offer a tool whose answer is sent as it is."""
+    """Offer a tool whose result is sent unchanged."""
     return server.tool(name=name, structured_output=False)
 
 
 @server.tool()
 def weather() -> Weather:
-    """Says it as structured content and as the text that stands for it."""
+    """Returns structured content and its text."""
     return Weather(degrees=21.5, sky="clear")
 
 
 @plain("structure")
 def structure() -> types.CallToolResult:
-    """Says it as structured content alone."""
+    """Returns structured content alone."""
     return types.CallToolResult(content=[], structured_content={"sky": "grün", "degrees": [1, 2.5]})
 
 
 @plain("picture")
 def picture() -> list[Any]:
-    """Shows one, and says what it is."""
+    """Returns an image and a text."""
     return [Image(data=b"\x89PNG", format="png"), "a cat"]
 
 
 @plain("sound")
 def sound() -> Audio:
-    """Plays one."""
+    """Returns a sound."""
     return Audio(data=b"RIFF", format="wav")
 
 
 @plain("resources")
 def resources() -> types.CallToolResult:
-    """Names one, and sends two."""
+    """Returns a link and two resources."""
     text = types.TextResourceContents(uri="file:///notes.txt", text="what the notes say")
     blob = types.BlobResourceContents(uri="file:///cat.png", blob="AAAA")
     return types.CallToolResult(
@@ -73,7 +73,7 @@ def resources() -> types.CallToolResult:
 
 @plain("tells")
 async def tells(context: Context) -> str:
-    """Tells how far it is, and that its tools are others now."""
+    """Sends notifications."""
     for done in range(50):
         await context.report_progress(done, 50, "working")
         await context.info("still working")
@@ -83,15 +83,15 @@ async def tells(context: Context) -> str:
 
 @plain("asks")
 async def asks(context: Context, what: str) -> str:
-    """Asks its client for something; says how that was declined."""
+    """Sends a request to its client; returns how that was declined."""
     words = types.SamplingMessage(role="user", content=types.TextContent(text="think", type="text"))
-    asked = {
+    requests = {
         "sampling": lambda: context.session.create_message([words], max_tokens=10),
         "elicitation": lambda: context.elicit("who are you?", Name),
         "roots": context.session.list_roots,
     }
     try:
-        await cast("Any", asked[what]())
+        await cast("Any", requests[what]())
     except (MCPError, RuntimeError) as declined:
         return f"declined: {declined}"
     return "it was answered"
@@ -105,7 +105,7 @@ async def hang() -> str:
 
 
 class WithoutInitialize:
-    """The same server as one that knows only versions without `initialize`."""
+    """The same server with only versions without `initialize`."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -115,20 +115,20 @@ class WithoutInitialize:
             await self._inner(scope, receive, send)
             return
         message = await receive()
-        asked = json.loads(message["body"])
-        if asked["method"] != "initialize":
+        request = json.loads(message["body"])
+        if request["method"] != "initialize":
             first = [message]
 
-            async def again() -> Any:
+            async def replay() -> Any:
                 return first.pop() if first else await receive()
 
-            await self._inner(scope, again, send)
+            await self._inner(scope, replay, send)
             return
         error = {"code": -32601, "message": "Method not found"}
-        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(said)).encode())]
+        body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 404, "headers": headers})
-        await send({"type": "http.response.body", "body": said})
+        await send({"type": "http.response.body", "body": body})
 
 
 if __name__ == "__main__":

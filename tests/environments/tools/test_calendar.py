@@ -45,7 +45,7 @@ def test_events_are_created_listed_moved_and_deleted() -> None:
     assert events.state() == [["dentist", "2031-03-04 10:00", 30], ["choir", "2031-03-05 23:30", 60]]
 
 
-def test_a_day_lists_what_happens_on_it_and_no_more() -> None:
+def test_a_day_lists_its_own_events() -> None:
     late = {"title": "night train", "start": "2031-03-04 22:00", "minutes": 120}
     events = calendar(events=(late,))
     assert "night train" in call(events, "list_events", day="2031-03-04")
@@ -54,7 +54,7 @@ def test_a_day_lists_what_happens_on_it_and_no_more() -> None:
     assert "night train" in call(longer, "list_events", day="2031-03-05")
 
 
-def test_an_overlap_is_refused_and_names_what_is_in_the_way() -> None:
+def test_an_overlap_names_the_event_in_the_way() -> None:
     events = calendar()
     before = events.state()
     in_the_way = "Error: It would overlap [1] 2031-03-04 18:00 to 19:30 choir."
@@ -62,68 +62,45 @@ def test_an_overlap_is_refused_and_names_what_is_in_the_way() -> None:
     assert call(events, "create_event", title="x", start="2031-03-04 17:00", minutes=61) == in_the_way
     assert call(events, "move_event", number=2, start="2031-03-04 18:30") == in_the_way
     assert events.state() == before
-    # Back to back is no overlap, and an event is not in its own way.
+    # Adjacent events do not overlap, and an event does not overlap itself.
     assert call(events, "create_event", title="x", start="2031-03-04 17:00", minutes=60).startswith("Created")
     assert call(events, "create_event", title="x", start="2031-03-05 13:00", minutes=60).startswith("Created")
     assert call(events, "move_event", number=1, start="2031-03-04 18:15").startswith("Moved")
 
 
+def event(**changes: Any) -> dict[str, Any]:
+    return {"title": "x", "start": "2031-01-01 10:00", "minutes": 5, **changes}
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "why"),
     [
-        (
-            "list_events",
-            {"day": "tomorrow"},
-            "'tomorrow 00:00' is no day and time. Write it as YYYY-MM-DD HH:MM",
-        ),
-        (
-            "create_event",
-            {"title": " ", "start": "2031-01-01 10:00", "minutes": 5},
-            "A title has 1 to 120 characters",
-        ),
-        (
-            "create_event",
-            {"title": "x" * 121, "start": "2031-01-01 10:00", "minutes": 5},
-            "A title has 1 to 120",
-        ),
-        (
-            "create_event",
-            {"title": "x", "start": "2031-02-30 10:00", "minutes": 5},
-            "'2031-02-30 10:00' is no day",
-        ),
-        (
-            "create_event",
-            {"title": "x", "start": "2031-01-01 10:00", "minutes": 0},
-            "An event lasts 1 to 10,080",
-        ),
-        (
-            "create_event",
-            {"title": "x", "start": "2031-01-01 10:00", "minutes": 10**30},
-            "An event lasts 1 to",
-        ),
-        (
-            "create_event",
-            {"title": "x", "start": "9999-12-31 23:59", "minutes": 5},
-            "The calendar ends before",
-        ),
-        ("create_event", {"title": "x", "start": "9" * 100_000, "minutes": 5}, "'9999999"),
-        ("create_event", {"title": "x", "start": "2031-01-01 10:00"}, "the arguments lack `minutes`"),
-        ("move_event", {"number": 7, "start": "2031-01-01 10:00"}, "There is no event 7."),
-        ("delete_event", {"number": 10**50}, "There is no event 1000"),
+        ("list_events", {"day": "tomorrow"}, "no day and time"),
+        ("create_event", event(title=" "), "1 to 120 characters"),
+        ("create_event", event(title="x" * 121), "1 to 120 characters"),
+        ("create_event", event(start="2031-02-30 10:00"), "no day and time"),
+        ("create_event", event(minutes=0), "1 to 10,080"),
+        ("create_event", event(minutes=10**30), "1 to 10,080"),
+        ("create_event", event(start="9999-12-31 23:59"), "ends before"),
+        ("create_event", event(start="9" * 100_000), "999"),
+        ("create_event", {"title": "x", "start": "2031-01-01 10:00"}, "`minutes`"),
+        ("move_event", {"number": 7, "start": "2031-01-01 10:00"}, "no event 7"),
+        ("delete_event", {"number": 10**50}, "no event 1000"),
     ],
 )
-def test_a_bad_call_is_one_short_line_and_changes_nothing(
-    name: str, arguments: dict[str, Any], said: str
+def test_an_invalid_call_is_one_short_line_without_a_change(
+    name: str, arguments: dict[str, Any], why: str
 ) -> None:
     events = calendar()
     before = events.state()
     answer = call(events, name, **arguments)
-    assert answer.startswith(f"Error: {said}")
+    assert answer.startswith("Error: ")
+    assert why in answer
     assert len(answer) < 200
     assert events.state() == before
 
 
-def test_a_calendar_is_bounded() -> None:
+def test_a_calendar_has_a_limit() -> None:
     events = calendar(events=())
     days = [f"2031-{1 + k // 28:02d}-{1 + k % 28:02d} 10:00" for k in range(MAX_EVENTS)]
     for day in days:
@@ -132,7 +109,7 @@ def test_a_calendar_is_bounded() -> None:
     assert "no more fit" in call(events, "create_event", title="x", start="2035-01-01 10:00", minutes=1)
 
 
-def test_each_agent_has_its_own_and_the_clock_stands_still() -> None:
+def test_each_agent_has_its_own_calendar_at_a_fixed_time() -> None:
     settings = Calendar(now="2031-03-05 7:05")
     one, other = settings.open(), settings.open()
     call(one, "create_event", title="x", start="2031-03-04 10:00", minutes=5)
@@ -140,15 +117,15 @@ def test_each_agent_has_its_own_and_the_clock_stands_still() -> None:
     assert call(other, "list_events") == "It is Wednesday 2031-03-05 07:05.\nNo events."
 
 
-def test_a_bad_setting_says_what_to_write() -> None:
-    with pytest.raises(ValidationError, match=r"'noon' is no day and time. Write it as YYYY-MM-DD HH:MM"):
+def test_invalid_settings_are_rejected() -> None:
+    with pytest.raises(ValidationError, match="noon"):
         Calendar(now="noon")
     with pytest.raises(ValidationError, match="minutes"):
-        Calendar.model_validate({"events": [{"title": "x", "start": "2031-03-04 10:00", "minutes": 0}]})
+        Calendar.model_validate({"events": [event(minutes=0)]})
 
 
 @given(st.text(max_size=40), st.text(max_size=30), st.integers())
-def test_whatever_is_written_no_two_events_overlap(title: str, start: str, minutes: int) -> None:
+def test_no_text_breaks_a_calendar(title: str, start: str, minutes: int) -> None:
     events = calendar()
     call(events, "create_event", title=title, start=start, minutes=minutes)
     call(events, "move_event", number=1, start=start, minutes=minutes)

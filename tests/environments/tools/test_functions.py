@@ -28,12 +28,12 @@ def test_the_schema_is_the_signature() -> None:
     }
 
 
-def test_a_function_is_called_and_what_it_returns_becomes_text() -> None:
+def test_a_result_becomes_text() -> None:
     assert function_tool(tool_library.average).call({"numbers": [1.0, 2.0]}) == "1.5"
     assert function_tool(tool_library.forecast).call({"city": "Bern"}) == "Bern: 21 C"
 
 
-def test_a_coroutine_is_run_and_its_docstring_says_what_arguments_mean() -> None:
+def test_a_coroutine_is_awaited_and_its_docstring_describes_the_arguments() -> None:
     tool = function_tool(tool_library.later)
     assert tool.schema.description == "Answer later."
     assert tool.schema.parameters["properties"] == {
@@ -42,7 +42,7 @@ def test_a_coroutine_is_run_and_its_docstring_says_what_arguments_mean() -> None
     assert tool.call({"x": 3}) == "3"
 
 
-def test_what_may_be_anything_or_none_may_be_anything() -> None:
+def test_an_argument_without_a_given_type_takes_any_value() -> None:
     def keep(value: Any = None, more: Any | None = None) -> str:
         return repr((value, more))
 
@@ -50,14 +50,6 @@ def test_what_may_be_anything_or_none_may_be_anything() -> None:
         "value": {"default": None},
         "more": {"default": None},
     }
-
-
-def test_a_type_that_is_not_imported_is_named() -> None:
-    def keep(value: int) -> None: ...
-
-    keep.__annotations__["value"] = "Missing"
-    with pytest.raises(ConfigError, match=r"'keep' is annotated with what is not there: name 'Missing'"):
-        function_tool(keep)
 
 
 def test_plain_containers_and_none_have_schemas() -> None:
@@ -77,15 +69,16 @@ def test_plain_containers_and_none_have_schemas() -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (f"{LIBRARY}:forcast", "has no 'forcast', named as tool. Did you mean 'forecast'"),
-        (f"{LIBRARY}:NOT_A_FUNCTION", "is no function"),
-        (f"{LIBRARY}:untyped", "does not say the type of `x`"),
-        (f"{LIBRARY}:bundled", "takes `numbers` by position or in a bundle"),
-        (f"{LIBRARY}:mean", "an argument `weights` of type"),
-        ("no.such.module:f", "cannot be imported"),
+        (f"{LIBRARY}:forcast", "Did you mean 'forecast'"),
+        (f"{LIBRARY}:NOT_A_FUNCTION", "no function"),
+        (f"{LIBRARY}:untyped", "`x`"),
+        (f"{LIBRARY}:bundled", "`numbers`"),
+        (f"{LIBRARY}:mean", "`weights`"),
+        (f"{LIBRARY}:unknown", "Missing"),
+        ("no.such.module:f", "imported"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused(target: str, message: str) -> None:
+def test_a_function_without_a_schema_is_rejected(target: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Functions(functions=(target,)).check()
 
@@ -109,7 +102,6 @@ SCHEMA = {
         ({"count": 3}, {"count": 3}),
         ({"count": Decimal("3.0")}, {"count": 3}),
         ({"count": 1, "size": Decimal("2.5")}, {"count": 1, "size": 2.5}),
-        ({"count": 1, "size": 2}, {"count": 1, "size": 2}),
         (
             {"count": 1, "unit": "F", "tags": ["a"], "note": None},
             {"count": 1, "unit": "F", "tags": ["a"], "note": None},
@@ -130,12 +122,9 @@ def test_arguments_that_fit(arguments: dict[str, Any], fitted: dict[str, Any]) -
         ({"count": "3"}, "`count` must be integer, not string."),
         ({"count": True}, "`count` must be integer, not boolean."),
         ({"count": Decimal("2.5")}, "`count` must be integer, not number."),
-        ({"count": 1, "size": "2"}, "`size` must be number, not string."),
         ({"count": 1, "unit": "K"}, "`unit` must be one of 'C', 'F', not 'K'."),
-        ({"count": 1, "tags": "a"}, "`tags` must be array, not string."),
         ({"count": 1, "tags": ["a", 5]}, "item 1 of `tags` must be string, not integer."),
         ({"count": 1, "place": {}}, "`place` lacks `city`."),
-        ({"count": 1, "place": {"town": "Bern"}}, "`place` lacks `city`."),
         ({"count": 1, "place": {"city": "Bern", "zip": 1}}, "There is no argument `zip`."),
         ({"count": 1, "note": 5}, "`note` must be string or null, not integer."),
         ({"count": 1, "cuont": 1}, "There is no argument `cuont`. Did you mean 'count'?"),

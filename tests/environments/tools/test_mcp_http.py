@@ -1,31 +1,26 @@
-"""MCP servers on the network: an honest one, made with the package, and others."""
+"""MCP servers on the network that misbehave; `test_mcp_contents` has one of the package."""
 
 from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
 import pytest
-from tests.support.ranks import free_port
 
 from kapelle.environments.tools import mcp_session as mcp_http
-from kapelle.environments.tools.contract import Lost, ToolFault
+from kapelle.environments.tools.contract import Lost
 from kapelle.environments.tools.mcp import Mcp, McpTools, connected
 from kapelle.environments.tools.mcp_session import BoundedTransport, client
 from kapelle.environments.tools.web import is_public
 from kapelle.errors import ConfigError
 
-REAL = str(Path(__file__).with_name("real_mcp_server.py"))
 TOOLS = [{"name": "add", "inputSchema": {"type": "object"}}]
 GREETING = {
     "protocolVersion": "2025-06-18",
@@ -35,7 +30,7 @@ GREETING = {
 
 
 class Hostile(BaseHTTPRequestHandler):
-    """Answers as the first word of its path says; keeps what it was asked."""
+    """Answers by its path; records its requests."""
 
     elsewhere = ""
     seen: list[tuple[str, str | None, str | None]]
@@ -43,8 +38,8 @@ class Hostile(BaseHTTPRequestHandler):
     calls: int
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append((self.path, asked.get("method"), self.headers.get("Authorization")))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, request.get("method"), self.headers.get("Authorization")))
         how = self.path[1:]
         if how == "redirect":
             self.send_response(307)
@@ -53,32 +48,32 @@ class Hostile(BaseHTTPRequestHandler):
         elif how == "silent":
             self.over.wait(60)
         elif how == "dies":
-            self._say(b'{"jsonrpc"', length=1000)
+            self._send(b'{"jsonrpc"', length=1000)
         elif how == "flood":
-            self._say(b" " * (3 << 20))
+            self._send(b" " * (3 << 20))
         elif how == "events":
-            self._say((b": nothing" * 1000 + b"\n\n") * 300, kind="text/event-stream")
+            self._send((b": nothing" * 1000 + b"\n\n") * 300, kind="text/event-stream")
         elif how == "babble":
-            self._say(b"this is no message")
+            self._send(b"this is no message")
         elif how == "compressed":
-            self._say(b"{}", encoding="gzip")
-        elif "id" not in asked:
+            self._send(b"{}", encoding="gzip")
+        elif "id" not in request:
             self.send_response(202)
             self.end_headers()
         else:
-            self._answer(asked)
+            self._answer(request)
 
     def do_DELETE(self) -> None:
         self.seen.append((self.path, "goodbye", self.headers.get("Authorization")))
         if self.path == "/honest":
-            self._say(b"", length=1000)  # and never the rest
+            self._send(b"", length=1000)  # and never the rest
             self.over.wait(60)
         else:
             self.over.wait(60)
 
-    def _answer(self, asked: dict[str, object]) -> None:
-        type(self).calls += asked["method"] == "tools/call"
-        if asked["method"] == "tools/call" and self.calls == 1:
+    def _answer(self, request: dict[str, object]) -> None:
+        type(self).calls += request["method"] == "tools/call"
+        if request["method"] == "tools/call" and self.calls == 1:
             self.send_response(404)
             self.end_headers()
             return
@@ -87,10 +82,10 @@ class Hostile(BaseHTTPRequestHandler):
             "tools/list": {"tools": TOOLS},
             "tools/call": {"content": [{"type": "text", "text": "5"}]},
         }
-        said = {"jsonrpc": "2.0", "id": asked["id"], "result": results[str(asked["method"])]}
-        self._say(json.dumps(said).encode(), session=[("Mcp-Session-Id", "one")])
+        answer = {"jsonrpc": "2.0", "id": request["id"], "result": results[str(request["method"])]}
+        self._send(json.dumps(answer).encode(), session=[("Mcp-Session-Id", "one")])
 
-    def _say(
+    def _send(
         self,
         body: bytes,
         *,
@@ -142,92 +137,90 @@ def hostile() -> Iterator[tuple[str, type[Hostile]]]:
     ("how", "why"),
     [
         ("redirect", "not followed"),
-        ("silent", r"did not answer within 0.5 s"),
+        ("silent", r"0\.3 s"),
         ("dies", r"failed \(RemoteProtocolError\)|ended without|has ended"),
-        ("flood", "more than 1,048,576 bytes at once"),
-        ("events", "more than 1,048,576 bytes at once|Failed to parse SSE"),
+        ("flood", "1,048,576 bytes"),
+        ("events", "1,048,576 bytes|Failed to parse SSE"),
         ("babble", "Failed to parse JSON"),
-        ("compressed", "answered in a compressed form"),
+        ("compressed", "compressed"),
     ],
 )
-def test_a_server_that_does_not_answer_as_it_should_is_refused(
-    hostile: tuple[str, type[Hostile]], how: str, why: str
-) -> None:
+def test_an_invalid_answer_stops_the_run(hostile: tuple[str, type[Hostile]], how: str, why: str) -> None:
     address, here = hostile
     with pytest.raises(ConfigError, match=why):
-        Mcp(url=f"{address}/{how}", local=True, call_s=0.5 if how == "silent" else 60.0).check()
-    assert [path for path, _, _ in here.seen] == [f"/{how}"], "nobody else is asked, and nobody twice"
+        Mcp(url=f"{address}/{how}", local=True, call_s=0.3 if how == "silent" else 60.0).check()
+    assert [path for path, _, _ in here.seen] == [f"/{how}"], "one request to one server"
 
 
-def test_the_token_goes_to_the_server_and_a_lost_session_is_begun_anew(
+def test_every_request_has_the_token_and_a_new_session_follows_a_lost_one(
     hostile: tuple[str, type[Hostile]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, here = hostile
     monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc")
     opened = McpTools(Mcp(url=f"{address}/honest", local=True, key_env="KAPELLE_TEST_TOKEN", call_s=60.0))
-    with pytest.raises(Lost, match="it answered 404"):
+    with pytest.raises(Lost, match="404"):
         opened._call("add", {})
     assert opened._call("add", {}) == "5"
     opened.close()
     assert {token for _, _, token in here.seen} == {"Bearer abc"}
     assert [method for _, method, _ in here.seen].count("initialize") == 3, (
-        "asked for its tools, and two sessions"
+        "for the list of tools, and two sessions"
     )
 
 
 @pytest.mark.parametrize("how", ["honest", "hangs at goodbye"])
-def test_a_session_ends_even_where_the_server_takes_no_note(
+def test_a_session_ends_without_an_answer_of_the_server(
     hostile: tuple[str, type[Hostile]], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, here = hostile
     monkeypatch.setattr(mcp_http, "GOODBYE_S", 0.2)
     connection = connected(Mcp(url=f"{address}/{quote(how)}", local=True, call_s=60.0))
     connection.close()
-    assert connection._ended.is_set(), "it was not given up after a wait"
+    assert connection._ended.is_set(), "it ended in time"
     assert [method for _, method, _ in here.seen].count("goodbye") == 1
 
 
-def test_further_headers_come_from_variables(
+def test_headers_come_from_variables(
     hostile: tuple[str, type[Hostile]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, here = hostile
     monkeypatch.setenv("KAPELLE_TEST_TOKEN", "Basic YWJj")
-    given: dict[str, Any] = {"url": f"{address}/honest", "local": True}
-    Mcp(**given, headers_env={"authorization": "KAPELLE_TEST_TOKEN"}).check()
+    settings: dict[str, Any] = {"url": f"{address}/honest", "local": True}
+    Mcp(**settings, headers_env={"authorization": "KAPELLE_TEST_TOKEN"}).check()
     assert {token for _, _, token in here.seen} == {"Basic YWJj"}
-    for name, why in (("Mcp-Session-Id", "is none that"), ("host", "is none that"), ("a b", "is none that")):
-        with pytest.raises(ValueError, match=why):
-            Mcp(**given, headers_env={name: "KAPELLE_TEST_TOKEN"})
-    with pytest.raises(ValueError, match="is what `key_env` sets"):
-        Mcp(**given, key_env="A", headers_env={"AUTHORIZATION": "B"})
-    with pytest.raises(ValueError, match="`headers_env` of the tool `mcp` goes with a `url`"):
+    for name in ("Mcp-Session-Id", "host", "a b"):
+        with pytest.raises(ValueError, match="headers_env"):
+            Mcp(**settings, headers_env={name: "KAPELLE_TEST_TOKEN"})
+    with pytest.raises(ValueError, match="headers_env"):
+        Mcp(**settings, key_env="A", headers_env={"AUTHORIZATION": "B"})
+    with pytest.raises(ValueError, match="`headers_env` of the tool `mcp` needs a `url`"):
         Mcp(command=("serve",), headers_env={"X-Key": "KAPELLE_TEST_TOKEN"})
     monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc\r\nX-More: yes")
-    with pytest.raises(ConfigError, match="KAPELLE_TEST_TOKEN of the tool `mcp` is no header's value"):
-        Mcp(**given, headers_env={"X-Key": "KAPELLE_TEST_TOKEN"}).check()
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_TOKEN"):
+        Mcp(**settings, headers_env={"X-Key": "KAPELLE_TEST_TOKEN"}).check()
 
 
-def test_a_token_that_is_not_set_is_named() -> None:
-    with pytest.raises(ConfigError, match="KAPELLE_TEST_NONE of the tool `mcp` is not set"):
+def test_a_missing_token_is_named() -> None:
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_NONE"):
         Mcp(url="https://tools.example", key_env="KAPELLE_TEST_NONE").check()
 
 
-def test_no_token_is_sent_in_the_clear_or_to_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_token_is_sent_unencrypted_or_to_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc")
-    with pytest.raises(ConfigError, match=r"would be sent to http://tools\.example in the clear"):
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_TOKEN"):
         Mcp(url="http://tools.example", key_env="KAPELLE_TEST_TOKEN").check()
-    with pytest.raises(ValueError, match="`key_env` of the tool `mcp` goes with a `url`"):
+    with pytest.raises(ValueError, match="key_env"):
         Mcp(command=("serve",), key_env="KAPELLE_TEST_TOKEN")
 
 
-def test_a_private_address_is_asked_only_where_that_is_meant(hostile: tuple[str, type[Hostile]]) -> None:
+def test_a_private_address_needs_a_setting(hostile: tuple[str, type[Hostile]]) -> None:
     address, here = hostile
-    with pytest.raises(ConfigError, match="an address that is not public"):
+    with pytest.raises(ConfigError, match="not public"):
         Mcp(url=f"{address}/honest").check()
     assert here.seen == []
 
 
-async def test_every_address_of_a_name_is_looked_at() -> None:
+async def test_every_address_of_a_name_is_checked() -> None:
     carrier = BoundedTransport(is_public, lambda host, port: ["93.184.216.34", "10.0.0.1"])
     async with client(carrier, None) as asking:
         with pytest.raises(httpx2.TransportError, match="not public"):
@@ -235,28 +228,7 @@ async def test_every_address_of_a_name_is_looked_at() -> None:
     assert carrier.fault is not None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["json", "events"])
-def test_a_server_made_with_the_package_is_understood(form: str) -> None:
-    port = free_port()
-    nowhere = subprocess.DEVNULL
-    with subprocess.Popen([sys.executable, REAL, str(port), form], stdout=nowhere, stderr=nowhere) as process:
-        try:
-            _wait_until_it_listens(port)
-            opened = Mcp(url=f"http://localhost:{port}/mcp", local=True, call_s=60.0).open()
-            assert [tool.schema.name for tool in opened.tools] == ["add", "environment", "fail", "flood"]
-            assert opened._call("add", {"a": 2, "b": 3}) == "5"
-            with pytest.raises(ToolFault, match="Error executing tool fail"):
-                opened._call("fail", {})
-            with pytest.raises(Lost, match="more than 1,048,576 bytes at once"):
-                opened._call("flood", {})
-            assert opened._call("add", {"a": 2, "b": 4}) == "6"
-            opened.close()
-        finally:
-            process.kill()
-
-
-def _wait_until_it_listens(port: int) -> None:
+def wait_until_it_listens(port: int) -> None:
     until = time.monotonic() + 120
     while True:
         try:

@@ -47,7 +47,7 @@ def test_variables_stay_and_the_last_value_is_shown(python: Interpreter) -> None
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "output"),
     [
         ("1/0", "ZeroDivisionError: division by zero"),
         ("x = (", "SyntaxError"),
@@ -56,27 +56,26 @@ def test_variables_stay_and_the_last_value_is_shown(python: Interpreter) -> None
         ("(" * 10_000, "Error"),
     ],
 )
-def test_errors_are_results(python: Interpreter, program: str, said: str) -> None:
+def test_errors_are_results(python: Interpreter, program: str, output: str) -> None:
     run(python, "kept = 1")
-    assert said in run(python, program)
+    assert output in run(python, program)
     assert run(python, "kept") == "1"
 
 
-def test_output_is_bounded(python: Interpreter) -> None:
+def test_output_has_a_limit(python: Interpreter) -> None:
     assert len(run(python, "print('x' * 10**6)")) == 20_000
 
 
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import os; os._exit(0)", "ended the interpreter"),
-        ("import os; os.kill(os.getpid(), 9)", "The program ended the interpreter"),
-        ("while True: pass", "took longer than 0.5 s"),
+        ("import os; os._exit(0)", "ended"),
+        ("while True: pass", "0.5 s"),
         ("x = bytearray(10**10)", None),
         ("import os; os.write(3, b'{not json\\n'); os.write(4, b'{not json\\n')", None),
     ],
 )
-def test_a_program_that_ends_the_interpreter_costs_its_variables_only(
+def test_a_new_interpreter_follows_one_that_was_ended(
     sandbox: Bubblewrap, program: str, said: str | None
 ) -> None:
     python = Python(call_s=0.5 if "while" in program else 30.0).open()
@@ -108,7 +107,7 @@ def test_it_is_a_sandbox(python: Interpreter) -> None:
     assert "KAPELLE" not in run(python, "import os; dict(os.environ)")
 
 
-def test_a_reply_that_a_program_has_written_itself_is_no_longer_than_another(python: Interpreter) -> None:
+def test_a_forged_reply_has_the_same_limit(python: Interpreter) -> None:
     run(python, "import json; json.dumps = lambda printed: '\"' + 'x' * 500_000 + '\"'")
     assert run(python, "1") == "x" * MAX_PRINTED
 
@@ -134,7 +133,7 @@ write((frame.f_locals["number"] + b' "forged"\\n') * 3)
 LATER = """
 import threading, time
 def later():
-    time.sleep(0.3)
+    time.sleep(0.1)
     write(b'"forged"\\n')
 threading.Thread(target=later).start()
 """
@@ -151,11 +150,11 @@ os.wait()
     [WITH_NO_NUMBER, WITH_A_GUESS, WITH_AN_EMPTY_NUMBER, WITH_ITS_OWN_NUMBER, LATER, OF_THE_CHILD],
     ids=["no number", "guesses", "an empty number", "its own number", "later", "by a child"],
 )
-def test_no_program_writes_the_reply_to_a_later_one(python: Interpreter, forgery: str) -> None:
-    with contextlib.suppress(ToolFault):  # to the program itself it may reply what it likes
+def test_no_program_forges_a_later_reply(python: Interpreter, forgery: str) -> None:
+    with contextlib.suppress(ToolFault):  # it may forge its own reply
         run(python, AHEAD + forgery)
     if forgery == LATER:
-        time.sleep(1.0)
+        time.sleep(0.5)
     replies = []
     for _ in range(3):
         try:
@@ -163,29 +162,29 @@ def test_no_program_writes_the_reply_to_a_later_one(python: Interpreter, forgery
         except ToolFault:
             continue
     assert set(replies) == {"42"}
-    assert len(replies) >= 2, "the interpreter is lost once at most"
+    assert len(replies) >= 2, "at most one interpreter is lost"
 
 
-def test_what_an_honest_program_prints_is_its_reply_and_no_other(python: Interpreter) -> None:
+def test_the_reply_is_the_output_of_its_own_program(python: Interpreter) -> None:
     assert run(python, "import os, subprocess, sys") == "(nothing was printed)"
     assert run(python, "os.write(1, b'loud\\n'); os.system('echo loud'); print('mine')").endswith("mine")
-    said = run(python, "subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True).stdout")
-    assert said == r"b'7\n'"
+    output = run(python, "subprocess.run([sys.executable, '-c', 'print(7)'], capture_output=True).stdout")
+    assert output == r"b'7\n'"
     assert run(python, "print('a\\nb c')\n'0123 \"d\"'") == "a\nb c\n'0123 \"d\"'"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.sandbox_full])
         for name in PROGRAMS
-        # The interpreter has descriptors, to hear and to answer; what is forged there reaches its own agent.
+        # The interpreter has descriptors for requests and replies; a forged reply reaches only its own agent.
         if name != "inherited descriptors"
     ],
 )
-def test_a_hostile_program_is_contained_here_too(
+def test_a_hostile_program_is_contained(
     sandbox: Bubblewrap,
     host: Host,  # noqa: F811 (the fixture)
     name: str,
@@ -199,12 +198,12 @@ def test_a_hostile_program_is_contained_here_too(
     interpreter = Python(call_s=2.0, cpu_s=1.0, memory_mb=limits.memory_bytes >> 20).open()
     started = time.monotonic()
     try:
-        said = run(interpreter, f"import sys; sys.argv = ['program.py', {marker!r}]\n{text}")
+        output = run(interpreter, f"import sys; sys.argv = ['program.py', {marker!r}]\n{text}")
     except ToolFault as fault:
-        said = str(fault)
+        output = str(fault)
     interpreter.close()
     assert time.monotonic() - started < 20.0
-    assert "ESCAPED" not in said
+    assert "ESCAPED" not in output
     assert survivors(marker) == []
     assert_as_before(before)
 
@@ -229,7 +228,7 @@ threading.Thread(target=spin, daemon=True).start()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "limit"), [(IDLE, "memory"), (BUSY, "cpu")])
-def test_limits_hold_between_calls_too(sandbox: Bubblewrap, program: str, limit: str) -> None:
+def test_limits_hold_between_calls(sandbox: Bubblewrap, program: str, limit: str) -> None:
     python = Python(memory_mb=128, cpu_s=1.0).open()
     run(python, program)
     session = python._session
@@ -239,7 +238,7 @@ def test_limits_hold_between_calls_too(sandbox: Bubblewrap, program: str, limit:
     until = time.monotonic() + 60.0
     while Path(f"/proc/{init}/status").exists() and time.monotonic() < until:
         time.sleep(0.02)
-    assert not Path(f"/proc/{init}/status").exists(), "nobody called, and the run went on"
+    assert not Path(f"/proc/{init}/status").exists(), "the limit holds without a call"
     with pytest.raises(ToolFault, match=f"limit of {limit}"):
         run(python, "1")
     assert run(python, "1") == "1"
@@ -255,6 +254,6 @@ def test_two_interpreters_share_nothing(sandbox: Bubblewrap) -> None:
     other.close()
 
 
-def test_a_sandbox_that_is_not_there_is_refused() -> None:
-    with pytest.raises(SandboxError, match="no sandbox 'oven'"):
+def test_an_unknown_sandbox_is_rejected() -> None:
+    with pytest.raises(SandboxError, match="oven"):
         Python(sandbox="oven").check()

@@ -1,4 +1,4 @@
-"""Functions that tests name as tools."""
+"""Functions that tests use as tools."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def untyped(x) -> str:  # type: ignore[no-untyped-def]
 def bundled(*numbers: int) -> str:
     """Take many."""
     return str(numbers)
+
+
+def unknown(value: Missing) -> str:  # type: ignore[name-defined]  # noqa: F821
+    """Take a value of an unknown type."""
+    return str(value)
 
 
 async def later(x: int) -> str:

@@ -456,7 +456,7 @@ class SingleTurnWorld(QuestionWorld):
                 self._rolled[text] = await roll(loaded, row, model, settings)
             reward = self._rolled[text].reward
             return Grade(
-                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric's reward is {reward:g}."
+                (reward - low) / (high - low), loaded.answer_in(text), f"The rubric pays {reward:g}."
             )
 
         super().__init__(task, agents, graded, {})

@@ -1,4 +1,4 @@
-"""A calculator: arithmetic with powers and roots by a bounded parser, which never executes code; exact wherever fractions are."""
+"""The tool `calculator`: arithmetic with powers and roots by a bounded parser, exact for fractions; no code is executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEMA = one_text(
 
 
 class Calculator(ToolSettings):
-    """One tool, `calculator`."""
+    """The tool `calculator`."""
 
     tool: Literal["calculator"] = "calculator"
 
@@ -34,7 +34,7 @@ class Calculator(ToolSettings):
 
 
 def calculate(arguments: Mapping[str, Json]) -> str:
-    """Return what `expression` is worth, as a decimal where that ends, else as a fraction; a root without one to twelve digits."""
+    """Return the value of `expression` as a finite decimal or a fraction; an irrational root has twelve digits."""
     text = arguments["expression"]
     expression = parse_expression(text, powers=True)
     if expression is None:

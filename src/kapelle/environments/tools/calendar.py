@@ -1,7 +1,6 @@
-"""A calendar of one episode: events are listed, created, moved and deleted; its clock stands still.
+"""Calendar tools: list, create, move and delete the events of one episode, at a fixed time.
 
-Two events never overlap, and whoever tries is told which one is in the way. Nothing asks the machine for the time, so
-that an episode is the same on every day.
+Two events never overlap; the error names the event in the way. The machine's clock is not read, so episodes repeat.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 MAX_EVENTS = 200
-"""Events that a calendar may hold."""
+"""Most events of a calendar."""
 MAX_TITLE = 120
-"""Characters of a title."""
+"""Most characters of a title."""
 LONGEST = 7 * 24 * 60
-"""Minutes of one event."""
+"""Most minutes of one event."""
 _FORM = "%Y-%m-%d %H:%M"
 
 _START: Mapping[str, Json] = {"type": "string", "description": "such as 2031-03-04 10:00"}
@@ -72,27 +71,27 @@ Moment = Annotated[str, AfterValidator(_moment)]
 
 
 class EventSettings(Settings):
-    """An event that a calendar begins with."""
+    """An event at the beginning of an episode."""
 
     title: str = Field(min_length=1, max_length=MAX_TITLE)
-    """What it is called."""
+    """Its title."""
     start: Moment
     """`YYYY-MM-DD HH:MM`."""
     minutes: int = Field(ge=1, le=LONGEST)
-    """How long it lasts."""
+    """Its length."""
 
 
 class Calendar(ToolSettings):
-    """The tools `list_events`, `create_event`, `move_event` and `delete_event`; each agent has a calendar of its own."""
+    """The tools `list_events`, `create_event`, `move_event` and `delete_event`; each agent has its own calendar."""
 
     tool: Literal["calendar"] = "calendar"
     now: Moment = "2031-03-03 09:00"
-    """The day and time of the whole episode, `YYYY-MM-DD HH:MM`."""
+    """The time during the whole episode, `YYYY-MM-DD HH:MM`."""
     events: tuple[EventSettings, ...] = Field(default=(), max_length=MAX_EVENTS)
-    """What the calendar begins with, numbered from 1."""
+    """Events at the beginning, numbered from 1."""
 
     def open(self) -> Events:
-        """Return the calendar as it begins."""
+        """Return the calendar of one episode."""
         return Events(self)
 
 
@@ -106,7 +105,7 @@ class Event:
 
     @property
     def end(self) -> datetime:
-        """The first moment after it."""
+        """Its end, which is excluded."""
         return self.start + timedelta(minutes=self.minutes)
 
     def line(self) -> str:
@@ -152,7 +151,7 @@ class Events(Toolbox):
         return "\n".join([f"It is {self._now:%A} {self._now.strftime(_FORM)}.", *(shown or ["No events."])])
 
     def create_event(self, arguments: Mapping[str, Json]) -> str:
-        """Create an event; ToolFault where it overlaps another, or there are too many."""
+        """Create an event; raise ToolFault if it overlaps another or there are too many."""
         title = " ".join(str(arguments["title"]).split())
         if not 1 <= len(title) <= MAX_TITLE:
             raise ToolFault(f"A title has 1 to {MAX_TITLE} characters, and this one has {len(title):,}.")
@@ -164,7 +163,7 @@ class Events(Toolbox):
         return f"Created [{number}] {event.line()}."
 
     def move_event(self, arguments: Mapping[str, Json]) -> str:
-        """Move an event; ToolFault where it would overlap another, and it then stays where it was."""
+        """Move an event; raise ToolFault, without a change, if it would overlap another."""
         number = arguments["number"]
         event = self._event(number)
         minutes = int(arguments.get("minutes", event.minutes))
@@ -185,7 +184,7 @@ class Events(Toolbox):
         return self._events[number]
 
     def _placed(self, event: Event, itself: int | None = None) -> Event:
-        """Return an event that fits between the others; ToolFault names the first one in the way."""
+        """Return the event; raise ToolFault, naming the first event in the way, if it overlaps."""
         if not 1 <= event.minutes <= LONGEST:
             raise ToolFault(f"An event lasts 1 to {LONGEST:,} minutes.")
         try:

@@ -1,4 +1,4 @@
-"""What a tool is: a name, a schema, and a function from arguments to a text."""
+"""The contract of a tool: a name, a schema, and a function from arguments to a text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from kapelle.types import Json
 
 
 class ToolFault(Exception):
-    """A failed call; its text is what the agent reads."""
+    """A failed call; the agent reads the text."""
 
 
 class Lost(ToolFault):
-    """The connection to the server behind a tool is lost; `stderr` is for the user alone."""
+    """The connection to a tool's server is lost; only the user reads `stderr`."""
 
     def __init__(self, why: str, stderr: str = "") -> None:
         super().__init__(why)
         self.stderr = stderr
-        """The end of what the server has written to standard error."""
+        """The end of the server's standard error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """What an agent reads about a tool."""
+    """A tool as agents read it."""
 
     name: str
     description: str
@@ -38,14 +38,14 @@ class ToolSchema:
     """JSON schema of an object: `{"type": "object", "properties": {…}, "required": […]}`."""
 
     def as_json(self) -> Json:
-        """Return the form in which models know schemas."""
+        """Return the form that models know from training."""
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
 
 def one_text(name: str, description: str, argument: str, meaning: str | None = None) -> ToolSchema:
-    """Return the schema of a tool that takes one text, the argument of that name."""
-    told: dict[str, Json] = {} if meaning is None else {"description": meaning}
-    properties: Json = {argument: {"type": "string", **told}}
+    """Return the schema of a tool with one text argument."""
+    description_of = {} if meaning is None else {"description": meaning}
+    properties: Json = {argument: {"type": "string", **description_of}}
     return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
 
 
@@ -55,38 +55,37 @@ class Tool:
 
     schema: ToolSchema
     call: Callable[[Mapping[str, Json]], str]
-    """Takes arguments that fit the schema; may block, is called in a thread; ToolFault for the agent."""
+    """Takes arguments that fit the schema, in a thread; may block; raises ToolFault for the agent."""
 
 
 class Toolbox:
-    """The tools of one agent in one episode; a subclass has the state that they share, and frees it."""
+    """The tools of one agent in one episode, with their shared state."""
 
     def __init__(self, *tools: Tool) -> None:
         self.tools = tools
 
     def close(self) -> None:
-        """Free what the tools hold, which is nothing here; may be called again."""
+        """Release the tools' resources (none by default); may be called again."""
 
 
 class ToolSettings(Settings):
-    """Base of the entries of the setting `tools`."""
+    """Base of the entries of `environment.tools`."""
 
     def check(self) -> None:
-        """Raise ConfigError, DataError or SandboxError if the tools are unavailable here; always available by default."""
+        """Raise ConfigError, DataError or SandboxError if the tools are unavailable on this machine."""
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schemas that agents read; the same in every episode."""
+        """Return the schemas, which are the same in every episode."""
         return tuple(tool.schema for tool in self.open().tools)
 
     @abstractmethod
     def open(self) -> Toolbox:
-        """Return fresh tools for one agent in one episode; what is costly starts with the first call."""
+        """Return the tools of one agent in one episode; costly resources start with the first call."""
 
 
-# -------- Arguments of a call, checked against the tool's JSON schema before the tool sees them
+# -------- Arguments of a call, checked against the tool's JSON schema before the call
 #
-# Read are `type`, `enum`, `properties`, `required`, `additionalProperties` and `items`; other words of a schema say more
-# than is checked here, and are the tool's own to check.
+# Checked are `type`, `enum`, `properties`, `required`, `additionalProperties` and `items`. The tool checks the rest.
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -100,7 +99,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def fit_arguments(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Return arguments as plain JSON values; ToolFault, naming the problem, for arguments that violate the schema."""
+    """Return arguments as plain JSON values; raise ToolFault for arguments that violate the schema."""
     fitted = _fit(dict(arguments), {"type": "object", **schema}, "the arguments")
     assert isinstance(fitted, dict), "an object stays one"
     return fitted
@@ -110,7 +109,7 @@ def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, Decimal):
-        # Calls are read exactly; a tool expects a float, or a whole number that a float would not round.
+        # Calls are parsed exactly. A tool expects a float, or an integer that a float represents exactly.
         whole = value == value.to_integral_value() and abs(value) < 2**53
         value = int(value) if whole and "integer" in list(kinds or ()) else float(value)
     if kinds and not any(_is(value, kind) for kind in kinds):
@@ -126,9 +125,8 @@ def _fit(value: Any, schema: Mapping[str, Json], where: str) -> Json:
     known = _sub(schema.get("properties"))
     missing = [name for name in schema.get("required") or () if name not in value]
     if missing:
-        raise ToolFault(
-            f"{where} lack `{missing[0]}`." if where == "the arguments" else f"{where} lacks `{missing[0]}`."
-        )
+        lack = "lack" if where == "the arguments" else "lacks"
+        raise ToolFault(f"{where} {lack} `{missing[0]}`.")
     if known or schema.get("additionalProperties") is False:
         for name in value:
             if name not in known and not _sub(schema.get("additionalProperties")):
@@ -141,13 +139,13 @@ def _sub(schema: Json) -> Mapping[str, Json]:
 
 
 def _is(value: object, kind: str) -> bool:
-    # True is an int to Python and none to JSON.
+    # In Python True is an int, in JSON it is not.
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 
-# -------- The prompt about tools: their schemas, and how a call is written in the model's form
+# -------- The prompt about tools: their schemas, and the form of a call
 
 _HOW: Mapping[Form, str] = {
     "hermes": "Write each call on lines of its own, and nothing but calls when you make one:",
@@ -162,18 +160,18 @@ _HOW: Mapping[Form, str] = {
 
 
 def _example(form: Form, name: str) -> str:
-    """Return a call to copy."""
+    """Return an example call."""
     if form == "pythonic":
         return f'{name}(argument="value")'
     return write_calls([ReadCall(name, {"argument": "value"})], form)
 
 
 Listing = Literal["schemas", "signatures"]
-"""How tools are listed: with their JSON schemas and a paragraph on calling, or a line each and one call to copy."""
+"""How tools are listed: with JSON schemas and a paragraph about calls, or one line each and an example call."""
 
 
 def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
-    """Return what an agent reads about its tools in few words: `move_event(number, start, minutes=)`, and a call to copy."""
+    """Return the short prompt about tools: `move_event(number, start, minutes=)`, and an example call."""
     lines = []
     for schema in schemas:
         needed = schema["parameters"].get("required") or ()
@@ -187,7 +185,7 @@ def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
 
 
 def tools_prompt(schemas: Sequence[Json], form: Form) -> str:
-    """Return what an agent reads about its tools, given their JSON schemas."""
+    """Return the prompt about tools with their JSON schemas."""
     listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     example = _example(form, "tool_name" if form in ("pythonic", "harmony") else "tool name")
     if form == "pythonic":

@@ -1,7 +1,6 @@
-"""A file system beneath one folder: every step of a path is opened from the one before, and links are never followed.
+"""File tools beneath one folder: each part of a path is opened from the one before, and links are never followed.
 
-This leaves no gap between a check and a use: an opened file is beneath the root, whatever else changes the
-folder meanwhile.
+So an opened file is beneath the root, even if another process changes the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 200
 MAX_DEPTH = 32
-"""Steps of one path; a tree thousands of steps deep is hard to remove."""
+"""Most parts of a path; a tree of thousands of levels is hard to remove."""
 MAX_READ = 20_000
-"""Characters that one call returns."""
+"""Most characters of one result."""
 MAX_WRITTEN = 1 << 20
-"""Bytes of one file."""
+"""Most bytes of one file."""
 
 _PATH: Mapping[str, Json] = {"type": "string", "description": "relative, such as notes/today.txt"}
 _LIST = ToolSchema(
@@ -59,20 +58,20 @@ _WRITE = ToolSchema(
 
 
 class Files(ToolSettings, Reads):
-    """The tools `list_files` and `read_file`, and `write_file` where it is allowed."""
+    """The tools `list_files` and `read_file`, and `write_file` if `write` is true."""
 
     tool: Literal["files"] = "files"
     root: str | None = None
-    """The folder; paths outside it are refused. Null with `write: true`: notes, a folder that is new in each episode."""
+    """The folder; paths outside it are rejected. Null with `write: true` gives each episode an empty folder for notes."""
     write: bool = False
-    """True: each agent gets a copy of the folder for the episode, and may write there."""
+    """True: each agent gets a writable copy of the folder for the episode."""
     files: int = Field(default=200, ge=1)
-    """Most files that an agent may write in an episode."""
+    """Most files that an agent writes in an episode."""
     texts: Mapping[str, str] = Field(default_factory=dict)
-    """Path → text of the files that a new folder begins with, where there is no `root`."""
+    """Path → text of the files in a new folder, if there is no `root`."""
 
     @model_validator(mode="after")
-    def _some_folder(self) -> Files:
+    def _check_folder(self) -> Files:
         if self.root is None and not self.write:
             raise ValueError("The tool `files` has no `root`. Name a folder, or set `write: true` for notes.")
         if self.root is not None and self.texts:
@@ -91,7 +90,7 @@ class Files(ToolSettings, Reads):
         return self
 
     def contents(self) -> Mapping[str, str]:
-        """Return the folder with one hash of what is in it."""
+        """Return the folder with a hash of its content."""
         return {} if self.root is None else {self.root: folder_content(Path(self.root).expanduser())}
 
     def check(self) -> None:
@@ -102,7 +101,7 @@ class Files(ToolSettings, Reads):
             )
 
     def open(self) -> Folder:
-        """Return the folder, or the place of a copy that is made when first used."""
+        """Return the folder; a copy is made at the first use."""
         root = None if self.root is None else Path(self.root).expanduser()
         return Folder(root, self.files if self.write else 0, self.texts)
 
@@ -119,34 +118,34 @@ class Folder(Toolbox):
         writing = (Tool(_WRITE, self.write_file),) if self._copies else ()
         super().__init__(Tool(_LIST, self.list_files), Tool(_READ, self.read_file), *writing)
 
-    def _place(self) -> Path:
+    def _path(self) -> Path:
         if not self._copies:
             assert self._root is not None, "validated above"
             return self._root
         if self._copied is None:
-            # Goes with this object, or with the process, when nobody closes it.
+            # Python removes it with this object, at the latest when the process ends.
             self._copied = tempfile.TemporaryDirectory(prefix="kapelle-files-", ignore_cleanup_errors=True)
-            place = Path(self._copied.name, "files")
+            copied = Path(self._copied.name, "files")
             if self._root is not None:
-                shutil.copytree(self._root, place, symlinks=True, ignore=_special)
+                shutil.copytree(self._root, copied, symlinks=True, ignore=_special)
             for path, text in self._texts.items():
-                file = place.joinpath(*_parts(path))
+                file = copied.joinpath(*_parts(path))
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(text.encode("utf-8", errors="replace"))
-            place.mkdir(exist_ok=True)
+            copied.mkdir(exist_ok=True)
         return Path(self._copied.name, "files")
 
     def state(self) -> dict[str, str]:
-        """Return path and text of every file as the episode has left it, in the order of paths; links are left out."""
+        """Return path and text of every file at the end of the episode, sorted by path; links are excluded."""
         if self._copied is None and self._root is None:
             return dict(sorted(self._texts.items()))
-        place = self._place()
+        root = self._path()
         found = {}
-        for folder, _, names in os.walk(place):
+        for folder, _, names in os.walk(root):
             for name in names:
                 file = Path(folder, name)
                 if stat.S_ISREG(file.lstat().st_mode):
-                    found[str(file.relative_to(place))] = file.read_bytes().decode("utf-8", errors="replace")
+                    found[str(file.relative_to(root))] = file.read_bytes().decode("utf-8", errors="replace")
         return dict(sorted(found.items()))
 
     def list_files(self, arguments: Mapping[str, Json]) -> str:
@@ -157,14 +156,14 @@ class Folder(Toolbox):
             for name in names[:MAX_LISTED]:
                 try:
                     folder = stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode)
-                except OSError:  # it has gone meanwhile
+                except OSError:  # it was removed meanwhile
                     folder = False
                 shown.append(f"{name}/" if folder else name)
         more = len(names) - len(shown)
         return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
 
     def read_file(self, arguments: Mapping[str, Json]) -> str:
-        """Return a file's text from a line on, as much as one call may return."""
+        """Return a file's text from a line on, up to the limit of one call."""
         parts = _parts(arguments["path"])
         if not parts:
             raise ToolFault("That is a folder. Use `list_files`.")
@@ -184,7 +183,7 @@ class Folder(Toolbox):
         return f"{shown}… go on with from_line {first + shown.count(chr(10))}"
 
     def write_file(self, arguments: Mapping[str, Json]) -> str:
-        """Replace a file; ToolFault when there were too many, or it is too large."""
+        """Write a file; raise ToolFault for too many files or too many bytes."""
         parts, data = _parts(arguments["path"]), str(arguments["text"]).encode("utf-8", errors="replace")
         if not parts:
             raise ToolFault("That is a folder. Name a file in it.")
@@ -205,7 +204,7 @@ class Folder(Toolbox):
     @contextmanager
     def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[int]:
         """Open a folder beneath the root, one step at a time."""
-        opened = os.open(self._place(), os.O_RDONLY | os.O_DIRECTORY)
+        opened = os.open(self._path(), os.O_RDONLY | os.O_DIRECTORY)
         try:
             for part in parts:
                 if create:
@@ -231,7 +230,7 @@ class Folder(Toolbox):
 
 
 def _special(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the names of pipes, sockets and devices, which a copy leaves out."""
+    """Return the names of pipes, sockets and devices, which are not copied."""
     kinds = {name: os.lstat(Path(folder, name)).st_mode for name in names}
     return [
         name
@@ -252,7 +251,7 @@ def _parts(path: str) -> list[str]:
 @contextmanager
 def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
     with _faults(name):
-        # Not to wait for the other end of a FIFO.
+        # Non-blocking, because a FIFO would wait for its other end.
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

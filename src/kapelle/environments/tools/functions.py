@@ -1,4 +1,4 @@
-"""Typed Python functions as tools: the schema is the signature, the description the docstring's first paragraph."""
+"""Typed Python functions as tools: the signature gives the schema, the docstring the description."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NAMES: Mapping[object, str] = {
 
 
 class Functions(ToolSettings):
-    """Functions of your own; they run in this process, with its rights."""
+    """Your own functions; they run in this process, with its rights."""
 
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
-    """Each as `module:function` or `path/file.py:function`. They are trusted code: an agent chooses only the arguments."""
+    """Each as `module:function` or `path/file.py:function`. They are trusted code; an agent chooses only the arguments."""
     _held: Mapping[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
 
     @property
@@ -43,11 +43,11 @@ class Functions(ToolSettings):
         return [name.partition(":")[2] for name in self.functions if name.startswith(f"{IN_MEMORY}:")]
 
     def check(self) -> None:
-        """Import them; ConfigError for a missing function or an argument without a known type."""
+        """Import the functions; raise ConfigError for a missing one or an argument of an unknown type."""
         self.schemas()
 
     def open(self) -> Toolbox:
-        """Return the functions; what they remember they share between episodes."""
+        """Return the functions; all episodes share their state."""
         return Toolbox(*self._tools)
 
     @cached_property
@@ -55,16 +55,15 @@ class Functions(ToolSettings):
         return [function_tool(find_object(name, "tool", held=self._held)) for name in self.functions]
 
     def holding(self, held: Mapping[str, Callable[..., Any]]) -> Functions:
-        """Take the functions that `in-memory:name` names, and return these settings."""
+        """Set the functions of `in-memory:name`, and return these settings."""
         self._held = held
         return self
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool; ConfigError if its signature is insufficient for a schema.
+    """Return a function as a tool; raise ConfigError if its signature gives no schema.
 
-    The schema is the signature. The first paragraph of the docstring describes the function, and its section `Args:` the arguments.
-    A coroutine is run to its end.
+    The first paragraph of the docstring describes the function, and its section `Args:` the arguments. A coroutine is awaited.
     """
     if not inspect.isroutine(function):
         raise ConfigError(f"The tool {function!r:.60} is no function but {type(function).__name__}.")
@@ -72,7 +71,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
         hints = typing.get_type_hints(function)
     except (NameError, AttributeError) as error:
         raise ConfigError(
-            f"The tool '{function.__name__}' is annotated with what is not there: {error}. Import it where the function is written."
+            f"The tool '{function.__name__}' has an unknown annotation: {error}. Import it in the function's module."
         ) from error
     doc = inspect.getdoc(function) or ""
     meanings = _meanings(doc)
@@ -81,12 +80,10 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
             raise ConfigError(
-                f"The tool '{function.__name__}' takes `{name}` by position or in a bundle. Name it."
+                f"The tool '{function.__name__}' has the argument `{name}`, which cannot be passed by name. Make it a named argument."
             )
         if name not in hints:
-            raise ConfigError(
-                f"The tool '{function.__name__}' does not say the type of `{name}`. Annotate it."
-            )
+            raise ConfigError(f"The tool '{function.__name__}' has no type for `{name}`. Annotate it.")
         properties[name] = _schema(hints[name], function.__name__, name)
         if name in meanings:
             properties[name]["description"] = meanings[name]
@@ -96,13 +93,11 @@ def function_tool(function: Callable[..., Any]) -> Tool:
             properties[name] = {**properties[name], "default": parameter.default}
     description = doc.partition("\n\n")[0].replace("\n", " ")
     parameters = {"type": "object", "properties": properties, "required": required}
-    return Tool(
-        ToolSchema(function.__name__, description, parameters), lambda given: _called(function, given)
-    )
+    return Tool(ToolSchema(function.__name__, description, parameters), lambda given: _call(function, given))
 
 
 def _meanings(doc: str) -> dict[str, str]:
-    """Return what the section `Args:` of a docstring in Google's form says of each argument."""
+    """Return the description of each argument in the section `Args:` of a Google-style docstring."""
     section = re.search(r"^Arg(?:ument)?s:\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
     body = inspect.cleandoc(f"\n{section[1]}") if section else ""
     found = re.findall(r"^(\w+)[^:\n]*:((?:.*)(?:\n[ \t]+.*)*)", body, re.MULTILINE)
@@ -124,26 +119,26 @@ def _schema(hint: object, function: str, name: str) -> dict[str, Json]:
     if origin in {typing.Union, types.UnionType}:
         kinds = [_schema(argument, function, name) for argument in arguments]
         if {} in kinds:
-            return {}  # whatever JSON has
+            return {}  # any JSON value
         more = {key: value for kind in kinds for key, value in kind.items() if key != "type"}
         if "enum" in more and len(kinds) == 2 and type(None) in arguments:
             return {"enum": [*more["enum"], None]}
         if not more or (len(kinds) == 2 and type(None) in arguments):
             return {**more, "type": [kind["type"] for kind in kinds]}
     raise ConfigError(
-        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema here. Use str, int, float, bool, Literal, "
-        "list, dict with text keys, or one of them or None."
+        f"The tool '{function}' has an argument `{name}` of type {hint}, which has no JSON schema here. Use str, int, float, bool, "
+        "Literal, list, dict with text keys, or such a type or None."
     )
 
 
-def _called(function: Callable[..., Any], given: Mapping[str, Json]) -> str:
+def _call(function: Callable[..., Any], arguments: Mapping[str, Json]) -> str:
     try:
-        result = function(**given)
+        result = function(**arguments)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)  # calls run in threads
     except ToolFault:
         raise
-    # The boundary to a tool's own code: whatever it raises is an answer to the agent, never a crash.
+    # The boundary to a tool's own code: any error becomes a text for the agent.
     except Exception as error:
         raise ToolFault(f"{type(error).__name__}: {error}") from error
     return result if isinstance(result, str) else repr(result)

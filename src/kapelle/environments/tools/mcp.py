@@ -1,7 +1,7 @@
-"""Tools of an MCP server (Model Context Protocol): a program of one's own, or a server on the network.
+"""Tools of an MCP server (Model Context Protocol): a local program, or a server on the network.
 
-The conversation is `mcp_session`'s, on the official package (the extra `mcp`); resources, prompts and sampling are
-unsupported. Messages are bounded, and a server that misses its deadline is ended.
+`mcp_session` holds the connection, by the official package (the extra `mcp`). Resources, prompts and sampling are not supported.
+Messages have a size limit, and a server that misses its deadline is disconnected.
 """
 
 from __future__ import annotations
@@ -45,61 +45,57 @@ _OURS = frozenset(
         "upgrade",
     ]
 )
-"""Headers that carry the conversation itself, as all do whose names begin with `mcp-`."""
+"""Headers of the protocol itself, as are all that begin with `mcp-`."""
 
 
 class Mcp(ToolSettings, StartsProgram):
-    """The tools of one server; every agent of every episode has a process, or a session, of its own."""
+    """The tools of one server; every agent of every episode has its own process or session."""
 
     tool: Literal["mcp"] = "mcp"
     descriptors: ClassVar[int] = 3
-    """Of one server: two pipes and a file, or one connection."""
+    """File descriptors of one server: two pipes and a file, or one connection."""
     command: tuple[str, ...] = ()
-    """The program and its arguments; it runs with this process's rights, outside any sandbox."""
+    """The program with its arguments; it runs with this process's rights, outside the sandbox."""
     url: str | None = None
-    """In place of a command: the address of a server that speaks streamable HTTP."""
+    """Instead of a command: the address of a server with streamable HTTP."""
     local: bool = False
     """True: `url` may lead to this machine or its network."""
     key_env: Annotated[str | None, FREE] = None
-    """Environment variable with a token for `url`, sent as a bearer token to that server alone."""
+    """Environment variable with a bearer token for `url`."""
     headers_env: Annotated[Mapping[str, str], FREE] = Field(default_factory=dict)
-    """Further headers for `url` alone, each with the environment variable that holds it: `{X-API-Key: SEARCH_KEY}`."""
+    """More headers for `url`, each with the environment variable that holds it: `{X-API-Key: SEARCH_KEY}`."""
     env: tuple[str, ...] = ()
-    """Names of environment variables that the program gets besides PATH, HOME and LANG."""
+    """Environment variables for the program, besides PATH, HOME and LANG."""
     call_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds within which it must answer."""
+    """Seconds for an answer."""
 
     @model_validator(mode="after")
-    def _one_server(self) -> Mcp:
+    def _check_server(self) -> Mcp:
         if bool(self.command) == (self.url is not None):
-            raise ValueError("The tool `mcp` takes a `command` or a `url`. Set one of both")
-        sent = next((name for name in ("key_env", "headers_env") if getattr(self, name)), None)
-        if sent is not None and self.url is None:
+            raise ValueError("The tool `mcp` needs either a `command` or a `url`")
+        secret = next((name for name in ("key_env", "headers_env") if getattr(self, name)), None)
+        if secret is not None and self.url is None:
             raise ValueError(
-                f"`{sent}` of the tool `mcp` goes with a `url`. A program gets the variables named in `env`."
+                f"`{secret}` of the tool `mcp` needs a `url`. A program gets the variables named in `env`"
             )
+        ours = _OURS | ({"authorization"} if self.key_env else set())
         for name in self.headers_env:
-            twice = self.key_env is not None and name.lower() == "authorization"
-            if (
-                not _HEADER.fullmatch(name)
-                or name.lower() in _OURS
-                or name.lower().startswith("mcp-")
-                or twice
-            ):
-                why = "is what `key_env` sets" if twice else "is none that a server may be sent from settings"
-                raise ValueError(f"the header `{name[:80]}` in `headers_env` of the tool `mcp` {why}")
+            if not _HEADER.fullmatch(name) or name.lower() in ours or name.lower().startswith("mcp-"):
+                raise ValueError(
+                    f"the header `{name[:80]}` in `headers_env` of the tool `mcp` is invalid, or kapelle sets it"
+                )
         if self.url is not None:
             open_address(self.url)
         return self
 
     @property
     def server(self) -> str:
-        """The command or the address, to be shown."""
+        """The command or the address, for messages."""
         return self.url or shlex.join(self.command)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request to `url` carries. ConfigError for a variable that is not set, or could be read."""
+        """The headers of every request to `url`; ConfigError for a variable that is not set or would be sent unencrypted."""
         for variable in (self.key_env, *self.headers_env.values()):
             if variable is None:
                 continue
@@ -107,29 +103,29 @@ class Mcp(ToolSettings, StartsProgram):
                 raise ConfigError(f"The environment variable {variable} of the tool `mcp` is not set.")
             if not _VALUE.fullmatch(os.environ[variable]):
                 raise ConfigError(
-                    f"The environment variable {variable} of the tool `mcp` is no header's value: visible ASCII in one line."
+                    f"The environment variable {variable} of the tool `mcp` is no value of a header: visible ASCII in one line."
                 )
             check_private(variable, self.url or "")
         own = {name: os.environ[variable] for name, variable in self.headers_env.items()}
         return {**bearer(self.key_env, self.url or ""), **own}
 
     def check(self) -> None:
-        """Start or reach it once and ask for its tools; ConfigError when that fails."""
+        """Connect once and list the tools; raise ConfigError if that fails."""
         _ = self.headers
         self.schemas()
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return what the server offers, asked once for each process."""
+        """Return the server's tools, listed once per process."""
         return _schemas(self.model_dump_json())
 
     def open(self) -> McpTools:
-        """Return the server's tools; it starts with the first call."""
+        """Return the tools; the first call connects."""
         return McpTools(self)
 
 
 @functools.lru_cache(maxsize=32)
-def _schemas(given: str) -> tuple[ToolSchema, ...]:
-    settings = Mcp.model_validate_json(given)
+def _schemas(form: str) -> tuple[ToolSchema, ...]:
+    settings = Mcp.model_validate_json(form)
     server: McpConnection | None = None
     try:
         server = connected(settings)
@@ -144,12 +140,12 @@ def _schemas(given: str) -> tuple[ToolSchema, ...]:
 
 
 def _written(fault: ToolFault) -> str:
-    """Return the end of a lost server's standard error as a part of a message."""
+    """Return the end of a lost server's standard error, as part of a message."""
     return f" It wrote to stderr:\n{fault.stderr}" if isinstance(fault, Lost) and fault.stderr else ""
 
 
 def connected(settings: Mcp) -> McpConnection:
-    """Return a conversation with the server; ConfigError if the package is missing."""
+    """Connect to the server; raise ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
         raise AbsentPackage("The tool `mcp` needs an extra: pip install 'kapelle[mcp]'.")
     from kapelle.environments.tools.mcp_session import McpConnection, McpProgram, Pipes, Requests
@@ -160,7 +156,7 @@ def connected(settings: Mcp) -> McpConnection:
 
 
 class McpTools(Toolbox):
-    """One process of a server, or one session, begun when first called, and again after it was lost."""
+    """One process or session of a server; the first call opens it, and the next one after it was lost."""
 
     def __init__(self, settings: Mcp) -> None:
         self._settings = settings

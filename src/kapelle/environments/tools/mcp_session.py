@@ -1,26 +1,24 @@
-"""A conversation with an MCP server: the official package's session over our own bounded transports.
+"""Connections to MCP servers: the official package's session over our own transports with size limits.
 
-Only this module uses the package and its HTTP client. A server program gets only the named environment variables, a line of
-it is bounded, and its whole process group is ended. All conversations of a process live in one event loop of a thread of its
-own, because tools are called from many threads; each is a task there, from its greeting to its end.
+Only this module imports the package and its HTTP client. A server program gets only the named environment variables, its lines
+have a size limit, and its whole process group is killed. Tools are called from many threads, so all connections of a process
+share a thread with an event loop; each connection is a task there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import os
 import shlex
 import signal
-import ssl
 import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -31,7 +29,15 @@ from mcp.shared.message import SessionMessage
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from kapelle.environments.tools.contract import Lost, ToolFault, ToolSchema
-from kapelle.environments.tools.web import Resolve, WebFault, addresses_of, any_address, is_public
+from kapelle.environments.tools.web import (
+    Resolve,
+    WebFault,
+    addresses_of,
+    any_address,
+    is_public,
+    send_pinned,
+    tls_context,
+)
 from kapelle.runtime.characters import cleaned
 from kapelle.runtime.clock import suspend_aware_timeout
 
@@ -41,21 +47,21 @@ if TYPE_CHECKING:
 
     from kapelle.types import Json
 
-# -------- A server program, spoken to line by line; a server over HTTP
+# -------- A server program: one message per line
 
 MAX_MESSAGE = 1 << 20
-"""Bytes of one message."""
+"""Most bytes of one message."""
 KEPT_ERRORS = 2_000
-"""Bytes that are shown of a server's standard error."""
+"""Bytes of a server's standard error that are shown."""
 ENDED = "The server has ended."
-"""The default explanation for a lost server."""
+"""The default reason of a lost server."""
 
 
 class McpProgram:
-    """A running program and its two pipes; made and ended in any thread, read and written in one event loop."""
+    """A running program with its pipes; any thread may start or kill it, one event loop reads and writes."""
 
     def __init__(self, command: Sequence[str], env: Sequence[str]) -> None:
-        """Start it with PATH, HOME, LANG and the variables named; Lost if it fails to start."""
+        """Start the program with PATH, HOME, LANG and the named variables; raise Lost if it fails to start."""
         passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", *env) if name in os.environ}
         self.name = shlex.join(command)
         self._unread = bytearray()
@@ -79,7 +85,7 @@ class McpProgram:
         os.set_blocking(self._out, False)
 
     async def read_line(self) -> bytes:
-        """Return what it writes up to the end of a line; Lost when it ends, or writes too much at once."""
+        """Return the next line; raise Lost if the program ends or the line is too long."""
         while b"\n" not in self._unread:
             try:
                 part = os.read(self._out, 65536)
@@ -97,7 +103,7 @@ class McpProgram:
         return line
 
     async def write_line(self, data: bytes) -> None:
-        """Write a line, waiting until the program reads; Lost if it has ended."""
+        """Write a line as the program reads; raise Lost if it has ended."""
         left = memoryview(data + b"\n")
         while left:
             try:
@@ -109,13 +115,13 @@ class McpProgram:
                 raise Lost(ENDED) from None
 
     def stderr(self) -> str:
-        """Return the end of what it has written to standard error."""
+        """Return the end of its standard error."""
         end = os.fstat(self._errors.fileno()).st_size
         tail = os.pread(self._errors.fileno(), KEPT_ERRORS, max(0, end - KEPT_ERRORS))
         return cleaned(tail.decode("utf-8", "replace").strip())
 
     def kill(self) -> None:
-        """End it and everything that it started in its group; once, because its number may become another one's."""
+        """Kill its process group; only once, because the process id may be reused."""
         if self.process.returncode is not None:
             return
         try:
@@ -125,7 +131,7 @@ class McpProgram:
         self.process.wait()
 
     def close(self) -> None:
-        """Close its pipes, which are no longer in use."""
+        """Close its pipes."""
         for pipe in (self.process.stdin, self.process.stdout, self._errors):
             if pipe is not None:
                 try:
@@ -145,178 +151,155 @@ async def _until(
         remove(pipe)
 
 
-# -------- The HTTP client that an MCP server on the network is spoken to with: bounded answers, and public addresses only
+# -------- The HTTP transport to an MCP server on the network: limited answers, and checked addresses only (see `web`)
 #
-# As in `web`, a name is resolved once, every address that it stands for is checked, and the connection goes to an address
-# that was checked. The package follows redirections within the server's own origin alone; each is checked anew.
+# The package follows redirects only within the server's own origin; each is checked again.
 
 GOODBYE_S = 2.0
-"""Seconds in which a server may take note that a session is over."""
+"""Seconds for a server to answer that a session is over."""
 MAX_STREAMS = 100
-"""Times that a conversation listens to what its server says unasked; one that breaks is opened again."""
-_UNCOMPRESSED = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
-
-
-_trusted = functools.cache(ssl.create_default_context)
+"""Times that a connection opens the stream of a server's own requests; the package opens a broken one again."""
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Carries requests to checked addresses; the first thing that goes wrong stays in `fault`."""
+    """Sends requests to checked addresses; `fault` keeps the first failure."""
 
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self.fault: str | None = None
         self._allowed, self._resolve = allowed, resolve
         self._streams = 0
-        self._inner = httpx2.AsyncHTTPTransport(verify=_trusted(), trust_env=False)
+        self._inner = httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the answer; httpx2.TransportError when there is none that is allowed."""
+        """Return the response; raise httpx2.TransportError for a failure or an answer that is not allowed."""
         if request.method == "GET":
-            return await self._listened(request)
+            return await self._optional_stream(request)
         in_session = "mcp-session-id" in request.headers
         try:
             if request.method == "DELETE":
                 async with asyncio.timeout(GOODBYE_S):
-                    answer = await self._asked(request)
-                await answer.aclose()  # whatever it says, and however slowly
+                    answer = await self._send(request)
+                await answer.aclose()
                 return httpx2.Response(answer.status_code)
-            answer = await self._asked(request)
+            answer = await self._send(request)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise WebFault("it answered in a compressed form")
-        except (WebFault, httpx2.HTTPError) as fault:
-            why = (
-                str(fault) if isinstance(fault, WebFault) else f"the request failed ({type(fault).__name__})"
-            )
-            raise self.failed(why) from None
+        except WebFault as fault:
+            raise self.failed(str(fault)) from None
+        except httpx2.HTTPError as error:
+            raise self.failed(f"the request failed ({type(error).__name__})") from None
         # Outside a session 404 may carry a message: that there is no such method.
-        told = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
-        if answer.status_code in ({401, 403} if told else {401, 403, 404}) or answer.status_code >= 500:
+        is_message = answer.headers.get("Content-Type", "").startswith("application/json") and not in_session
+        if (
+            answer.status_code in (401, 403)
+            or answer.status_code >= 500
+            or (answer.status_code == 404 and not is_message)
+        ):
             self.failed(f"it answered {answer.status_code}")
-        return _streamed(answer, _Counted, self.failed)
+        return _limited(answer, self.failed)
 
-    async def _listened(self, request: httpx2.Request) -> httpx2.Response:
-        """Open the stream on which a server sends its own requests, and decline them.
+    async def _optional_stream(self, request: httpx2.Request) -> httpx2.Response:
+        """Open the stream of a server's own requests, so that the package can decline them.
 
-        It is optional for every conversation: if it is unavailable, breaks or sends too much, it is dropped.
+        A connection works without it: if it fails, breaks or is too long, it ends quietly.
         """
         self._streams += 1
         if self._streams <= MAX_STREAMS:
             with suppress(WebFault, httpx2.HTTPError):
-                answer = await self._asked(request)
+                answer = await self._send(request)
                 plain = answer.headers.get("Content-Encoding", "identity") == "identity"
                 if answer.status_code == 200 and plain:
-                    return _streamed(answer, _Unasked, httpx2.TransportError)
+                    return _limited(answer, None)
                 await answer.aclose()
         return httpx2.Response(405)
 
     def failed(self, why: str) -> httpx2.TransportError:
-        """Store the reason why the transport has stopped, and return it as an error."""
+        """Keep the first failure, and return it as an error."""
         self.fault = self.fault or f"The server cannot be asked: {why}."
         return httpx2.TransportError(self.fault)
 
-    async def _asked(self, request: httpx2.Request) -> httpx2.Response:
-        host, scheme = request.url.host, request.url.scheme
-        port = request.url.port or (443 if scheme == "https" else 80)
-        addresses = await asyncio.to_thread(self._resolve, host, port)
-        if not addresses or not all(map(self._allowed, addresses)):
-            raise WebFault(
-                f"the host '{host[:80]}' stands for an address that is not public; `local: true` allows it"
-            )
-        named = {**request.extensions, "sni_hostname": request.url.host}
-        for address in addresses:
-            url = request.url.copy_with(host=address)
-            try:
-                return await self._inner.handle_async_request(
-                    httpx2.Request(
-                        request.method, url, headers=request.headers, stream=request.stream, extensions=named
-                    )
-                )
-            except httpx2.ConnectError:
-                if address == addresses[-1]:
-                    raise
-        raise AssertionError("there is an address")
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        response: httpx2.Response = await send_pinned(
+            request, self._inner, httpx2.ConnectError, self._allowed, self._resolve
+        )
+        return response
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._inner.aclose()
 
 
-class _Counted(httpx2.AsyncByteStream):
-    """A body that ends with `failed` where it is too long."""
+class _LimitedStream(httpx2.AsyncByteStream):
+    """A body that fails if it is too long; without `failed` it ends instead, also if it breaks."""
 
     def __init__(
-        self, stream: httpx2.AsyncByteStream, failed: Callable[[str], httpx2.TransportError]
+        self, stream: httpx2.AsyncByteStream, failed: Callable[[str], httpx2.TransportError] | None
     ) -> None:
         self._stream, self._failed = stream, failed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        counted = 0
-        async for part in self._stream:
-            counted += len(part)
-            if counted > MAX_MESSAGE:
-                raise self._failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
-            yield part
+        size = 0
+        with nullcontext() if self._failed else suppress(httpx2.HTTPError):
+            async for part in self._stream:
+                size += len(part)
+                if size > MAX_MESSAGE:
+                    if self._failed is None:
+                        return
+                    raise self._failed(f"it sent more than {MAX_MESSAGE:,} bytes at once")
+                yield part
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-class _Unasked(_Counted):
-    """A body that merely ends where it breaks or is too long."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        with suppress(httpx2.HTTPError):
-            async for part in super().__aiter__():
-                yield part
-
-
-def _streamed(
-    answer: httpx2.Response, kind: type[_Counted], failed: Callable[[str], httpx2.TransportError]
+def _limited(
+    answer: httpx2.Response, failed: Callable[[str], httpx2.TransportError] | None
 ) -> httpx2.Response:
     assert isinstance(answer.stream, httpx2.AsyncByteStream), "of an asynchronous transport"
-    stream = kind(answer.stream, failed)
+    stream = _LimitedStream(answer.stream, failed)
     return httpx2.Response(
         answer.status_code, headers=answer.headers, stream=stream, extensions=answer.extensions
     )
 
 
 def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> httpx2.AsyncClient:
-    """Return a client whose time limits its user sets; the headers go with every request to its server."""
-    sent = {**_UNCOMPRESSED, **(headers or {})}
-    return httpx2.AsyncClient(transport=transport, headers=sent, timeout=None, trust_env=False)
+    """Return a client without time limits; every request carries the headers."""
+    return httpx2.AsyncClient(
+        transport=transport, headers={**_HEADERS, **(headers or {})}, timeout=None, trust_env=False
+    )
 
 
-# -------- The conversation: the official package's session over the transports above
+# -------- The connection: the official package's session over the transports above
 
 MAX_PAGES = 16
-"""Pages of a list of tools."""
-MAX_ASIDE = 10_000
-"""Messages of a server after each that it is asked: its answer, what it tells, and what it asks itself."""
+"""Most pages of a list of tools."""
+MAX_MESSAGES = 10_000
+"""Most messages of a server after each request: the answer, notifications and its own requests."""
 CLOSE_S = 10.0
-"""Most seconds that a conversation may take to end."""
+"""Most seconds to close a connection."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
 )
-_OURS = types.Implementation(name="kapelle", version="0")
-for _talkative in ("mcp", "client"):
-    # What the package logs holds a server's text; without a handler Python would print it.
-    logging.getLogger(_talkative).addHandler(logging.NullHandler())
-
-
+_CLIENT = types.Implementation(name="kapelle", version="0")
+for _name in ("mcp", "client"):
+    # The package logs a server's text; without a handler Python would print it.
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 LOG = logging.getLogger(__name__)
-_stray = set[str]()
-"""Programs of which a stray line was logged."""
+_warned = set[str]()
+"""Programs whose invalid lines were logged."""
 
 
 class Pipes:
-    """The wire to a program; what it tells unasked is dropped."""
+    """The transport to a program; its notifications are dropped."""
 
     def __init__(self, program: McpProgram) -> None:
         self.program = program
         self.fault: str | None = None
         """Why the transport has stopped; None while it works."""
-        self._heard = 0
+        self._received = 0
+        """Messages since the last request."""
         self.cut, self.close, self.stderr = program.kill, program.close, program.stderr
 
     @asynccontextmanager
@@ -326,69 +309,69 @@ class Pipes:
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
     ]:
         """Carry messages while the block lasts, or until the program is lost."""
-        told, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        said, to_say = anyio.create_memory_object_stream[SessionMessage](0)
-        async with told, heard, said, to_say, anyio.create_task_group() as both_ways:
-            both_ways.start_soon(self._hear, told)
-            both_ways.start_soon(self._say, to_say)
-            yield heard, said
-            both_ways.cancel_scope.cancel()
+        incoming, to_session = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        from_session, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+        async with incoming, to_session, from_session, outgoing, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read, incoming)
+            tasks.start_soon(self._write, outgoing)
+            yield to_session, from_session
+            tasks.cancel_scope.cancel()
 
-    async def _hear(self, told: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        async with told:
+    async def _read(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        async with incoming:
             try:
-                while self._heard <= MAX_ASIDE:
+                while self._received <= MAX_MESSAGES:
                     line = await self.program.read_line()
-                    self._heard += 1
+                    self._received += 1
                     try:
                         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                     except ValidationError:
-                        self._log_stray(line)
+                        self._log_invalid(line)
                         await asyncio.sleep(0)
                         continue
                     if isinstance(message, types.JSONRPCNotification):
-                        await asyncio.sleep(0)  # lets others have their turn, however much is told
+                        await asyncio.sleep(0)  # lets other tasks run between many notifications
                     else:
-                        await told.send(SessionMessage(message))
-                why = f"The server sent more than {MAX_ASIDE:,} messages for one question."
+                        await incoming.send(SessionMessage(message))
+                why = f"The server sent more than {MAX_MESSAGES:,} messages for one question."
             except Lost as fault:
                 why = str(fault)
             except anyio.BrokenResourceError:
                 return  # the session has ended
             self.fault = self.fault or why
 
-    def _log_stray(self, line: bytes) -> None:
-        """Log a line of standard output that is no message; once for each program, as episodes start it many times."""
-        if self.program.name not in _stray:
-            _stray.add(self.program.name)
+    def _log_invalid(self, line: bytes) -> None:
+        """Log a line of standard output that is no message; once per program, because episodes start it often."""
+        if self.program.name not in _warned:
+            _warned.add(self.program.name)
             shown = cleaned(line.decode("utf-8", "replace")[:200])
             LOG.warning("The MCP server `%s` wrote a line that is no message: %s", self.program.name, shown)
 
-    async def _say(self, to_say: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async with to_say:
+    async def _write(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async with outgoing:
             try:
-                async for item in to_say:
+                async for item in outgoing:
                     text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await self.program.write_line(text.encode())
                     if isinstance(item.message, types.JSONRPCRequest):
-                        self._heard = 0
+                        self._received = 0
             except Lost as fault:
                 self.fault = self.fault or str(fault)
 
 
 class Requests:
-    """The wire to a server on the network: streamable HTTP."""
+    """The transport to a server on the network: streamable HTTP."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, local: bool) -> None:
         """Send requests to public addresses, or to any if the server is `local`."""
         self._url, self._headers = url, headers
-        self._carrier = BoundedTransport(any_address if local else is_public)
+        self._transport = BoundedTransport(any_address if local else is_public)
         self._ended: str | None = None
 
     @property
     def fault(self) -> str | None:
-        """What the transport met first, or what else ended the conversation."""
-        return self._carrier.fault or self._ended
+        """The transport's first failure, or what else ended the connection."""
+        return self._transport.fault or self._ended
 
     @fault.setter
     def fault(self, why: str | None) -> None:
@@ -398,28 +381,28 @@ class Requests:
     async def streams(self) -> AsyncIterator[TransportStreams]:
         """Carry messages while the block lasts."""
         async with (
-            client(self._carrier, self._headers) as asking,
-            streamable_http_client(self._url, http_client=asking, max_sse_event_size=MAX_MESSAGE) as streams,
+            client(self._transport, self._headers) as http,
+            streamable_http_client(self._url, http_client=http, max_sse_event_size=MAX_MESSAGE) as streams,
         ):
             yield streams
 
     def stderr(self) -> str:
-        """Return nothing: the server is somebody else's process."""
+        """Return an empty text: the server's process runs elsewhere."""
         return ""
 
     def cut(self) -> None:
-        """Do nothing: the server is somebody else's process."""
+        """Do nothing: the server's process runs elsewhere."""
 
     def close(self) -> None:
-        """Do nothing: the block has closed the connections."""
+        """Do nothing: the end of the block has closed the connections."""
 
 
 class McpConnection:
-    """A conversation with a server; its calls block, and any thread may make them."""
+    """A connection to a server; its calls block, and any thread may make them."""
 
-    def __init__(self, wire: Pipes | Requests, limit_s: float) -> None:
-        """Open a session within `limit_s` seconds, which bound each call too; Lost if the server does not answer."""
-        self._limit_s, self._wire = limit_s, wire
+    def __init__(self, transport: Pipes | Requests, limit_s: float) -> None:
+        """Open a session; `limit_s` limits this and each call. Raises Lost if the server does not answer."""
+        self._limit_s, self._transport = limit_s, transport
         self._loop = _loop_of(os.getpid())
         self._listed = False
         self._opened: Future[ClientSession] = Future()
@@ -433,63 +416,68 @@ class McpConnection:
 
     async def _live(self) -> None:
         try:
-            async with self._wire.streams() as streams, ClientSession(*streams, client_info=_OURS) as session:
+            async with (
+                self._transport.streams() as streams,
+                ClientSession(*streams, client_info=_CLIENT) as session,
+            ):
                 try:
-                    await self._within(_greeted(session))
+                    await self._within(_initialize(session))
                 except ToolFault as fault:
                     self._opened.set_exception(self._lost(str(fault)))
                     return
                 except ValidationError:
-                    self._opened.set_exception(self._lost("The server's greeting is none."))
+                    self._opened.set_exception(self._lost("The server's answer to `initialize` is invalid."))
                     return
                 self._opened.set_result(session)
                 await asyncio.Event().wait()  # until it is cancelled
-        except Exception as error:  # noqa: BLE001 (whatever ends the wire: those who wait are told by its fault)
-            self._wire.fault = self._wire.fault or f"The conversation has ended: {type(error).__name__}."
+        except Exception as error:  # noqa: BLE001 (any end of the transport; `fault` has the reason)
+            self._transport.fault = (
+                self._transport.fault or f"The connection has ended: {type(error).__name__}."
+            )
         finally:
             if not self._opened.done():
-                self._opened.set_exception(self._lost(self._wire.fault or ENDED))
+                self._opened.set_exception(self._lost(self._transport.fault or ENDED))
             self._ended.set()
 
     def _lost(self, why: str) -> Lost:
-        return Lost(why, self._wire.stderr())
+        return Lost(why, self._transport.stderr())
 
-    async def _within(self, asked: Awaitable[_ANSWER]) -> _ANSWER:
-        """Return what the server answers in time; Lost if the connection is gone, ToolFault for what it refuses."""
-        answer = asyncio.ensure_future(asked)
-        # What came of a request whose asker has left is looked at, or Python would print it.
+    async def _within(self, request: Awaitable[_ANSWER]) -> _ANSWER:
+        """Return the answer to a request; raise Lost without one in time, ToolFault if the server rejects the request."""
+        answer = asyncio.ensure_future(request)
+        # Retrieve an error after the caller has left; otherwise Python would print it.
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             async with suspend_aware_timeout(self._limit_s):
                 return await asyncio.shield(answer)
         except TimeoutError:
-            self._wire.cut()  # or the package would wait for seconds to tell a server that may read nothing
+            self._transport.cut()  # the package would wait for a server that reads nothing
             raise self._lost(f"The server did not answer within {self._limit_s:g} s.") from None
-        except MCPError as refusal:
-            if self._wire.fault is not None or self._ended.is_set():
-                raise self._lost(self._wire.fault or ENDED) from None
-            raise ToolFault(cleaned(f"The server refused: {refusal.message}"[:1000])) from None
-        except RuntimeError as fault:  # a version of the protocol that the package does not speak
+        except MCPError as error:
+            if self._transport.fault is not None or self._ended.is_set():
+                raise self._lost(self._transport.fault or ENDED) from None
+            raise ToolFault(cleaned(f"The server refused: {error.message}"[:1000])) from None
+        except RuntimeError as fault:  # an unsupported version of the protocol
             raise self._lost(cleaned(str(fault)[:1000])) from None
         finally:
             answer.cancel()
 
-    def _ask(self, asked: Coroutine[Any, Any, _ANSWER]) -> _ANSWER:
-        waiting = asyncio.run_coroutine_threadsafe(self._within(asked), self._loop)
+    def _request(self, request: Coroutine[Any, Any, _ANSWER]) -> _ANSWER:
+        waiting = asyncio.run_coroutine_threadsafe(self._within(request), self._loop)
         try:
             return waiting.result()
         finally:
-            waiting.cancel()  # where the wait was broken off
+            waiting.cancel()  # if the wait was interrupted
 
     def tools(self) -> tuple[ToolSchema, ...]:
-        """Return the server's tools; ToolFault for an invalid list."""
+        """Return the server's tools; raise ToolFault for an invalid list."""
         found: list[ToolSchema] = []
         page: types.PaginatedRequestParams | None = None
         for _ in range(MAX_PAGES):
             try:
-                listed = self._ask(self._session.list_tools(params=page))
+                listed = self._request(self._session.list_tools(params=page))
             except (ValidationError, RecursionError):
-                raise ToolFault("its list of tools is none.") from None
+                raise ToolFault("its list of tools is invalid.") from None
             found += (
                 ToolSchema(each.name, each.description or "", each.input_schema) for each in listed.tools
             )
@@ -500,16 +488,16 @@ class McpConnection:
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the text of a tool's result; ToolFault when the result reports a failure, Lost when there is no answer.
+        """Return the text of a tool's result; raise ToolFault for a failure, Lost if there is no answer.
 
-        The tool's `outputSchema` is ignored: a server could make that check arbitrarily long.
+        The tool's `outputSchema` is ignored, because a server could make that check arbitrarily long.
         """
         if self._session.discover_result is not None and not self._listed:
-            self.tools()  # in versions without `initialize` a tool's schema says what of a call is sent as headers
-        given = json.loads(json.dumps(dict(arguments), default=str))
-        asked = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=given))
+            self.tools()  # without `initialize` a tool's schema defines headers of its calls
+        plain = json.loads(json.dumps(dict(arguments), default=str))
+        request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=plain))
         try:
-            result = self._ask(self._session.send_request(asked, _RESULT))
+            result = self._request(self._session.send_request(request, _RESULT))
         except (ValidationError, RecursionError):
             raise ToolFault(
                 "The server answered with something that is no result of this protocol."
@@ -525,20 +513,20 @@ class McpConnection:
         return text
 
     def close(self) -> None:
-        """End the conversation, and a program with everything that it started in its group."""
-        self._wire.cut()
+        """End the connection, and a program with its process group."""
+        self._transport.cut()
         self._life.cancel()
         self._ended.wait(CLOSE_S)
-        self._wire.close()
+        self._transport.close()
 
 
-_MAKING = threading.Lock()
+_LOCK = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process's conversations; after a fork it is another one."""
-    with _MAKING:
+    """Return the event loop of this process's connections; a fork gets its own."""
+    with _LOCK:
         if process not in _loops:
             _loops[process] = asyncio.new_event_loop()
             threading.Thread(target=_loops[process].run_forever, name="kapelle-mcp", daemon=True).start()
@@ -546,26 +534,26 @@ def _loop_of(process: int) -> asyncio.AbstractEventLoop:
 
 
 _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPPORTED_PROTOCOL_VERSION])
-"""Codes with which a server may refuse an unknown opening request."""
+"""Error codes of a server that does not know `initialize`."""
 
 
-async def _greeted(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
-    """Open the session with `initialize`, or if the server refuses that, with `server/discover` of the versions without it."""
+async def _initialize(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
+    """Open the session with `initialize`, or with `server/discover` for versions of the protocol without it."""
     try:
         return await session.initialize()
-    except (MCPError, RuntimeError) as refusal:
-        if isinstance(refusal, MCPError) and refusal.code not in _UNKNOWN:
+    except (MCPError, RuntimeError) as error:
+        if isinstance(error, MCPError) and error.code not in _UNKNOWN:
             raise
         try:
             return await session.discover()
         except (MCPError, RuntimeError, ValidationError):
-            raise refusal from None
+            raise error from None
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """Return what an agent reads of a result: its texts, and for other content the kind that was left out.
+    """Return a result as text: its texts, and a note about any other content.
 
-    Structured content is written as JSON if no text represents it.
+    Structured content becomes JSON if the result has no text.
     """
     parts = []
     for part in result.content:

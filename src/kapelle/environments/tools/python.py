@@ -1,4 +1,4 @@
-"""A Python interpreter in a sandbox, which keeps its variables through an episode."""
+"""The tool `python`: a sandboxed interpreter that keeps its variables during an episode."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _SCHEMA = one_text(
 )
 _BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
 EPISODE_S = 24 * 3600.0
-"""Seconds on the clock that an interpreter may wait for an agent to think, all calls together."""
+"""Seconds that an interpreter may exist, the agent's turns included."""
 
 
 class Python(ToolSettings):
-    """One tool, `python`."""
+    """The tool `python`."""
 
     tool: Literal["python"] = "python"
     descriptors: ClassVar[int] = 7
-    """Of one interpreter: three pipes, and a few by which its sandbox is held."""
+    """File descriptors of one interpreter: three pipes and those of its sandbox."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
+    """The sandbox: `bubblewrap`, `docker`, or `unsafe_subprocess`, which isolates nothing."""
     call_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """Seconds on the clock that one program may take."""
+    """Seconds of one program (wall time)."""
     cpu_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds of CPU for all programs of an interpreter together."""
+    """Seconds of CPU time of all programs of an interpreter."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
-    """Mebibytes that an interpreter may use."""
+    """Mebibytes of memory of an interpreter."""
 
     def check(self) -> None:
         """Raise SandboxError if the sandbox is unavailable on this machine."""
         require(backend(self.sandbox))
 
     def open(self) -> Interpreter:
-        """Return an interpreter that starts with its first program."""
+        """Return an interpreter, which starts with its first program."""
         limits = Limits(wall_s=EPISODE_S, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
         return Interpreter(backend(self.sandbox), limits, self.call_s)
 
 
 class Interpreter(Toolbox):
-    """One interpreter in one sandbox; one that is lost is started again, empty."""
+    """One interpreter in one sandbox; after a failure a new one starts without variables."""
 
     def __init__(self, sandbox: Backend, limits: Limits, call_s: float) -> None:
         self._sandbox = sandbox
@@ -64,12 +64,12 @@ class Interpreter(Toolbox):
         super().__init__(Tool(_SCHEMA, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
-        """Run `program` and return what it printed; ToolFault when that ended the interpreter."""
+        """Run `program` and return its output; raise ToolFault if that ended the interpreter."""
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             driver = Path(str(tool_python_driver.__file__)).read_bytes()
             self._session = start(self._sandbox, {"interpreter.py": driver}, command, self._limits)
-        # Unknown until now: nothing that an earlier program has written ahead begins with it.
+        # Random, so that an earlier program cannot have written the reply ahead.
         number = secrets.token_hex(16).encode()
         self._session.send(number + b" " + json.dumps(arguments["program"]).encode() + b"\n")
         line = self._session.receive(self._call_s)
@@ -84,9 +84,9 @@ class Interpreter(Toolbox):
             else:
                 why = f"The program took longer than {self._call_s:g} s."
             raise ToolFault(f"{why} Its variables are gone; the next program starts afresh.")
-        answered, _, reply = line.partition(b" ")
+        reply_number, _, reply = line.partition(b" ")
         try:
-            printed = json.loads(reply) if answered == number else None
+            printed = json.loads(reply) if reply_number == number else None
         except (ValueError, RecursionError):
             printed = None
         if not isinstance(printed, str):
@@ -94,7 +94,7 @@ class Interpreter(Toolbox):
             raise ToolFault(
                 "The program wrote on the interpreter's own channel and broke it. The next program starts afresh."
             )
-        # The driver shares its process with the program: how long its reply is, is the program's choice.
+        # The program shares its process with the driver, so the reply may be longer than the driver's limit.
         return printed[: tool_python_driver.MAX_PRINTED].rstrip() or "(nothing was printed)"
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Runs inside the sandbox: an interpreter that keeps its variables from one program to the next.
 
-A request is one line: a number, a space, and the JSON text of a program. Its reply is one line: the same number, a space, and the
-JSON text of what the program printed. The number is new and random for each request, so that what a program writes on this
-channel answers no later request. Nothing else that comes out of here is trusted by anyone: the program shares this
-process. Standard library only: the file is copied into sandboxes as it stands.
+A request is one line: a number, a space, and the JSON text of a program. The reply is one line: the same number, a space, and the
+JSON text of the program's output. Each request has a new random number, so that a program cannot write a later reply ahead. The
+caller trusts nothing else: the program shares this process. Only the standard library is imported, because this file is copied
+into sandboxes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import json
 import os
 
 MAX_PRINTED = 20_000
-"""Characters of one reply."""
+"""Most characters of one reply."""
 
 
 def serve() -> None:
-    """Answer programs from standard input on standard output until it ends."""
+    """Run programs from standard input and reply on standard output until the input ends."""
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         interpreter = code.InteractiveInterpreter({"__name__": "__main__"})
         for line in requests:
             number, _, program = line.partition(b" ")
@@ -33,7 +33,7 @@ def serve() -> None:
 
 
 def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
-    """Run a program; return what it printed, the value of a last expression and a traceback included."""
+    """Run a program; return its output with the value of a last expression and tracebacks."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -51,7 +51,7 @@ def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
 
 
 def split_off_value(program: str) -> tuple[str, str]:
-    """Return a program without its last expression, and that expression; SyntaxError for no program."""
+    """Return a program without its last expression, and that expression; raise SyntaxError for an invalid program."""
     body = ast.parse(program).body
     if not body or not isinstance(body[-1], ast.Expr):
         return program, ""

@@ -1,4 +1,4 @@
-"""Search over texts: a full-text index of a local corpus, or a server on the network."""
+"""The tool `search`: a full-text index of a local corpus, or a server on the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 
 from kapelle.environment import Reads
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, ToolSchema, ToolSettings, one_text
-from kapelle.environments.tools.web import WebFault, fetch_json
 from kapelle.errors import ConfigError, DataError
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.files import content_or_fault, folder_content
@@ -27,9 +26,9 @@ from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32
-"""Words of a query; more are left out."""
+"""Most words of a query; more are dropped."""
 MAX_PASSAGE = 600
-"""Characters of one result."""
+"""Most characters of one result."""
 
 _SCHEMA = one_text(
     "search", "Searches documents and returns the passages that fit best.", "query", "a few words"
@@ -45,7 +44,7 @@ class Passage:
 
 
 Find = Callable[[str, int], Sequence[Passage]]
-"""A query and how many results are wanted → those, the best first; ToolFault for the agent."""
+"""Query and number of results → the results, best first; raises ToolFault for the agent."""
 
 
 class Search(ToolSettings, Reads):
@@ -53,37 +52,35 @@ class Search(ToolSettings, Reads):
 
     tool: Literal["search"] = "search"
     corpus: str | None = None
-    """A file of rows with `title` and `text` (JSON lines or an array, also gzipped; parquet), or a folder of .txt and .md files."""
+    """A file of rows with `title` and `text` (JSON lines or array, also gzipped; parquet), or a folder of .txt and .md files."""
     url: str | None = None
-    """In place of a corpus: an address with `{query}`, which answers with JSON: a list of `title` and `text`."""
+    """Instead of a corpus: an address with `{query}`, which answers with a JSON list of `title` and `text`."""
     local: bool = False
-    """True: `url` may lead to this machine or its network, as a retrieval server of one's own does."""
+    """True: `url` may lead to this machine or its network, for your own retrieval server."""
     key_env: Annotated[str | None, FREE] = None
-    """Environment variable with a token for `url`, sent as a bearer token to that host alone."""
+    """Environment variable with a bearer token for `url`."""
     results: int = Field(default=3, ge=1, le=20)
-    """Passages that one call returns."""
+    """Passages per call."""
 
     @model_validator(mode="after")
-    def _one_provider(self) -> Search:
+    def _corpus_or_url(self) -> Search:
         if (self.corpus is None) == (self.url is None):
-            raise ValueError("The tool `search` takes a `corpus` or a `url`. Set one of both.")
+            raise ValueError("The tool `search` needs either a `corpus` or a `url`.")
         if self.url is not None and "{query}" not in self.url:
-            raise ValueError(
-                "`url` has no `{query}`, so nothing would be searched for. Put it where the query goes."
-            )
+            raise ValueError("`url` has no `{query}`. Put it where the query goes.")
         if self.url is not None:
             open_address(self.url)
         return self
 
     def contents(self) -> Mapping[str, str]:
-        """Return the corpus with one hash of what is in it."""
+        """Return the corpus with a hash of its content."""
         place = Path(self.corpus or "").expanduser()
         if self.corpus is None:
             return {}
         return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
 
     def check(self) -> None:
-        """Build the index; DataError for a missing corpus, ConfigError for a missing key."""
+        """Build the index; raise DataError for a missing corpus, ConfigError for a missing token."""
         if self.key_env is not None and self.key_env not in os.environ:
             raise ConfigError(f"The environment variable {self.key_env} of the tool `search` is not set.")
         bearer(self.key_env, self.url or "")
@@ -96,21 +93,21 @@ class Search(ToolSettings, Reads):
         return corpus_index(self.corpus).search
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the search's, without an index."""
+        """Return the schema, without an index."""
         return (_SCHEMA,)
 
     def open(self) -> Toolbox:
-        """Return the search; its index is shared by the process."""
+        """Return the tool; the whole process shares one index."""
         return search_toolbox(self._find(), self.results)
 
 
 def search_toolbox(find: Find, results: int) -> Toolbox:
-    """Return the tool `search` over whatever `find` looks through."""
+    """Return the tool `search` by a function that finds passages."""
 
-    def search(given: Mapping[str, Json]) -> str:
+    def search(arguments: Mapping[str, Json]) -> str:
         found = [
             f"[{k}] {each.title}\n{each.text[:MAX_PASSAGE]}"
-            for k, each in enumerate(find(given["query"], results), start=1)
+            for k, each in enumerate(find(arguments["query"], results), start=1)
         ]
         return "\n\n".join(found) or "Nothing was found."
 
@@ -118,7 +115,7 @@ def search_toolbox(find: Find, results: int) -> Toolbox:
 
 
 class CorpusIndex:
-    """A full-text index in memory (SQLite's FTS5, ranked by BM25); any thread may ask."""
+    """A full-text index in memory (SQLite's FTS5, ranked by BM25), for any thread."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._lock = threading.Lock()
@@ -136,11 +133,11 @@ class CorpusIndex:
             self._index.executemany("INSERT INTO texts VALUES (?, ?)", ((p.title, p.text) for p in passages))
 
     def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return the passages that hold most of the query's rarest words; ToolFault for a query without any."""
+        """Return the best passages by BM25; raise ToolFault for a query without a word."""
         words = re.findall(r"\w+", query[:1000])[:MAX_WORDS]
         if not words:
             raise ToolFault("The query holds no word.")
-        # In quotes a word is a word, whatever the index's query language makes of it.
+        # Quotes disable the index's query language.
         match = " OR ".join(f'"{word}"' for word in words)
         with self._lock:
             rows = self._index.execute(
@@ -157,7 +154,7 @@ def _is_text(file: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def corpus_index(corpus: str) -> CorpusIndex:
-    """Return the index of a corpus, made once; DataError when it cannot be read or is empty."""
+    """Return the index of a corpus, built once; raise DataError for a missing or empty corpus."""
     place = Path(corpus).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if _is_text(file) and file.is_file())
@@ -179,19 +176,19 @@ def corpus_index(corpus: str) -> CorpusIndex:
 
 
 def ask_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
-    """Return what a search server found; ToolFault for an invalid answer."""
+    """Return the passages of a search server; raise ToolFault for a failure or an invalid answer."""
+    from kapelle.environments.tools.web import WebFault, any_address, fetch_json, is_public
+
+    address = url.replace("{query}", quote(query[:1000], safe=""))
     try:
-        asked = url.replace("{query}", quote(query[:1000], safe=""))
-        value = fetch_json(asked, bearer(key_env, url), local=local)
+        value = fetch_json(address, bearer(key_env, url), allowed=any_address if local else is_public)
     except WebFault as fault:
         raise ToolFault(f"The search failed: {fault}") from None
     results = value.get("results") if isinstance(value, Mapping) else value
-    if not isinstance(results, list):
-        raise ToolFault("The search failed: the server did not answer with a list.")
+    if not isinstance(results, list) or not all(isinstance(each, Mapping) for each in results[:count]):
+        raise ToolFault("The search failed: the server did not answer with a list of objects.")
     found = []
     for each in results[:count]:
-        if not isinstance(each, Mapping):
-            raise ToolFault("The search failed: a result of the server is no object.")
         texts = (each[name] for name in ("text", "snippet", "content") if isinstance(each.get(name), str))
         found.append(Passage(str(each.get("title", "")), next(texts, "")))
     return found
