@@ -1,7 +1,7 @@
-"""Episodes that an outside program plays: it calls the agents over HTTP and posts their reward.
+"""Episodes that an outside program drives: it calls the agents over HTTP and posts their reward.
 
-kapelle counts the tasks; the program knows what they are. Its calls meet the episodes that wait for them at a switchboard: a
-server's thread takes seats and calls there, and episodes run in the event loop of the sampler. Every method says whose it is.
+kapelle numbers the tasks; the program knows what they are. Episodes run in the event loop of the sampler, and a server on another
+thread receives the program's calls. Both meet at a `Switchboard`. Each method says which side calls it.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from kapelle.runtime.plugins import find_object
 from kapelle.settings.base import FREE, FROM_HERE_ON
 from kapelle.types import Json, Split, Task
 
-# -------- The switchboard: where the calls of outside programs meet the episodes that wait for them
+# -------- The switchboard: it connects calls of outside programs with waiting episodes
 
 
 class Over(Exception):
-    """The episode, or all of them, is over: calls get no more answers."""
+    """The episode, or the whole run, is over: calls get no more answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call of an agent by an outside program."""
+    """An outside program's call of an agent."""
 
     number: int
-    """Among the calls of its episode."""
+    """Its number among the calls of the episode."""
     agent: str
-    asked: Mapping[str, Json]
-    """`messages`, `after`, `max_tokens` and `stop`, as the workflow `external` reads them."""
+    request: Mapping[str, Json]
+    """`messages`, `after`, `max_tokens` and `stop`, for the workflow `external`."""
     answer: Future[Mapping[str, Json]]
-    """Cancelled when its caller goes away."""
+    """Cancelled when its caller disconnects."""
 
 
 class ProgramEnded(EpisodeError):
@@ -66,82 +66,81 @@ class ProgramEnded(EpisodeError):
 
 
 News = OutsideCall | Outcome | EpisodeError | None
-"""What an episode learns of its program: a call (once more when its caller goes away), its reward, or why it will not come.
-None lets it look anew at what it waits for."""
+"""An event of an episode: a call (again when its caller disconnects), the reward, a failure, or None to wake the episode."""
 
 
 @dataclass(eq=False)
 class WaitingEpisode:
-    """One episode that waits for an outside program."""
+    """One episode that an outside program drives."""
 
     name: str
-    """Of the session."""
+    """The name of its session."""
     task: Task
     seed: int
     agents: tuple[str, ...]
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
-    """For the episode."""
+    """Events; the episode reads them."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a program has it. For the episode."""
-    spoke: set[str] = field(default_factory=set)
+    """Set when a program has taken the episode."""
+    answering: set[str] = field(default_factory=set)
     """Agents that have answered a call."""
-    cut: dict[str, bool] = field(default_factory=dict)
-    """Whether each agent's latest answer was cut by its `max_tokens`."""
+    truncated: dict[str, bool] = field(default_factory=dict)
+    """Whether `max_tokens` ended each agent's latest answer."""
     closed: bool = False
 
     def take(self) -> None:
-        """Let the episode begin: a program has been told of it; raises Over. For the server."""
+        """Begin the episode, once a program has it; raise Over. Called by the server."""
         self._in_loop(self.taken.set)
 
-    def call(self, agent: str, asked: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
-        """Hand a call to the episode and return what will be its answer; raises Over. For the server.
+    def call(self, agent: str, request: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
+        """Pass a call to the episode and return the future of its answer; raise Over. Called by the server.
 
-        Whoever goes away cancels it; the episode then gets the call once more.
+        If the caller disconnects, the server cancels the future, and the episode gets the call again.
         """
         answer: Future[Mapping[str, Json]] = Future()
         with self._lock:
             if self.closed:
                 raise Over
             self._open.add(answer)
-            call = OutsideCall(next(self._numbers), agent, asked, answer)
+            call = OutsideCall(next(self._numbers), agent, request, answer)
         self._in_loop(partial(self.news.put_nowait, call))
 
-        def gone(answer: Future[Mapping[str, Json]]) -> None:
+        def cancelled(answer: Future[Mapping[str, Json]]) -> None:
             if answer.cancelled():
                 with suppress(Over):
                     self._in_loop(partial(self.news.put_nowait, call))
 
-        answer.add_done_callback(gone)
+        answer.add_done_callback(cancelled)
         return answer
 
     def finish(self, outcome: Outcome) -> None:
-        """End the episode with its rewards; raises Over. For the server."""
+        """End the episode with its rewards; raise Over. Called by the server."""
         self._in_loop(partial(self.news.put_nowait, outcome))
 
     def fail(self, error: EpisodeError) -> None:
-        """End the episode without rewards; raises Over. For the server."""
+        """End the episode without rewards; raise Over. Called by the server."""
         self._in_loop(partial(self.news.put_nowait, error))
 
-    def answered(self, call: OutsideCall, said: Mapping[str, Json]) -> None:
-        """Answer a call. For the episode."""
+    def answered(self, call: OutsideCall, answer: Mapping[str, Json]) -> None:
+        """Answer a call. Called by the episode."""
         with self._lock:
             self._open.discard(call.answer)
-            if "turn" in said:
-                self.spoke.add(call.agent)
-                self.cut[call.agent] = said["finish_reason"] == "length"
+            if "turn" in answer:
+                self.answering.add(call.agent)
+                self.truncated[call.agent] = answer["finish_reason"] == "length"
         if call.answer.set_running_or_notify_cancel():
-            call.answer.set_result(said)
+            call.answer.set_result(answer)
 
     def close(self) -> None:
-        """Stop answering. For the episode."""
+        """Stop answering. Called by the episode."""
         with self._lock:
             self.closed = True
-            left, self._open = self._open, set()
-        for answer in left:
+            unanswered, self._open = self._open, set()
+        for answer in unanswered:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(Over())
 
@@ -151,125 +150,128 @@ class WaitingEpisode:
                 raise Over
         try:
             self._loop.call_soon_threadsafe(work)
-        except RuntimeError:  # the loop has ended with its step
+        except RuntimeError:  # the loop of the step has ended
             raise Over from None
 
 
 MOST_REASONS = 1024
-"""Failures of programs that are known to those who call later."""
+"""Most failures that are remembered for later calls."""
 
 
 class Switchboard:
-    """Seats that wait for a program, in order, and programs that wait for a seat."""
+    """Connects episodes that wait for a program with programs that wait for an episode."""
 
     def __init__(self, url: str, token: str | None, say: Callable[[str], None] = lambda _: None) -> None:
-        """Tell programs to call `url`, with a token if there is one; `say` tells the run's user what to know of them."""
+        """Take the URL and the token for programs; `say` prints a message for the user."""
         self.url = url
         self.token = token
         self.door: str | None = None
-        """The Unix socket by which programs in sandboxes call, if there is one."""
+        """The Unix socket for programs in sandboxes, if there is one."""
         self.say = say
-        self._quiet_until = 0.0
-        """When it may be said again that nobody plays, by the monotonic clock."""
-        self._failures_quiet_until = 0.0
-        self._unsaid = 0
-        """Programs that failed and of which nothing was said, because others just had."""
-        self._why: OrderedDict[str, str] = OrderedDict()
+        self._quiet_until: dict[str, float] = {}
+        """When each kind of message may be repeated, by the monotonic clock."""
+        self._unreported = 0
+        """Failures since the last message about one."""
+        self._failures: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._free: deque[WaitingEpisode] = deque()
         self._taken: dict[str, WaitingEpisode] = {}
         self._waiting: deque[Future[WaitingEpisode]] = deque()
         self._closed = False
 
-    def offer(self, seat: WaitingEpisode) -> None:
-        """Let the next program that asks take a seat. For the episode."""
+    def offer(self, episode: WaitingEpisode) -> None:
+        """Give the episode to the next program that asks for one. Called by the episode."""
         with self._lock:
             if self._closed:
                 raise EpisodeError("The server for outside programs was closed.")
             while self._waiting:
-                waiter = self._waiting.popleft()
-                if waiter.set_running_or_notify_cancel():
-                    self._taken[seat.name] = seat
-                    waiter.set_result(seat)
+                waiting = self._waiting.popleft()
+                if waiting.set_running_or_notify_cancel():
+                    self._taken[episode.name] = episode
+                    waiting.set_result(episode)
                     return
-            self._free.append(seat)
+            self._free.append(episode)
 
-    def give(self, seat: WaitingEpisode) -> None:
-        """Let a seat be called by its name from the start. For the episode."""
+    def give(self, episode: WaitingEpisode) -> None:
+        """Let calls reach the episode by its name from the start. Called by the episode."""
         with self._lock:
-            self._taken[seat.name] = seat
+            self._taken[episode.name] = episode
 
-    def withdraw(self, seat: WaitingEpisode) -> None:
-        """Close a seat. For the episode."""
+    def withdraw(self, episode: WaitingEpisode) -> None:
+        """Remove and close the episode. Called by the episode."""
         with self._lock:
-            self._taken.pop(seat.name, None)
+            self._taken.pop(episode.name, None)
             with suppress(ValueError):
-                self._free.remove(seat)
-        seat.close()
+                self._free.remove(episode)
+        episode.close()
 
     def take(self) -> Future[WaitingEpisode]:
-        """Return the future of the next seat; Over if there will be none. For the server."""
+        """Return the future of the next episode; it raises Over if there will be none. Called by the server."""
         taken: Future[WaitingEpisode] = Future()
         with self._lock:
             if self._closed:
                 taken.set_exception(Over())
             elif self._free:
-                seat = self._free.popleft()
-                self._taken[seat.name] = seat
+                episode = self._free.popleft()
+                self._taken[episode.name] = episode
                 taken.set_running_or_notify_cancel()
-                taken.set_result(seat)
+                taken.set_result(episode)
             else:
                 self._waiting.append(taken)
         return taken
 
     def seat(self, name: str) -> WaitingEpisode | None:
-        """Return a seat that was taken, by its session, or None. For the server."""
+        """Return a taken episode by the name of its session, or None. Called by the server."""
         with self._lock:
             return self._taken.get(name)
 
-    def failed(self, seat: WaitingEpisode, why: str) -> None:
-        """Say that a seat is free because its program failed; of many at once, how many there were. For the episode."""
+    def _may_say(self, kind: str, seconds: float) -> bool:
+        """Return whether a kind of message is due, at most once in so many seconds."""
+        now = time.monotonic()
+        if now < self._quiet_until.get(kind, 0.0):
+            return False
+        self._quiet_until[kind] = now + seconds
+        return True
+
+    def failed(self, episode: WaitingEpisode, why: str) -> None:
+        """Report that the program of an episode failed; many at once are counted in one message. Called by the episode."""
         with self._lock:
-            self._why[seat.name] = why
-            if len(self._why) > MOST_REASONS:
-                self._why.popitem(last=False)
-            now = time.monotonic()
-            if now < self._failures_quiet_until:
-                self._unsaid += 1
+            self._failures[episode.name] = why
+            if len(self._failures) > MOST_REASONS:
+                self._failures.popitem(last=False)
+            if not self._may_say("failed", 10.0):
+                self._unreported += 1
                 return
-            others, self._unsaid = self._unsaid, 0
-            self._failures_quiet_until = now + 10.0
+            others, self._unreported = self._unreported, 0
         more = f" (So failed {others} others since the last such line.)" if others else ""
-        self.say(f"the episode of {seat.task.id} failed and its place is free: {why}{more}")
+        self.say(f"the episode of {episode.task.id} failed and its place is free: {why}{more}")
 
     def why_over(self, name: str) -> str | None:
-        """Return why an episode failed, by its session; None if it did not fail, or failed long ago. For the server."""
+        """Return why an episode failed, by the name of its session; None if that is unknown. Called by the server."""
         with self._lock:
-            return self._why.get(name)
+            return self._failures.get(name)
 
     def say_if_nobody_plays(self) -> None:
-        """Report that episodes wait for a program to take one; at most once in five minutes. For the episode."""
+        """Report that episodes wait and no program has one; at most once in five minutes. Called by the episode."""
         with self._lock:
-            waiting, now = len(self._free), time.monotonic()
-            if not waiting or self._taken or now < self._quiet_until:
+            waiting = len(self._free)
+            if not waiting or self._taken or not self._may_say("idle", 300.0):
                 return
-            self._quiet_until = now + 300.0
         self.say(
-            f"{waiting} episodes wait for a program, and none has one. Start yours, or look why it does not ask: "
-            f"POST {self.url}/v1/task"
+            f"{waiting} episodes wait for a program, and none has one. Start your program, or check that it calls POST {self.url}/v1/task."
         )
 
     def close(self) -> None:
-        """End everything that waits here."""
+        """End everything that waits."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
-            seats = [*self._free, *self._taken.values()]
-        for waiter in waiting:
-            if waiter.set_running_or_notify_cancel():
-                waiter.set_exception(Over())
-        for seat in seats:
-            seat.close()
+            episodes = [*self._free, *self._taken.values()]
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Over())
+        for episode in episodes:
+            episode.close()
 
 
 _boards: dict[str, Switchboard] = {}
@@ -277,7 +279,7 @@ _boards: dict[str, Switchboard] = {}
 
 @contextmanager
 def switched_on(key: str, board: Switchboard) -> Iterator[None]:
-    """Let the worlds of an environment find a switchboard while the block runs; ConfigError where there is one."""
+    """Register the switchboard of an environment while the block runs; raise ConfigError if it has one."""
     if key in _boards:
         raise ConfigError(
             "Another trainer of this process serves the same external programs. Close it first."
@@ -291,26 +293,26 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
 
 
 def board_of(key: str) -> Switchboard:
-    """Return an environment's switchboard; EpisodeError where nobody serves it."""
+    """Return an environment's switchboard; raise EpisodeError if it is not served."""
     if key not in _boards:
-        raise EpisodeError("Nothing is served for outside programs here. Train, or evaluate, with `kapelle`.")
+        raise EpisodeError("No server for outside programs runs here. Train or evaluate with `kapelle`.")
     return _boards[key]
 
 
-# -------- An outside program that is started for one episode
+# -------- A program that is started for one episode
 
 SHOWN = 500
-"""Characters of what a program that failed has said."""
+"""Characters of a failed program's output in messages."""
 LAST_S = 1.0
-"""Seconds for the end of what is said by a program whose processes were all ended."""
+"""Seconds to read the rest of a program's output after its end."""
 TIDY_S = 2.0
-"""Seconds that a program has to end once its episode is over."""
+"""Seconds for a program to end after its episode."""
 KEPT = 64 << 10
-"""Bytes that are kept of what a program says."""
+"""Bytes of a program's output that are kept."""
 
 
 class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
-    """Tells when a process has ended; `Process.wait` also waits for all that it started and that share its output."""
+    """Sets `ended` when a process has exited. `Process.wait` also waits for children that share its output."""
 
     def __init__(self) -> None:
         super().__init__(limit=1 << 16, loop=asyncio.get_running_loop())
@@ -322,51 +324,51 @@ class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 class StartedProgram(Protocol):
-    """A program that was started for one episode."""
+    """A program of one episode."""
 
     @property
     def timed(self) -> bool:
-        """Whether it has a time limit of its own, so that `environment.timeout` does not count what it takes."""
+        """Whether it has its own time limit, which replaces `environment.timeout`."""
         ...
 
     async def ended(self) -> Outcome | EpisodeError:
-        """Wait until it ends; return how the episode ended with it, unless it has posted that."""
+        """Wait until it ends; return the outcome, or why there is none."""
         ...
 
     async def end(self) -> None:
-        """End it and everything that it started."""
+        """End it and all its processes."""
         ...
 
 
 StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
-"""Starts a program for an episode; it may ask whether the program waits for an answer."""
+"""Starts the program of an episode. Takes the episode, and a function that tells whether the program waits for an answer."""
 
 
 class Program:
-    """A process of its own group, which ends with its episode."""
+    """A process with its own group, which ends with the episode."""
 
     timed = False
 
     def __init__(self, transport: asyncio.SubprocessTransport, exited: _Exit) -> None:
         self._transport, self._exited = transport, exited
         self._process = asyncio.subprocess.Process(transport, exited, asyncio.get_running_loop())
-        self._said = bytearray()
+        self._output = bytearray()
         self._reading = asyncio.ensure_future(self._read())
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], seat: WaitingEpisode, url: str, token: str | None
+        cls, command: Sequence[str], episode: WaitingEpisode, url: str, token: str | None
     ) -> Program:
-        """Start a program, which finds its agents and its task in its environment; EpisodeError where that fails."""
+        """Start a program with its agents and task in environment variables; raise EpisodeError if that fails."""
         variables = {
             **os.environ,
-            "OPENAI_BASE_URL": f"{url}/sessions/{seat.name}/v1",
+            "OPENAI_BASE_URL": f"{url}/sessions/{episode.name}/v1",
             "OPENAI_API_KEY": token or "none",
-            "KAPELLE_SESSION": seat.name,
-            "KAPELLE_TASK": seat.task.id,
-            "KAPELLE_SPLIT": str(seat.task.data["split"]),
-            "KAPELLE_INDEX": str(seat.task.data["index"]),
-            "KAPELLE_SEED": str(seat.seed),
+            "KAPELLE_SESSION": episode.name,
+            "KAPELLE_TASK": episode.task.id,
+            "KAPELLE_SPLIT": str(episode.task.data["split"]),
+            "KAPELLE_INDEX": str(episode.task.data["index"]),
+            "KAPELLE_SEED": str(episode.seed),
         }
         try:
             transport, exited = await asyncio.get_running_loop().subprocess_exec(
@@ -385,18 +387,18 @@ class Program:
         return cls(transport, exited)
 
     async def ended(self) -> ProgramEnded:
-        """Wait until it ends and return how, in words."""
+        """Wait until it ends; return why there is no reward."""
         await self._exited.ended.wait()
         code = self._process.returncode
-        # What it started may play on where it ended well, as a wrapper does. One that failed has left it behind.
+        # Its children may continue after exit code 0, as those of a wrapper do. After a failure they are abandoned.
         await asyncio.wait((self._reading,), timeout=LAST_S if code else None)
-        said = " ".join(self._said.decode("utf-8", "replace").split())[-SHOWN:]
+        output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
         return ProgramEnded(
-            f"The program ended with code {code} and posted no reward. It said: {said or '(nothing)'}"
+            f"The program ended with code {code} and posted no reward. It said: {output or '(nothing)'}"
         )
 
     async def end(self) -> None:
-        """End it and everything that it started; it may tidy up before, as a container's client ends its container."""
+        """End it and all its processes; SIGTERM comes first, so that a container's client can end its container."""
         self._signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(TIDY_S):
@@ -416,27 +418,28 @@ class Program:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while piece := await self._process.stdout.read(1 << 16):
-            self._said = (self._said + piece)[-KEPT:]
+            self._output = (self._output + piece)[-KEPT:]
 
 
-# -------- The world of an outside program: whose move it is depends on whom the program calls next
+# -------- The episode of an outside program: the program's calls decide which agent moves next
 
 NOTICE_S = 60.0
-"""Seconds for which episodes wait for a program before it is said."""
+"""Seconds that episodes wait for a program before a message."""
 
 SERVER = "kapelle.services.policy.outside:serve_outside"
-"""What serves the agents of a run to programs."""
+"""The function that serves the agents of a run to programs."""
 
-_turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
-"""How many programs may still be started, by event loop."""
+_free_programs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+    weakref.WeakKeyDictionary()
+)
+"""Programs that may still be started, by event loop."""
 
 
 class ExternalWorld:
-    """One episode that a program plays.
+    """The state of one episode that a program drives.
 
-    A step without actions waits for the program: it returns when there are further calls, when callers have gone away, or
-    when the program has posted its reward. A step with actions answers calls, while the other one waits. What an agent
-    observes and says is JSON that the workflow `external` reads and writes.
+    A step without actions waits for the program: it returns on new calls, disconnected callers or the reward. A step with actions
+    answers calls while the other one waits. Observations and actions are JSON of the workflow `external`.
     """
 
     def __init__(
@@ -449,120 +452,120 @@ class ExternalWorld:
         programs: int,
         least: float = 0.0,
     ) -> None:
-        """Play with a program of this world's own where `start` starts one, of which at most so many `programs` run at once.
+        """Use a program of its own if there is a `start`; at most so many `programs` run at once.
 
-        `least` is the reward of an episode whose program ended after an answer that was cut.
+        `least` is the reward if the program ends after a truncated answer.
         """
         self._board = board
-        self._seat = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
+        self._episode = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents)
         self._start = start
         self._programs = programs
         self._least = least
         self._program: StartedProgram | None = None
         self._begun = False
         self._open: dict[int, OutsideCall] = {}
-        """Calls that are not answered yet, by number."""
+        """Unanswered calls, by number."""
         self._new: list[int] = []
-        """Those that came during the last step."""
-        self._gone: list[OutsideCall] = []
-        """Those whose callers went away during the last step."""
+        """Calls of the last step."""
+        self._disconnected: list[OutsideCall] = []
+        """Calls whose callers disconnected during the last step."""
         self._outcome: Outcome | None = None
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return an agent's new calls with their numbers, and the numbers of calls whose callers have gone away."""
+        """Return an agent's new calls with their numbers, and the numbers of calls whose callers have disconnected."""
         calls = [
-            [number, self._open[number].asked] for number in self._new if self._open[number].agent == agent
+            [number, self._open[number].request] for number in self._new if self._open[number].agent == agent
         ]
         return json.dumps(
-            {"calls": calls, "gone": [call.number for call in self._gone if call.agent == agent]}
+            {"calls": calls, "gone": [call.number for call in self._disconnected if call.agent == agent]}
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that have news; empty when the program has posted its reward."""
+        """Return the agents with news; none when the program has posted its reward."""
         if self._outcome is not None:
             return ()
-        news = [*(self._open[number] for number in self._new), *self._gone]
+        news = [*(self._open[number] for number in self._new), *self._disconnected]
         return tuple(dict.fromkeys(call.agent for call in news))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer calls, or without actions wait for the program; EpisodeError if it ends before posting a reward."""
+        """Answer calls, or without actions wait for the program; raise EpisodeError if it ends without a reward."""
         if actions:
             for answer in actions.values():
-                number, said = json.loads(answer)
+                number, content = json.loads(answer)
                 if (call := self._open.pop(number, None)) is not None:
-                    self._seat.answered(call, said)
-            self._seat.news.put_nowait(None)
+                    self._episode.answered(call, content)
+            self._episode.news.put_nowait(None)
             return {}
-        part = current_participant()
-        if part is not None:
-            part.give_up()  # nobody waits for a program that takes its time
-        self._new, self._gone = [], []
+        participant = current_participant()
+        if participant is not None:
+            participant.give_up()  # a slow program must not hold back the batch
+        self._new, self._disconnected = [], []
         if not self._begun:
             await self._begin()
-        while not (self._new or self._gone or self._outcome):
-            # A program that waits for our answers is not late.
+        while not (self._new or self._disconnected or self._outcome):
+            # The time limit excludes the wait for our answers.
             timed = self._program is not None and self._program.timed
-            go_on = pause_deadline() if self._open or timed else None
+            resume_deadline = pause_deadline() if self._open or timed else None
             news = [await self._next()]
-            if go_on is not None:
-                go_on()
-            while not self._seat.news.empty():
-                news.append(self._seat.news.get_nowait())
-            for what in news:
-                if isinstance(what, EpisodeError):
-                    self._board.failed(self._seat, str(what))
-                    # Frameworks raise on a response without its end. Without this reward, length would never be punished.
-                    if not (isinstance(what, ProgramEnded) and any(self._seat.cut.values())):
-                        raise what
-                    lost = dict.fromkeys(self._seat.spoke, self._least)
-                    what = Outcome(lost, None, {"program": str(what)})  # noqa: PLW2901
-                if isinstance(what, Outcome):
-                    self._outcome = what
-                    self._seat.close()
-                elif isinstance(what, OutsideCall) and not what.answer.cancelled():
-                    self._open[what.number] = what
-                    self._new.append(what.number)
-                elif isinstance(what, OutsideCall) and self._open.pop(what.number, None) is not None:
-                    if what.number in self._new:
-                        self._new.remove(what.number)  # it was never shown
+            if resume_deadline is not None:
+                resume_deadline()
+            while not self._episode.news.empty():
+                news.append(self._episode.news.get_nowait())
+            for event in news:
+                if isinstance(event, EpisodeError):
+                    self._board.failed(self._episode, str(event))
+                    # Frameworks raise on a truncated response. Without this reward, length would have no cost.
+                    if not (isinstance(event, ProgramEnded) and any(self._episode.truncated.values())):
+                        raise event
+                    rewards = dict.fromkeys(self._episode.answering, self._least)
+                    event = Outcome(rewards, None, {"program": str(event)})  # noqa: PLW2901
+                if isinstance(event, Outcome):
+                    self._outcome = event
+                    self._episode.close()
+                elif isinstance(event, OutsideCall) and not event.answer.cancelled():
+                    self._open[event.number] = event
+                    self._new.append(event.number)
+                elif isinstance(event, OutsideCall) and self._open.pop(event.number, None) is not None:
+                    if event.number in self._new:
+                        self._new.remove(event.number)  # no agent has read it
                     else:
-                        self._gone.append(what)
+                        self._disconnected.append(event)
         return {}
 
     async def _begin(self) -> None:
         self._begun = True
-        begins = pause_all_deadlines()
+        resume_deadlines = pause_all_deadlines()
         if self._start is None:
-            self._board.offer(self._seat)
-            while not self._seat.taken.is_set():
+            self._board.offer(self._episode)
+            while not self._episode.taken.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(NOTICE_S):
-                        await self._seat.taken.wait()
+                        await self._episode.taken.wait()
                     break
                 self._board.say_if_nobody_plays()
-            begins()
+            resume_deadlines()
             return
         loop = asyncio.get_running_loop()
-        gate = _turns.setdefault(loop, asyncio.Semaphore(self._programs))
-        await gate.acquire()
-        begins()
-        self._running = gate
-        self._board.give(self._seat)
-        self._program = await self._start(self._seat, lambda: bool(self._open))
+        semaphore = _free_programs.setdefault(loop, asyncio.Semaphore(self._programs))
+        await semaphore.acquire()
+        resume_deadlines()
+        self._running = semaphore
+        self._board.give(self._episode)
+        self._program = await self._start(self._episode, lambda: bool(self._open))
 
     async def _next(self) -> News:
         if self._program is None:
-            return await self._seat.news.get()
-        coming = asyncio.ensure_future(self._seat.news.get())
+            return await self._episode.news.get()
+        coming = asyncio.ensure_future(self._episode.news.get())
         ending = asyncio.ensure_future(self._program.ended())
         try:
             await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
                 return coming.result()
-            await asyncio.sleep(0)  # what it posted last may still be on its way into the queue
-            nothing = self._seat.news.empty()
-            return ending.result() if nothing else self._seat.news.get_nowait()
+            await asyncio.sleep(0)  # its last post may still be on the way into the queue
+            empty = self._episode.news.empty()
+            return ending.result() if empty else self._episode.news.get_nowait()
         finally:
             for task in (coming, ending):
                 task.cancel()
@@ -570,12 +573,12 @@ class ExternalWorld:
                     await task
 
     def outcome(self) -> Outcome:
-        """Return what the program has posted."""
+        """Return the outcome that the program has posted."""
         return self._outcome or Outcome(truncated=True)
 
     async def close(self) -> None:
-        """Stop answering, and end the program."""
-        self._board.withdraw(self._seat)
+        """Stop answering and end the program."""
+        self._board.withdraw(self._episode)
         try:
             if self._program is not None:
                 await self._program.end()
@@ -585,58 +588,57 @@ class ExternalWorld:
 
 
 class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Scripted):
-    """An outside program plays: it calls the agents as OpenAI's chat completions and posts their reward.
+    """An outside program drives each episode: it calls the agents as OpenAI's chat completions and posts their reward.
 
-    With a `command` it is started once for each episode, and finds the server in `OPENAI_BASE_URL`. Without one you start
-    it yourself: it asks for episodes by `POST /v1/task`. The page docs/serving.md has both.
+    With a `command`, each episode starts the program, which finds the server in `OPENAI_BASE_URL`. Without one, you start the
+    program, which takes episodes by `POST /v1/task`. docs/serving.md describes both.
     """
 
     name: Literal["external"] = "external"
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
-    """The program with its arguments; empty when you start it yourself."""
+    """The program with its arguments; empty if you start it yourself."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
     """Most programs of `command` that run at once."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
-    """Port that programs call; 0 takes a free one."""
+    """Port for programs; 0 takes a free one."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
-    """Address at which the server listens. Any but this machine's own needs TLS and a token in KAPELLE_TOKEN."""
+    """Address of the server. All but loopback addresses need TLS and a token in KAPELLE_TOKEN."""
     address: Annotated[str | None, FREE] = None
-    """The name or number by which programs reach it, as in the certificate; null for `host`."""
+    """Name or IP address by which programs reach the server, as in the certificate; null is `host`."""
     tls_cert: Annotated[str | None, FREE] = None
-    """PEM file of its TLS certificate, chain included; null speaks plain HTTP."""
+    """PEM file of the TLS certificate with its chain; null is plain HTTP."""
     tls_key: Annotated[str | None, FREE] = None
     """PEM file of the certificate's private key."""
     tasks: int | None = Field(default=None, ge=1)
-    """How many tasks the program has to train on; null for an endless supply."""
+    """Number of training tasks; null is an endless supply."""
     tool_form: Form | None = None
-    """How agents call the tools that a program offers; null for the form of their chat template, or else `hermes`."""
-
+    """Form in which agents call the program's tools; null is that of their chat template, or else `hermes`."""
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds for which a program that asked for its episode may be disconnected before it counts as dead."""
+    """Seconds that a program without `command` may be disconnected before its episode fails."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The program itself."""
+        """The program."""
         who = self.command[0] if self.command else "an outside program"
         return {"train": f"tasks of {who}", "test": f"tasks of {who} for the split `test`"}
 
     @property
     def alive(self) -> Sequence[str]:
-        """The program: its episodes cannot be replayed."""
+        """The program; its episodes cannot be repeated."""
         return ("the outside program",)
 
     def descriptors(self, agents: int) -> int:
-        """Return the pipes and connections of one program."""
+        """Return the number of pipes and connections of one program."""
         return 4 + agents
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError where a package that speaks HTTP is missing."""
+        """Raise ConfigError for a missing package or a `teacher` without a `command`."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
             raise AbsentPackage("`environment.name: external` needs an extra: pip install 'kapelle[serve]'.")
         if self.teacher is not None:
             if not self.command:
                 raise ConfigError(
-                    "`environment.teacher` demonstrates in programs that kapelle starts. Name yours in `environment.command`."
+                    "`environment.teacher` needs a program that kapelle starts. Name it in `environment.command`."
                 )
             self.check_teacher()
 
@@ -646,29 +648,24 @@ class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Sc
         return self.teacher is not None
 
     def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server that programs call while the block runs."""
+        """Run the server for programs while the block runs."""
         # By name, because services stand above environments.
         server: AbstractContextManager[None] = find_object(SERVER, "server")(self, play, say)
         return server
 
     def check_server(self, processes: int = 1) -> None:
-        """Raise ConfigError if the server that programs call could not be started safely, or would be unreachable.
+        """Raise ConfigError if the server for programs would be unsafe or unreachable.
 
-        Each of several `processes` serves its own episodes, at an address that only a started program is told.
+        Each of several `processes` serves its own episodes at its own address, which only a started program knows.
         """
-        if processes > 1 and not self.command:
+        if processes > 1 and (not self.command or self.port):
             raise ConfigError(
-                f"`environment.name: external` without a `command` waits for programs that call one server, but each of {processes} "
-                "processes serves its own episodes. Name the program in `environment.command`, or train in one process."
-            )
-        if processes > 1 and self.port:
-            raise ConfigError(
-                f"`environment.port` is {self.port}, but each of {processes} processes serves its own episodes on a port of "
-                "its own. Set `environment.port: 0`."
+                f"Each of {processes} processes serves its own episodes of `environment.name: external`. Name the program in "
+                "`environment.command` and set `environment.port: 0`, or train in one process."
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
-                "TLS needs a certificate and its key: set both `environment.tls_cert` and `environment.tls_key`."
+                "TLS needs two files: set both `environment.tls_cert` and `environment.tls_key`."
             )
         if self.tls_cert is not None and self.tls_key is not None:
             try:
@@ -678,54 +675,56 @@ class External(StatedRewards, WithTeacher, Alive, Holding, PlayedFromOutside, Sc
                     f"`environment.tls_cert` and `environment.tls_key` cannot be used ({self.tls_cert}, {self.tls_key}): "
                     f"{error.strerror or error}."
                 ) from None
-        named = self.address is not None and not _is_number(self.address)
-        if named and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.address or ""):
+        if (
+            self.address is not None
+            and _ip(self.address) is None
+            and not re.fullmatch(r"[\w.-]+", self.address, re.ASCII)
+        ):
             raise ConfigError(
-                f"`environment.address` is '{self.address}'. Give the name or number alone, without a scheme or a port."
+                f"`environment.address` is '{self.address}'. Give a name or an IP address alone, without a scheme or a port."
             )
         if is_loopback(self.host):
             return
-        lacking = [] if self.tls_cert else ["TLS (`environment.tls_cert` and `environment.tls_key`)"]
+        missing = [] if self.tls_cert else ["TLS (`environment.tls_cert` and `environment.tls_key`)"]
         if len(os.environ.get(TOKEN, "")) < LEAST_TOKEN:
-            lacking.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
-        if lacking:
+            missing.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
+        if missing:
             raise ConfigError(
-                f"`environment.host: {self.host}` can be reached from other machines, and that needs {' and '.join(lacking)}. "
-                "Add what is missing, or leave it out to serve programs of this machine only."
+                f"Other machines can reach `environment.host: {self.host}`, which needs {' and '.join(missing)}. Add it, or remove the "
+                "setting to serve this machine only."
             )
-        if self.address is None and _is_number(self.host) and ipaddress.ip_address(self.host).is_unspecified:
+        host = _ip(self.host)
+        if self.address is None and host is not None and host.is_unspecified:
             raise ConfigError(
-                f"`environment.host: {self.host}` listens at all addresses of this machine, and programs need one to call. Set "
-                "`environment.address` to the name or number in the certificate."
+                f"`environment.host: {self.host}` listens at all addresses of this machine. Set `environment.address` to the name or IP "
+                "address of the certificate, for programs to call."
             )
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks there are to train on; the supply of test tasks is endless."""
+        """Return the number of training tasks; test tasks are endless."""
         return self.tasks if split == "train" else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a number by which the program knows its task."""
+        """Return the task of an index, which the program interprets."""
         return Task(f"{split}-{index}", "", {"split": split, "index": index})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalWorld:
-        """Offer an episode to the program; EpisodeError where nobody serves it."""
+        """Create an episode for the program; raise EpisodeError if no server runs."""
         board = board_of(self.key)
 
-        async def begin(seat: WaitingEpisode, waits: Callable[[], bool]) -> Program:
-            return await Program.start(self.command, seat, board.url, board.token)
+        async def begin(episode: WaitingEpisode, waits: Callable[[], bool]) -> Program:
+            return await Program.start(self.command, episode, board.url, board.token)
 
         starts = begin if self.command else None
         return ExternalWorld(board, task, seed, tuple(agents), starts, self.programs, self.rewards[0])
 
     @property
     def key(self) -> str:
-        """What its worlds and its server find each other by."""
+        """The key by which episodes find the server."""
         return self.model_dump_json()
 
 
-def _is_number(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return True
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    with suppress(ValueError):
+        return ipaddress.ip_address(address)
+    return None

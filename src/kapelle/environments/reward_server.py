@@ -1,12 +1,12 @@
-"""Questions whose answers a reward server pays: `kapelle serve reward`, or whatever speaks like it.
+"""Questions with rewards by a server: `kapelle serve reward`, or any server with the same routes.
 
     environment:
       name: reward_server
       address: http://127.0.0.1:8001
       questions: {name: arithmetic, digits: 2}
 
-Agents earn the score of their own answers, from 0 to 1. Whether the team succeeded is what the questions' own
-environment finds, as everywhere: so a run shows where scores and truth part.
+The reward of an agent is the server's score of its answer, from 0 to 1. `success` is the grade of the questions' own environment, so
+a run shows where scores and correct answers differ.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from kapelle.types import Task
 
 
 class RewardServer(HandsOnQuestions, AsksServers):
-    """Questions of another environment; a server's scores of the answers are the reward."""
+    """Questions of another environment, with a server's scores as rewards."""
 
     name: Literal["reward_server"] = "reward_server"
     questions: InnerQuestions
-    """Settings of the environment that asks: `{name: math, …}`."""
+    """Settings of the environment with the questions: `{name: math, …}`."""
     address: Annotated[Address, FROM_HERE_ON]
     """Such as `http://127.0.0.1:8001`."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the server's token; the token itself is never stored."""
+    """Environment variable with the server's token; the token itself is never stored."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Seconds for one attempt, from connecting to the last byte."""
+    """Seconds of one attempt, from connecting to the last byte."""
     retries: Annotated[int, Field(ge=0), FREE] = 6
-    """Further attempts, with increasing pauses, if the server is busy, late or unreachable."""
+    """Further attempts with increasing pauses, if the server is busy, late or unreachable."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Of a score."""
+        """The range of a score."""
         return (0.0, 1.0)
 
     @property
     def alive(self) -> Sequence[str]:
-        """The server, and what the questions' own environment names."""
+        """The server, and the external programs of the questions' environment."""
         return (f"`address` ({self.address})", *super().alive)
 
     def servers(self) -> Sequence[AskedServer]:
@@ -69,7 +69,7 @@ class RewardServer(HandsOnQuestions, AsksServers):
         return (AskedServer("The reward server", self.address, self.address, self.token_env),)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions; ConfigError for games, and for a token that others on the network could read."""
+        """Check the questions; raise ConfigError for games, or a token that would be sent unencrypted."""
         bearer(self.token_env, self.address)
         super().check(agents)
 
@@ -78,7 +78,7 @@ class RewardServer(HandsOnQuestions, AsksServers):
         return ServedScores(self.address, self.token_env, self.attempt_s, self.retries)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ScoredWorld:
-        """Open the world of one question."""
+        """Create the state of one question."""
         scores = self._scores
         return ScoredWorld(
             self.questions.start(task, agents, seed), lambda text: scores.grade(task.question, text)
@@ -86,38 +86,38 @@ class RewardServer(HandsOnQuestions, AsksServers):
 
 
 class ScoredWorld(Resets, Scorable, Retriable):
-    """Another world, in which agents earn the scores of their last answers."""
+    """The state of a question, with the scores of the last answers as rewards."""
 
     def __init__(self, world: World, grade: Callable[[str], Awaitable[Grade]]) -> None:
         self._world, self._grade = world, grade
-        self._earned: dict[str, float] = {}
+        self._scores: dict[str, float] = {}
 
     async def reset(self) -> None:
-        """Begin the world inside."""
+        """Begin the question."""
         await reset_world(self._world)
 
     def allow_answers(self, most: int) -> None:
-        """Take so many answers, one after another, until one is right."""
-        assert isinstance(self._world, Retriable), "worlds of questions accept another answer"
+        """Allow so many answers, until one is correct."""
+        assert isinstance(self._world, Retriable), "questions accept another answer"
         self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return what the agent sees of the world."""
+        """Return the agent's observation of the question."""
         return self._world.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move there."""
+        """Return the agents that may move."""
         return self._world.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move, then have the texts scored; EpisodeError where one is ungraded."""
+        """Answer the question and score the texts; raise EpisodeError if one is ungraded."""
         await self._world.step(actions, final)
         scores = await asyncio.gather(*(self._scored(text) for text in actions.values()))
-        self._earned |= zip(actions, scores, strict=True)
+        self._scores |= zip(actions, scores, strict=True)
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the server's score of a text; the question stays open."""
+        """Return the server's score of a text, without an answer to the question."""
         return await self._scored(text)
 
     async def _scored(self, text: str) -> float:
@@ -127,10 +127,12 @@ class ScoredWorld(Resets, Scorable, Retriable):
         return grade.score
 
     def outcome(self) -> Outcome:
-        """Return how the world ended, with the scores in place of what it would have paid."""
-        ended = self._world.outcome()
-        return replace(ended, rewards=dict(self._earned), info={**ended.info, "graded": dict(ended.rewards)})
+        """Return the outcome with the scores as rewards; the question's own rewards are `info.graded`."""
+        graded = self._world.outcome()
+        return replace(
+            graded, rewards=dict(self._scores), info={**graded.info, "graded": dict(graded.rewards)}
+        )
 
     async def close(self) -> None:
-        """Close the world."""
+        """Close the question."""
         await self._world.close()

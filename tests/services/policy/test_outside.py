@@ -296,7 +296,7 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
 def test_demonstrations_need_a_teacher_and_a_program_to_start() -> None:
     with pytest.raises(ConfigError, match=r"`environment.teacher`"):
         trainer(Watching(), warmup={"steps": 1, "demonstrations": 1})
-    with pytest.raises(ConfigError, match=r"Name yours in `environment.command`"):
+    with pytest.raises(ConfigError, match=r"environment\.command"):
         trainer(Watching(), {"teacher": "tests.services.policy.test_outside:taught"})
     with pytest.raises(ConfigError, match="teacher"):
         trainer(Watching(), {"teacher": "tests.services.policy.test_outside:nobody", "command": ["true"]})

@@ -210,7 +210,7 @@ class RunningAgent:
         last = " ".join(said.split())[-SHOWN:]
         if self._stop.is_set():
             return EpisodeError("The episode is over.")
-        if not self._seat.spoke:
+        if not self._seat.answering:
             self._place.close()
             return EpisodeError(
                 f"The coding agent ended with code {code} and was answered by nobody, so there is nothing to learn from. Look whether it calls "
@@ -220,6 +220,6 @@ class RunningAgent:
             verdict = finish(self._place, self._room)
         except EpisodeError as error:
             return error
-        spoke = [agent for agent in self._seat.agents if agent in self._seat.spoke]
+        spoke = [agent for agent in self._seat.agents if agent in self._seat.answering]
         info = {**told(verdict), "code": code, "said": last}
         return Outcome(dict.fromkeys(spoke, verdict.reward), verdict.reward, info)
