@@ -1,4 +1,4 @@
-"""Task folders as files: what is honoured, and what is refused with the line that asks for it."""
+"""Task folders as files: supported forms, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path("examples/task_folders")
 
 @pytest.fixture
 def task(tmp_path: Path) -> Callable[..., Path]:
-    """Return a copy of an example with files of one's own: `task("mean", **{"environment/Dockerfile": …})`."""
+    """Return a copy of an example with other files: `task("mean", **{"environment/Dockerfile": …})`."""
 
     def made(name: str, **files: str | None) -> Path:
         folder = tmp_path / name
@@ -45,12 +45,10 @@ def test_both_forms_are_read() -> None:
     assert terminal.expected == ("test_names_are_sorted", "test_the_list_stays")
     assert terminal.tests_env == {"TEST_DIR": "/tests"}
     assert terminal.solution == (EXAMPLES / "sorted_names/solution.sh").read_text()
-    assert not any(b"sort -u" in file.content for file in terminal.files), (
-        "the solution is no file of the task"
-    )
+    assert not any(b"sort -u" in file.content for file in terminal.files)
 
 
-def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
+def test_a_dockerfile_copies_files_and_sets_variables(task: Callable[..., Path]) -> None:
     folder = task(
         "mean",
         **{
@@ -77,77 +75,46 @@ def test_a_dockerfile_says_where_files_go(task: Callable[..., Path]) -> None:
         "/srv/tool/statistics_of.py": (EXAMPLES / "mean/environment/statistics_of.py").read_bytes(),
     }
     assert read.files[1].mode == 0o755
-    assert read.folders == ("/app", "/data", "/srv", "/workspace"), "the instruction names the first one"
+    assert read.folders == ("/app", "/data", "/srv", "/workspace"), "the instruction names /app"
     assert read.env == {"A": "1", "B": "two words", "OLD": "form of it"}
 
 
-REFUSED: dict[str, tuple[str, dict[str, str | None], str]] = {
-    "RUN": (
-        "mean",
-        {"environment/Dockerfile": "FROM a\nWORKDIR /app\nRUN apt-get install -y jq\n"},
-        "line 3: RUN apt-get",
-    ),
-    "a stage": ("mean", {"environment/Dockerfile": "FROM a\nCOPY --from=b /x /app/x\n"}, "--from=b"),
-    "a URL": ("mean", {"environment/Dockerfile": "FROM a\nADD https://x.org/y /app/\n"}, "copies no file"),
-    "no such file": (
-        "mean",
-        {"environment/Dockerfile": "FROM a\nCOPY nothing /app/\n"},
-        "there is no nothing",
-    ),
-    "out of the folder": (
-        "mean",
-        {"environment/Dockerfile": "FROM a\nCOPY ../tests /app/\n"},
-        r"there is no \.\./tests",
-    ),
-    "the system": (
-        "mean",
-        {"environment/Dockerfile": "FROM a\nCOPY statistics_of.py /usr/lib/\n"},
-        "at /usr/lib",
-    ),
-    "the tests": ("mean", {"environment/Dockerfile": "FROM a\nWORKDIR /tests\n"}, "at /tests"),
-    "the root": (
-        "mean",
-        {"environment/Dockerfile": "FROM a\nCOPY statistics_of.py /\n"},
-        "at /statistics_of.py",
-    ),
-    "no Dockerfile": ("mean", {"environment/Dockerfile": None}, "Dockerfile is missing"),
-    "services": ("mean", {"environment/docker-compose.yaml": "services: {}"}, "one sandbox"),
-    "steps": ("mean", {"task.toml": "[[steps]]\nname = 'a'\n"}, "steps"),
-    "a GPU": ("mean", {"task.toml": "[environment]\ngpus = 1\n"}, "environment.gpus"),
-    "a secret": (
-        "mean",
-        {"task.toml": "[verifier.env]\nKEY = '${OPENAI_API_KEY}'\n"},
-        "this machine's environment",
-    ),
-    "no TOML": ("mean", {"task.toml": "[verifier"}, "no TOML"),
-    "no time": ("mean", {"task.toml": "[agent]\ntimeout_sec = -1\n"}, "seconds above 0"),
-    "a download": (
-        "mean",
-        {"tests/test.sh": "# curl https://a\ncurl -LsSf https://a.sh | sh\n"},
-        "line 2, downloads",
-    ),
-    "uvx": ("mean", {"tests/test.sh": "uvx -w pytest pytest /tests\n"}, "line 1, downloads"),
-    "no instruction": ("sorted_names", {"task.yaml": "difficulty: easy\n"}, "no text `instruction`"),
-    "a parser": ("sorted_names", {"task.yaml": "instruction: x\nparser_name: swelancer\n"}, "swelancer"),
-    "the same shell": (
-        "sorted_names",
-        {"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"},
-        "never was",
-    ),
-    "a service": (
-        "sorted_names",
-        {"docker-compose.yaml": "services: {client: {}, db: {}}"},
-        "services client, db",
-    ),
-    "its solution": ("sorted_names", {"Dockerfile": "FROM a\nCOPY solution.sh /app/\n"}, "never see"),
-    "its tests": ("sorted_names", {"Dockerfile": "FROM a\nCOPY tests/ /app/\n"}, "never see"),
-}
+def dockerfile(*lines: str) -> dict[str, str | None]:
+    return {"environment/Dockerfile": "\n".join(("FROM a", *lines, ""))}
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_its_line(task: Callable[..., Path], what: str) -> None:
-    name, files, said = REFUSED[what]
-    with pytest.raises(DataError, match=said):
+UNSUPPORTED: list[tuple[str, dict[str, str | None], str]] = [
+    ("mean", dockerfile("WORKDIR /app", "RUN apt-get install -y jq"), "line 3: RUN apt-get"),
+    ("mean", dockerfile("COPY --from=b /x /app/x"), "--from=b"),
+    ("mean", dockerfile("ADD https://x.org/y /app/"), "ADD"),
+    ("mean", dockerfile("COPY nothing /app/"), "no nothing"),
+    ("mean", dockerfile("COPY ../tests /app/"), r"no \.\./tests"),
+    ("mean", dockerfile("COPY statistics_of.py /usr/lib/"), "at /usr/lib"),
+    ("mean", dockerfile("WORKDIR /tests"), "at /tests"),
+    ("mean", dockerfile("COPY statistics_of.py /"), "at /statistics_of.py"),
+    ("mean", {"environment/Dockerfile": None}, "Dockerfile is missing"),
+    ("mean", {"environment/docker-compose.yaml": "services: {}"}, "services"),
+    ("mean", {"task.toml": "[[steps]]\nname = 'a'\n"}, "steps"),
+    ("mean", {"task.toml": "[environment]\ngpus = 1\n"}, "gpus"),
+    ("mean", {"task.toml": "[verifier.env]\nKEY = '${OPENAI_API_KEY}'\n"}, "OPENAI_API_KEY"),
+    ("mean", {"task.toml": "[verifier"}, "TOML"),
+    ("mean", {"task.toml": "[agent]\ntimeout_sec = -1\n"}, "timeout_sec"),
+    ("mean", {"tests/test.sh": "# curl https://a\ncurl -LsSf https://a.sh | sh\n"}, "line 2"),
+    ("mean", {"tests/test.sh": "uvx -w pytest pytest /tests\n"}, "line 1"),
+    ("sorted_names", {"task.yaml": "difficulty: easy\n"}, "instruction"),
+    ("sorted_names", {"task.yaml": "instruction: x\nparser_name: swelancer\n"}, "swelancer"),
+    ("sorted_names", {"task.yaml": "instruction: x\nrun_tests_in_same_shell: true\n"}, "same_shell"),
+    ("sorted_names", {"docker-compose.yaml": "services: {client: {}, db: {}}"}, "services client, db"),
+    ("sorted_names", {"Dockerfile": "FROM a\nCOPY solution.sh /app/\n"}, "solution.sh"),
+    ("sorted_names", {"Dockerfile": "FROM a\nCOPY tests/ /app/\n"}, "tests/"),
+]
+
+
+@pytest.mark.parametrize(("name", "files", "why"), UNSUPPORTED)
+def test_an_unsupported_task_is_rejected_with_its_line(
+    task: Callable[..., Path], name: str, files: dict[str, str | None], why: str
+) -> None:
+    with pytest.raises(DataError, match=why):
         read_task(task(name, **files), "script", "refuse")
 
 
@@ -156,41 +123,36 @@ def test_a_whole_folder_is_copied_without_tests_and_solution(task: Callable[...,
     assert [file.path for file in read.files] == ["/app/names.txt"]
 
 
-def test_run_lines_may_be_left_out_and_are_named(task: Callable[..., Path]) -> None:
-    folder = task(
-        "mean",
-        **{
-            "environment/Dockerfile": "FROM a\nRUN apt-get update && \\\n  apt-get install jq\nWORKDIR /app\n"
-        },
-    )
+def test_skipped_run_lines_are_named(task: Callable[..., Path]) -> None:
+    folder = task("mean", **dockerfile("RUN apt-get update && \\\n  apt-get install jq", "WORKDIR /app"))
     assert read_task(folder, "script", "skip").without == ("RUN apt-get update &&    apt-get install jq",)
 
 
-def test_folders_that_the_instruction_names_are_there(task: Callable[..., Path]) -> None:
-    said = "Read `/data/logs/` and write /output/a.csv, not /usr/x, ~/y/, and/or/ https://x.org/a/b."
-    read = read_task(task("mean", **{"instruction.md": said}), "script", "refuse")
+def test_folders_of_the_instruction_exist(task: Callable[..., Path]) -> None:
+    text = "Read `/data/logs/` and write /output/a.csv, not /usr/x, ~/y/, and/or/ https://x.org/a/b."
+    read = read_task(task("mean", **{"instruction.md": text}), "script", "refuse")
     assert read.folders == ("/app", "/data", "/output")
 
 
-def test_texts_within_a_dockerfile_are_no_instructions(task: Callable[..., Path]) -> None:
+def test_here_documents_are_no_instructions(task: Callable[..., Path]) -> None:
     lines = "FROM a\nRUN <<EOF\nCOPY nothing /app/\nEOF\nWORKDIR /app\n"
     read = read_task(task("mean", **{"environment/Dockerfile": lines}), "script", "skip")
     assert (read.workdir, read.files, read.without) == ("/app", (), ("RUN <<EOF",))
 
 
-def test_a_benchmark_is_doubted_as_what_is_trained_on(task: Callable[..., Path]) -> None:
-    folder = task("mean", **{"instruction.md": "# terminal-bench-canary GUID 0\nMend it."})
+def test_training_on_a_benchmark_is_reported(task: Callable[..., Path]) -> None:
+    folder = task("mean", **{"instruction.md": "# terminal-bench-canary GUID 0\nFix it."})
     greeting = str(EXAMPLES / "greeting")
     [doubt] = TaskFolders(path=str(folder), test_path=greeting).doubts()
     assert "should never be trained on (mean)" in doubt
     assert TaskFolders(path=greeting, test_path=str(folder)).doubts() == []
 
 
-def test_links_that_lead_out_of_a_task_are_not_followed(task: Callable[..., Path]) -> None:
+def test_links_out_of_a_task_are_not_followed(task: Callable[..., Path]) -> None:
     folder = task("mean")
     (folder / "environment/secret").symlink_to("/etc/hostname")
     (folder / "environment/Dockerfile").write_text("FROM a\nWORKDIR /app\nCOPY . .\n")
-    with pytest.raises(DataError, match="links that lead out"):
+    with pytest.raises(DataError, match="links"):
         read_task(folder, "script", "refuse")
 
 
@@ -204,14 +166,14 @@ def test_splits_are_disjoint_and_a_single_task_needs_another_folder() -> None:
         task_folders("tests/environments")
 
 
-def test_what_cannot_be_played_stops_the_run_or_is_left_out_and_named(tmp_path: Path) -> None:
+def test_an_unsupported_task_stops_the_run_or_is_excluded(tmp_path: Path) -> None:
     for name in ("mean", "greeting"):
         shutil.copytree(EXAMPLES / name, tmp_path / "tasks" / name)
     (tmp_path / "tasks/mean/environment/Dockerfile").write_text("FROM a\nRUN make\n")
-    held = {"path": str(tmp_path / "tasks"), "test_path": str(EXAMPLES / "sorted_names")}
-    with pytest.raises(DataError, match=r"line 2: RUN make .* `environment\.unplayable: leave_out`"):
-        TaskFolders.model_validate(held).size("train")
-    without = TaskFolders.model_validate({**held, "unplayable": "leave_out"})
+    settings = {"path": str(tmp_path / "tasks"), "test_path": str(EXAMPLES / "sorted_names")}
+    with pytest.raises(DataError, match="RUN make"):
+        TaskFolders.model_validate(settings).size("train")
+    without = TaskFolders.model_validate({**settings, "unplayable": "leave_out"})
     assert [folder.name for folder in without.folders("train")] == ["greeting"]
     assert list(without.skipped()) == ["train"]
     assert without.skipped()["train"].startswith("1 task folders; the first: ")
@@ -234,7 +196,7 @@ SUMMARY = "PASSED in the head of it\n=== short test summary info ===\n"
         ("", 0.0),
     ],
 )
-def test_a_summary_pays_when_every_test_is_there_and_none_failed(output: str, reward: float) -> None:
+def test_a_summary_with_every_test_and_no_failure_gives_reward_1(output: str, reward: float) -> None:
     assert summary_passed(output, ["test_a", "test_b"])[0] == reward
 
 
@@ -277,7 +239,7 @@ def test_a_reward_file_holds_a_finite_number(name: str, text: str, reward: float
         "/app/x",
     ],
 )
-def test_what_is_said_to_be_left_is_checked(entry: object) -> None:
+def test_entries_are_checked(entry: object) -> None:
     with pytest.raises(ValueError, match=r"entry|bytes|base64"):
         checked([entry], ["/app"], 200, 10)
     assert checked([["/app/x", "file", 0o4755, "QUFB"]], ["/app"], 200, 10) == [

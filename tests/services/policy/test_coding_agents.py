@@ -151,7 +151,7 @@ def test_an_agent_is_ended_when_its_time_is_over_and_what_it_did_counts(play: Pl
 def test_one_that_calls_nobody_says_why(play: Play, tmp_path: Path) -> None:
     _, [episode] = played(play, settings("raise SystemExit('no key')", tmp_path), ["x"])
     assert episode.error is not None
-    assert "was answered by nobody" in episode.error
+    assert "without an answer" in episode.error
     assert "no key" in episode.error
 
 
@@ -165,7 +165,7 @@ def test_a_virtual_environment_whose_python_is_elsewhere_is_refused_before_anyth
         (folder / "mini" / "bin").mkdir(parents=True)
         (folder / "mini" / "bin" / "python").symlink_to(folder / "pythons" / "python3.11")
         own, pythons = str(folder / "mini"), str(folder / "pythons")
-        with pytest.raises(ConfigError, match=r"/usr/bin/python3 -m venv .*/mini`\), or name the folder"):
+        with pytest.raises(ConfigError, match=r"/usr/bin/python3 -m venv .*/mini"):
             settings(visible=[own]).check(["first", "second"])
         settings(visible=[own, pythons]).check(["first", "second"])
         (folder / "mini" / "bin" / "python").unlink()

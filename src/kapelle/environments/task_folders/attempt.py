@@ -1,10 +1,10 @@
-"""One attempt at a task: a sandbox in which the agent works, and another one, which it never saw, in which the tests run.
+"""The two sandboxes of a task folder: one for the agent, and a new one for the tests.
 
-    files of the task ─▶ Workplace: the agent's programs ─▶ entries (bounded, checked) ─▶ grade: tests ─▶ report ─▶ reward
+    files of the task ─▶ Workplace: the agent's programs ─▶ entries (limited, checked) ─▶ grade: tests ─▶ report ─▶ reward
 
-What an agent leaves is data: the sandbox is gone before the tests' one begins, and only files, folders and links that stay
-inside the task's folders go on. The tests are files that nobody in their sandbox can write, and process 1 of it, which no
-program can reach, reports what they say when everything else was killed.
+The agent's sandbox ends before that of the tests begins. Only files, folders and links inside the task's folders are passed on, as
+data. The tests' files are read-only in their sandbox. Its process 1, which no program can reach, reports their result after it has
+killed all other processes.
 """
 
 from __future__ import annotations
@@ -38,59 +38,56 @@ from kapelle.types import Json
 DRIVER = "/kapelle/driver.py"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 REWARDS = ("reward.json", "reward.txt")
-"""Files that a test script writes; Harbor reads the first one where there are both."""
+"""Files that a test script writes; Harbor reads the first one if both exist."""
 SETUP_S = 30.0
-"""Seconds for what stands around a task's own time: files in, files out."""
+"""Seconds beyond a task's own time limits, to copy files."""
 LEAST_MB = 256
-"""Mebibytes with which the sandbox can unpack a task's files, whatever a task says."""
+"""Least mebibytes of memory, which unpacking a task's files needs."""
 SAID_BYTES = 256 << 10
-"""Most that is kept of what the tests print."""
+"""Most bytes of the tests' output that are kept."""
 Entries = list[list[Any]]
-"""What `driver` writes and reads: path, kind, mode, content."""
+"""The files of `driver`: lists of path, kind, mode and content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an attempt may use and leave behind, and what it finds."""
+    """The limits of the sandboxes and what they contain."""
 
     memory_mb: int
-    """Mebibytes of all programs and files together."""
+    """Mebibytes of all programs and files."""
     disk_mb: int
     """Mebibytes of files in one folder."""
     left_mb: int
-    """Most mebibytes of files that an attempt leaves behind."""
+    """Most mebibytes of files at the end."""
     processes: int
     packages: tuple[str, ...]
-    """Python packages of this installation."""
+    """Python packages of this installation, with their requirements."""
     visible: tuple[str, ...] = ()
-    """Further files and folders of this machine, for the agent's programs."""
+    """More files and folders of this machine for the agent's programs."""
     files: tuple[str, ...] = ()
-    """Files of the agent's programs, of which its sandbox has copies in `AGENT`."""
+    """Files of the agent's programs, copied to `AGENT`."""
     socket: str | None = None
-    """A Unix socket of this machine by which calls to the policy leave."""
+    """A Unix socket of this machine for calls to the policy."""
     address_mb: int | None = None
-    """Mebibytes of address space that each program may reserve; None is `memory_mb`."""
-
-    @property
-    def most_files(self) -> int:
-        """Files that an attempt may leave behind."""
-        return 4096
+    """Mebibytes of address space of each program; None is `memory_mb`."""
 
 
+MOST_FILES = 4096
+"""Most files at the end."""
 PORT = 8000
-"""Of the relay, in the sandbox."""
+"""Port of the relay in the sandbox."""
 SOCKET = "/run/policy"
 AGENT = "/agent"
 INSTRUCTION = f"{AGENT}/instruction.md"
-"""The task's instruction."""
+"""The file with the task's instruction."""
 
 
 class WorkplaceOver(Exception):
-    """The agent's sandbox has ended; the text says by which limit."""
+    """The agent's sandbox has ended; the text has the reason."""
 
 
 class Workplace:
-    """The sandbox in which an agent's programs work on a task; starts with the first of them."""
+    """The agent's sandbox, which starts with the first command."""
 
     def __init__(self, task: TaskFolder, room: Room) -> None:
         self.task, self._room = task, room
@@ -99,18 +96,18 @@ class Workplace:
         self._over = False
 
     def put(self, entries: Entries) -> None:
-        """Write files and folders; WorkplaceOver where the sandbox is over."""
+        """Write files and folders; raise WorkplaceOver if the sandbox has ended."""
         with self._lock:
             self._ask("put", SETUP_S, entries=entries)
 
     def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
-        """Run a command in the task's directory; return its code (None: it took too long) and what it printed.
+        """Run a command in the working directory; return its exit code (None: it took too long) and output.
 
-        Raises WorkplaceOver where the sandbox is over.
+        Raises WorkplaceOver if the sandbox has ended.
         """
         with self._lock:
-            said = self._ask("run", seconds + SETUP_S, **self._command(command, {}, seconds, most))
-        return _code(said)
+            reply = self._ask("run", seconds + SETUP_S, **self._command(command, {}, seconds, most))
+        return _code(reply)
 
     def play(
         self,
@@ -122,9 +119,9 @@ class Workplace:
         waits: Callable[[], bool],
         stop: threading.Event,
     ) -> tuple[int | None, str]:
-        """Run an agent's program until it ends, or for some seconds, of which those are not counted in which it `waits`.
+        """Run an agent's program for at most `seconds`, without the time in which it `waits` for answers.
 
-        Return its code (None: it was not over) and what it printed; WorkplaceOver where the sandbox is over, or `stop` is set.
+        Return its exit code (None: it took too long) and output; raise WorkplaceOver if the sandbox has ended or `stop` is set.
         """
         with self._lock:
             self._ask("launch", SETUP_S, **self._command(command, env, 1e9, most))
@@ -133,9 +130,9 @@ class Workplace:
                 if stop.is_set():
                     self.close()
                     raise WorkplaceOver("the episode is over")
-                said = self._ask("look", SETUP_S, seconds=0.1)
-                if "running" not in said:
-                    return _code(said)
+                reply = self._ask("look", SETUP_S, seconds=0.1)
+                if "running" not in reply:
+                    return _code(reply)
                 now = time.monotonic()
                 used, before = used + (0.0 if waits() else now - before), now
         return None, f"(it was ended after {seconds:g} s)"
@@ -153,7 +150,7 @@ class Workplace:
         }
 
     def take(self) -> tuple[Entries, str | None]:
-        """End the sandbox and return what is left in the task's folders, or why nothing of it counts."""
+        """End the sandbox; return the files of the task's folders, or no files and the reason."""
         with self._lock:
             try:
                 if self._over:
@@ -161,21 +158,18 @@ class Workplace:
                 if self._session is None:
                     return [*built(self.task, self._room).entries], None
                 most = self._room.left_mb << 20
-                said = self._ask(
+                reply = self._ask(
                     "take",
                     SETUP_S,
                     folders=list(self.task.folders),
                     most_bytes=most,
-                    most_files=self._room.most_files,
+                    most_files=MOST_FILES,
                 )
-                if "refused" in said:
-                    bound = (
-                        f"{self._room.left_mb} MiB"
-                        if said["refused"] == "bytes"
-                        else f"{self._room.most_files} files"
-                    )
+                if "refused" in reply:
+                    too_large = reply["refused"] == "bytes"
+                    bound = f"{self._room.left_mb} MiB" if too_large else f"{MOST_FILES} files"
                     return [], f"the attempt left more than {bound}"
-                return checked(said.get("entries"), self.task.folders, most, self._room.most_files), None
+                return checked(reply.get("entries"), self.task.folders, most, MOST_FILES), None
             except WorkplaceOver as ended:
                 return [], str(ended)
             except ValueError as wrong:
@@ -184,7 +178,7 @@ class Workplace:
                 self.close()
 
     def close(self) -> None:
-        """End the sandbox with everything in it; may be called again."""
+        """End the sandbox; may be called again."""
         with self._lock:
             self._over = True
             if self._session is not None:
@@ -198,16 +192,16 @@ class Workplace:
             self._begin()
         session = self._session
         assert session is not None, "begun above"
-        # Unknown until now: nothing that a program has written ahead on the driver's channel begins with it.
+        # Random, so that a program cannot have written the reply ahead.
         number = secrets.token_hex(16).encode()
         session.send(number + b" " + json.dumps({"do": what, **given}).encode() + b"\n")
         line = session.receive(within_s)
-        answered, _, reply = (line or b"").partition(b" ")
+        reply_number, _, text = (line or b"").partition(b" ")
         try:
-            said = json.loads(reply) if answered == number else None
+            reply = json.loads(text) if reply_number == number else None
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
+            reply = None
+        if not isinstance(reply, dict):
             self._over, self._session = True, None
             limit = session.finish(kill=True).limit
             raise WorkplaceOver(
@@ -215,7 +209,7 @@ class Workplace:
                 if limit is None
                 else f"the sandbox reached its limit of {limit}"
             )
-        return said
+        return reply
 
     def _begin(self) -> None:
         room, task = self._room, self.task
@@ -223,8 +217,8 @@ class Workplace:
         own = tuple(
             (f"{AGENT}/{Path(file).name}", Path(file).expanduser().read_bytes()) for file in room.files
         )
-        shown = (*own, (INSTRUCTION, task.instruction.encode()))
-        layout = _layout(task, room, files=shown, socket=socket, visible=room.visible)
+        files = (*own, (INSTRUCTION, task.instruction.encode()))
+        layout = _layout(task, room, files=files, socket=socket, visible=room.visible)
         limits = _limits(task, room, math.inf, output_bytes=(room.left_mb << 20) * 3 // 2 + (32 << 20))
         box = Bubblewrap(layout)
         self._session = start(box, {}, [box.python, "-I", "-B", DRIVER], limits)
@@ -233,30 +227,30 @@ class Workplace:
             self._ask("relay", SETUP_S, port=PORT, out=SOCKET)
 
 
-def _code(said: Mapping[str, Any]) -> tuple[int | None, str]:
-    code = said.get("code")
-    return code if isinstance(code, int) else None, str(said.get("said", ""))
+def _code(reply: Mapping[str, Any]) -> tuple[int | None, str]:
+    code = reply.get("code")
+    return code if isinstance(code, int) else None, str(reply.get("said", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTask:
-    """What a task's folders hold before anybody works on it."""
+    """The files of a task before the agent begins."""
 
     entries: Entries
     failed: tuple[str, ...] = ()
-    """RUN lines that did not work in the sandbox."""
+    """RUN lines that failed in the sandbox."""
 
 
 _built: dict[int, tuple[TaskFolder, BuiltTask]] = {}
 _building = threading.RLock()
 BUILD_S = 120.0
-"""Seconds that one RUN line may take."""
+"""Seconds of one RUN line."""
 
 
 def built(task: TaskFolder, room: Room) -> BuiltTask:
-    """Return a task's files, with what its RUN lines make of them; these are run once in a process.
+    """Return a task's files after its RUN lines, which run once per process.
 
-    SandboxError where no sandbox can be had for that, or the lines make more than it has room for.
+    Raises SandboxError if there is no sandbox, or the lines create too many files.
     """
     workdir: Entries = [[task.workdir, "folder", 0o755, ""]] if task.workdir.count("/") > 1 else []
     files = [_entry(file.path, file.mode, file.content) for file in task.files]
@@ -291,12 +285,12 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What a task's tests say of an attempt."""
+    """The result of a task's tests."""
 
     reward: float
     why: str
     said: str = ""
-    """The end of what they printed."""
+    """The end of their output."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The numbers of `reward.json`."""
 
@@ -304,16 +298,16 @@ class AttemptResult:
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
 ) -> AttemptResult:
-    """Run a task's tests on what an attempt has left; blocks meanwhile. SandboxError where no sandbox can be had.
+    """Run a task's tests on an agent's files; block meanwhile. Raises SandboxError if there is no sandbox.
 
-    Whatever the tests do not say clearly pays the least of `rewards`.
+    A result that is unclear gives the smaller of `rewards`.
     """
     named = [name for name in REWARDS if any(name.encode() in content for _, content in task.tests)]
     reported = [f"{VERIFIER}/{name}" for name in (named or REWARDS)]
     summary = bool(task.expected) or task.form == "terminal-bench"
     layout = _layout(task, room, files=task.tests, report=(OUTPUT,) if summary else (OUTPUT, *reported))
     box = Bubblewrap(layout)
-    # The report of process 1 is all that comes out.
+    # The only output is the report of process 1.
     limits = _limits(task, room, task.tests_s + SETUP_S, output_bytes=8 << 20)
     session = start(box, {}, [box.python, "-I", "-B", DRIVER, "grade"], limits)
     request = {
@@ -336,7 +330,7 @@ def grade(
     lines = done.stdout.split(b"\n")
     texts = [base64.b64decode(line).decode("utf-8", "replace") for line in lines[: len(layout.report)]]
     output, files = texts[0], dict(zip(reported, texts[1:], strict=False))
-    said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # the same attempt has the same record
+    said = re.sub(r" in [0-9.]+s\b", "", output)[-2000:]  # so that equal files give an equal record
     if summary:
         reward, why = summary_passed(output, task.expected)
         return AttemptResult(reward, why, said)
@@ -354,7 +348,7 @@ def grade(
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:
-    """Return the numbers of a reward file with one called `reward`, or why it has none."""
+    """Return the numbers of a reward file, `reward` included, or why it has none."""
     if name == "reward.txt":
         try:
             number = float(text) if len(text) < 64 else math.nan
@@ -362,14 +356,14 @@ def read_reward(name: str, text: str) -> dict[str, float] | str:
             number = math.nan
         return {"reward": number} if math.isfinite(number) else f"{name} holds no number: {text[:60]!r}."
     try:
-        told = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError):
         return f"{name} holds no JSON."
-    if not isinstance(told, dict):
+    if not isinstance(values, dict):
         return f"{name} holds no object."
     found = {
         key: float(value)
-        for key, value in told.items()
+        for key, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
     }
     if "reward" not in found and len(found) == 1:
@@ -377,7 +371,7 @@ def read_reward(name: str, text: str) -> dict[str, float] | str:
     return found if "reward" in found else f"{name} has no number `reward`."
 
 
-# -------- What a sandbox has
+# -------- The content of a sandbox
 
 
 def _layout(
@@ -415,7 +409,7 @@ def _limits(task: TaskFolder, room: Room, wall_s: float, output_bytes: int) -> L
         processes=room.processes,
         output_bytes=output_bytes,
         file_bytes=room.disk_mb << 20,
-        files=3 * room.most_files,
+        files=3 * MOST_FILES,
         patience=2.0,
     )
 
@@ -429,7 +423,7 @@ def _tests_command(task: TaskFolder) -> list[str]:
     if task.script is not None:
         return ["bash", task.script]
     chosen = [path for path, _ in task.tests if re.search(r"/(test_[^/]*|[^/]*_test)\.py$", path)]
-    # Settings, plugins and modules that stand in the agent's folders are not the tests' own.
+    # Isolated from settings, plugins and modules in the agent's folders.
     begin = "import sys, os; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     options = ["-rA", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={TESTS}"]
     return ["python3", "-I", "-c", begin, *options, *chosen]
@@ -437,7 +431,7 @@ def _tests_command(task: TaskFolder) -> list[str]:
 
 @cache
 def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the files and folders of packages of this installation and of what they need; ConfigError for one that is missing."""
+    """Return the files and folders of installed packages and their requirements; raise ConfigError for a missing one."""
     from packaging.requirements import Requirement
 
     found, waiting, seen = dict[Path, None](), list(names), set[str]()
@@ -450,7 +444,7 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
             package = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             raise ConfigError(
-                f"`environment.packages` names {name}, which is not installed here. pip install it, or leave it out."
+                f"`environment.packages` names {name}, which is not installed. Install it, or remove it from the setting."
             ) from None
         for each in package.requires or ():
             need = Requirement(each)
@@ -464,7 +458,7 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_python(shown: str, visible: Sequence[str]) -> None:
-    """Refuse a virtual environment whose Python the sandbox does not have, as pyenv, conda and uv keep theirs in a home."""
+    """Raise ConfigError for a virtual environment whose Python is not in the sandbox, such as one of pyenv, conda or uv."""
     started = Path(shown, "bin", "python")
     found = started.resolve()
     if started.is_symlink() and not any(
@@ -472,25 +466,27 @@ def _check_python(shown: str, visible: Sequence[str]) -> None:
         for each in ("/usr", *visible, *reachable_interpreter().needs)
     ):
         raise ConfigError(
-            f"`environment.visible` names the virtual environment {shown}, whose Python is {found}, and the sandbox has no such file. Make the "
-            f"environment with the system's Python (`/usr/bin/python3 -m venv {shown}`), or name the folder of that Python, too."
+            f"`environment.visible` names the virtual environment {shown}, whose Python {found} is not in the sandbox. Create it with "
+            f"`/usr/bin/python3 -m venv {shown}`, or also name the folder of that Python."
         )
 
 
 def check_room(room: Room) -> None:
-    """Raise ConfigError or SandboxError for packages or files that programs in a sandbox could not read."""
+    """Raise ConfigError or SandboxError for packages or files that a sandbox cannot read."""
     python = Path(reachable_interpreter().path)
     own = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if room.packages and python != Path(sys.executable).resolve() and python.name != own:
         raise ConfigError(
-            f"`environment.packages` are of {own}, which the sandbox's user cannot start; it has {python}. Install {own} for all users, "
-            "or set `environment.packages: []`."
+            f"`environment.packages` are for {own}, but the sandbox's user can only start {python}. Install {own} for all users, or set "
+            "`environment.packages: []`."
         )
     for path in package_paths(room.packages):
         check_reachable(str(path))
     for shown in room.visible:
         if not shown.startswith("/") or posixpath.normpath(shown) != shown:
-            raise ConfigError(f"`environment.visible` names {shown}. Give whole paths, such as /opt/agent.")
+            raise ConfigError(
+                f"`environment.visible` names {shown}. Give absolute paths, such as /opt/agent."
+            )
         check_reachable(shown)
         _check_python(shown, room.visible)
     names = [Path(file).name for file in room.files]
@@ -501,11 +497,11 @@ def check_room(room: Room) -> None:
             )
         if names.count(Path(file).name) > 1 or f"{AGENT}/{Path(file).name}" == INSTRUCTION:
             raise ConfigError(
-                f"`environment.files` has several {Path(file).name}. Give them names of their own."
+                f"`environment.files` has several {Path(file).name}. Give them different names."
             )
 
 
-# -------- What an attempt leaves, checked by this process
+# -------- Checks of an agent's files in this process
 
 
 def _entry(path: str, mode: int, content: bytes) -> list[Any]:
@@ -513,7 +509,7 @@ def _entry(path: str, mode: int, content: bytes) -> list[Any]:
 
 
 def checked(entries: object, folders: Sequence[str], most_bytes: int, most_files: int) -> Entries:
-    """Return entries that lie in the folders and are as few and small as they may be; ValueError for others."""
+    """Return entries inside the folders and the limits; raise ValueError for others."""
     if not isinstance(entries, list) or len(entries) > most_files:
         raise ValueError("no list of entries")
     size, kept = 0, Entries()

@@ -1,8 +1,8 @@
-"""Runs inside a task's sandbox: unpacks folders, runs commands, relays calls to the policy, returns what was left.
+"""Runs inside a task's sandbox: unpacks files, runs commands, relays calls to the policy, returns the files.
 
-`serve` answers requests, one line of JSON each, with the request's own number and a line of JSON; `grade` runs a task's tests once
-and says nothing, because what they leave is reported by process 1. Nothing that comes out of here is trusted: the agent's
-programs have the same user. Standard library only: the file is shown to sandboxes as it stands.
+`serve` answers requests, each a line with a number and JSON, by a line with the same number and JSON. `grade` runs a task's tests
+once without output, because process 1 reports the result. The caller trusts nothing from here: the agent's programs have the same
+user. Only the standard library is imported, because sandboxes read this file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/kapelle/")
-"""Where links may lead beside the task's own folders: all can read it anyway, and nobody can write there."""
+"""Read-only folders to which links may lead, besides the task's own."""
 VERIFIER = "/logs/verifier"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 
-# -------- Folders as entries: [path, kind, mode, content]; `file` has its bytes in base64, `link` its target, `folder` nothing
+# -------- Files as entries [path, kind, mode, content]; the content of a `file` is base64, of a `link` its target, of a `folder` empty
 
 
 def put(entries: list[list[Any]]) -> None:
-    """Write entries, links last, so that nothing is written through one; what stands in the way of another is left out."""
+    """Write entries, links last, so that no file is written through a link; skip entries that conflict."""
     for path, kind, mode, content in sorted(entries, key=lambda entry: bool(entry[1] == "link")):
         with contextlib.suppress(OSError):
             place = Path(path)
@@ -50,9 +50,9 @@ def put(entries: list[list[Any]]) -> None:
 
 
 def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]:
-    """Kill every other process and return the entries below some folders, or why they are `refused`.
+    """Kill every other process and return the entries below some folders, or which limit they exceed (`refused`).
 
-    Devices, pipes, sockets and what cannot be read are left out.
+    Devices, pipes, sockets and unreadable files are skipped.
     """
     kill_others()
     entries: list[list[Any]] = []
@@ -91,7 +91,7 @@ def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]
 
 
 def kill_others() -> None:
-    """Kill all processes but this one and process 1."""
+    """Kill all processes except this one and process 1."""
     until = time.monotonic() + 5.0
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < until:
@@ -103,7 +103,7 @@ def kill_others() -> None:
 
 
 def remove_links_out(folders: list[str]) -> None:
-    """Remove every link that leads out of some folders and the system, until none is left: one may lead by way of another."""
+    """Remove links that lead outside some folders and the system, until none is left, because links may chain."""
     inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders) + SYSTEM
     removed = True
     while removed:
@@ -121,9 +121,9 @@ def remove_links_out(folders: list[str]) -> None:
 
 
 def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most: int) -> dict[str, Any]:
-    """Run a command; return its code (null when it took too long) and the beginning and end of what it printed.
+    """Run a command; return its exit code (null: it took too long) and the beginning and end of its output.
 
-    What it starts in the background lives on, unless it takes too long.
+    Background processes continue, unless the command takes too long.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 - inside the sandbox, which is for that
@@ -143,61 +143,61 @@ def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while True:
-        over = process.poll() is not None
-        if not over and time.monotonic() > until:
+        ended = process.poll() is not None
+        if not ended and time.monotonic() > until:
             late = True
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            over = True
-        ready = poll.poll(0 if over else 20)
+            ended = True
+        ready = poll.poll(0 if ended else 20)
         piece = os.read(fd, 65536) if ready else b""
         if piece:
             room = most // 2 - len(first)
             first, last = first + piece[:room], (last + piece[room:])[-(most // 2) :]
-        # A background process may hold the pipe open, or fill it without end: the command is over all the same.
-        elif over or ready:
+        # A background process may hold the pipe open or fill it for ever; the command has ended anyway.
+        elif ended or ready:
             break
-        if over and time.monotonic() > until + 1.0:
+        if ended and time.monotonic() > until + 1.0:
             break
     process.stdout.close()
     code = process.wait()
-    said = first + (b"\n[...]\n" if len(last) == most // 2 else b"") + last
-    return {"code": None if late else code, "said": said.decode("utf-8", "replace")}
+    output = first + (b"\n[...]\n" if len(last) == most // 2 else b"") + last
+    return {"code": None if late else code, "said": output.decode("utf-8", "replace")}
 
 
 _launched: list[threading.Thread] = []
 _result: dict[str, Any] = {}
 
 
-def launch(**asked: Any) -> None:
-    """Begin to `run` a command, the only one; `look` tells when it is over."""
-    _launched.append(threading.Thread(target=lambda: _result.update(run(**asked)), daemon=True))
+def launch(**arguments: Any) -> None:
+    """Begin to `run` the only background command; `look` reports its end."""
+    _launched.append(threading.Thread(target=lambda: _result.update(run(**arguments)), daemon=True))
     _launched[0].start()
 
 
 def look(seconds: float) -> dict[str, Any]:
-    """Wait for the command that was launched, but not for long; return what `run` returns, or that it is `running`."""
+    """Wait up to `seconds` for the launched command; return the result of `run`, or that it is `running`."""
     _launched[0].join(seconds)
     return {"running": True} if _launched[0].is_alive() else _result
 
 
-def grade(asked: dict[str, Any]) -> None:
-    """Unpack what an attempt has left, then run its tests once; their output goes to a file."""
-    put(asked["entries"])
-    remove_links_out(asked["folders"])
+def grade(request: dict[str, Any]) -> None:
+    """Unpack an agent's files, then run the tests once; write their output to a file."""
+    put(request["entries"])
+    remove_links_out(request["folders"])
     Path(VERIFIER).mkdir(parents=True, exist_ok=True)
-    done = run(asked["command"], asked["cwd"], asked["env"], asked["seconds"], asked["most"])
-    kill_others()  # nothing writes over what the tests have written
+    done = run(request["command"], request["cwd"], request["env"], request["seconds"], request["most"])
+    kill_others()  # so that no process overwrites the tests' files
     fd = os.open(OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(done["said"].encode())
 
 
-# -------- The relay: connections to a port of the sandbox go out by the one socket that leads out of it
+# -------- The relay: connections to a port of the sandbox leave by the only socket to the outside
 
 
 def relay(port: int, out: str) -> None:
-    """Listen at a port of this machine's own address, and carry each connection to a Unix socket."""
+    """Listen at a loopback port, and relay each connection to a Unix socket."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
@@ -230,8 +230,8 @@ def relay(port: int, out: str) -> None:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until there are no more."""
-    does: dict[str, Callable[..., dict[str, Any] | None]] = {
+    """Answer requests until the input ends."""
+    functions: dict[str, Callable[..., dict[str, Any] | None]] = {
         "put": put,
         "run": run,
         "launch": launch,
@@ -240,19 +240,19 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
         "relay": relay,
     }
     for line in requests:
-        number, _, asked = line.partition(b" ")
-        given = json.loads(asked)
-        said = does[given.pop("do")](**given) or {}
-        replies.write(number + b" " + json.dumps(said).encode() + b"\n")
+        number, _, request = line.partition(b" ")
+        arguments = json.loads(request)
+        reply = functions[arguments.pop("do")](**arguments) or {}
+        replies.write(number + b" " + json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(0), "rb") as reading, os.fdopen(os.dup(1), "wb") as writing:
-        # What programs are started with is not this channel.
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+        # Programs do not inherit this channel.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         if sys.argv[1:] == ["grade"]:
             grade(json.loads(reading.readline()))
         else:

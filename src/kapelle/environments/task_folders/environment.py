@@ -1,4 +1,4 @@
-"""Task folders for kapelle's own agents: a shell in the task's folder, and the task's tests as reward."""
+"""Task folders for kapelle's own agents: a shell tool in the task's folder, and the task's tests as reward."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ HELD_OUT = 5
 
 
 class FolderSettings(Settings, Reads, Doubting, Skipping):
-    """What both environments of task folders are told: where tasks are and what an attempt may use."""
+    """Settings of both environments with task folders: the tasks and the limits of the sandbox."""
 
     path: str
     """A folder of task folders, in Harbor's form (`task.toml`) or terminal-bench's (`task.yaml`)."""
     test_path: str | None = None
-    """Another such folder, of the tasks to test on; null tests on every fifth task of `path`, by a hash of its name."""
+    """Another folder with the test tasks; null tests on every fifth task of `path`, by a hash of its name."""
     tests: Runner = "script"
-    """What grades: the task's own script, or `pytest` on its files `test_….py`, all of whose tests have to pass."""
+    """The tests: the task's own script, or `pytest` on its files `test_….py`, which must all pass."""
     run_lines: RunLines = "refuse"
-    """A task whose Dockerfile has RUN lines is refused; or they are `skip`ped; or `run` in the sandbox, as far as they work without a
-    network and without root. `kapelle validate` names those that were left out or failed."""
+    """RUN lines of a Dockerfile: an error (`refuse`), skipped (`skip`), or run in the sandbox without network and root (`run`).
+    `kapelle validate` names skipped and failed lines."""
     unplayable: Literal["refuse", "leave_out"] = "refuse"
-    """A task that cannot be honoured stops the run before it begins, or is left out and named."""
+    """An unsupported task stops the run before it begins (`refuse`), or is excluded and named (`leave_out`)."""
     packages: tuple[str, ...] = ("pytest",)
-    """Python packages of this installation that programs and tests find in the sandbox, with what they need."""
+    """Python packages of this installation in the sandbox, with their requirements."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
-    """Most mebibytes of all programs of an attempt and their files; a task may ask for less."""
+    """Most mebibytes of all programs and files of an episode; a task may set less."""
     disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
     """Most mebibytes of files in one folder of the sandbox."""
     left_mb: int = Field(default=32, ge=1)
-    """Most mebibytes of files that an attempt may leave behind; one that leaves more earns the least reward."""
+    """Most mebibytes of files at the end; more files give the smallest reward."""
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
-    """Most processes and threads of an attempt."""
+    """Most processes and threads of an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From 0 to 1, as the tests say."""
+        """From 0 to 1."""
         return (0.0, 1.0)
 
     def room(self) -> Room:
-        """Return what an attempt may use."""
+        """Return the limits of the sandbox."""
         return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
-        """Return the tasks of a split; DataError for what cannot be read or honoured."""
+        """Return the tasks of a split; raise DataError for an invalid or unsupported one."""
         return self._split(split).tasks
 
     def _split(self, split: Split) -> FolderSplit:
@@ -81,7 +81,7 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
         return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, how many folders are left out, and why the first is."""
+        """Return by split how many folders are excluded, and why the first one is."""
         splits: tuple[Split, ...] = ("train", "test")
         found = {split: self._split(split).left_out for split in splits}
         return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
@@ -91,7 +91,7 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
         return len(self.folders(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, in the order of their names."""
+        """Return the task at an index, sorted by name."""
         folder = self.folders(split)[index]
         return Task(f"{split}-{folder.name}", folder.instruction, {"split": split, "index": index})
 
@@ -100,13 +100,13 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
         return self.folders(task.data["split"])[task.data["index"]]
 
     def check_folders(self, room: Room) -> None:
-        """Raise DataError, ConfigError or SandboxError for tasks, packages or a machine that cannot be used."""
+        """Raise DataError, ConfigError or SandboxError for unusable tasks, packages or machines."""
         for split in ("train", "test"):
             if not self.folders(split):
                 why = self.skipped().get(split)
                 raise ConfigError(
-                    f"`environment.path` ({self.path}) has too few tasks to hold one out for tests. Add tasks, or name a folder of "
-                    f"others in `environment.test_path`.{f' Left out are {why}' if why else ''}"
+                    f"`environment.path` ({self.path}) has too few tasks to hold one out. Add tasks, or name a folder of test tasks in "
+                    f"`environment.test_path`.{f' Excluded are {why}' if why else ''}"
                 )
         require(backend("bubblewrap"))
         check_room(room)
@@ -120,21 +120,25 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
         return found
 
     def doubts(self) -> Sequence[str]:
-        """Return a sentence for each task whose RUN lines are left out, and for each benchmark's that is trained on."""
+        """Return a message about training on a benchmark, and one per task with skipped or failed RUN lines."""
         benchmarks = [folder.name for folder in self.folders("train") if folder.benchmark]
-        said = (
-            f"{len(benchmarks)} tasks to train on say that they are a benchmark's, which should never be trained on "
-            f"({', '.join(benchmarks[:3])}). Name them in `environment.test_path`."
+        message = (
+            f"{len(benchmarks)} training tasks are marked as a benchmark's, which should never be trained on ({', '.join(benchmarks[:3])}). Name "
+            "them in `environment.test_path`."
         )
         every = (*self.folders("train"), *self.folders("test"))
         failed = [(folder.name, line) for folder in every for line in built(folder, self.room()).failed]
         return [
-            *[said] * bool(benchmarks),
+            *[message] * bool(benchmarks),
             *(
-                f"The task {name} is played although this line of its Dockerfile failed: RUN {line[:60]}"
+                f"The task {name} is used although this line of its Dockerfile failed: RUN {line[:60]}"
                 for name, line in failed
             ),
-            *self._played_without(every),
+            *(
+                f"The task {folder.name} is used without {len(folder.without)} lines of its Dockerfile ({folder.without[0][:60]})."
+                for folder in every
+                if folder.without
+            ),
         ]
 
     def _played_without(self, folders: Sequence[TaskFolder]) -> Sequence[str]:
@@ -151,7 +155,7 @@ class FolderSplit:
 
     tasks: tuple[TaskFolder, ...]
     left_out: tuple[str, ...]
-    """Why each of the other folders is no task here."""
+    """The reason for each excluded folder."""
 
 
 @cache
@@ -166,7 +170,7 @@ def _splits(
             except DataError as error:
                 if not leave_out:
                     raise DataError(
-                        f"{error} `environment.unplayable: leave_out` plays the others."
+                        f"{error} `environment.unplayable: leave_out` excludes such tasks."
                     ) from None
                 why.append(str(error))
         return FolderSplit(tuple(tasks), tuple(why))
@@ -184,17 +188,17 @@ def _splits(
     }
 
 
-# -------- Own agents: a shell as their tool
+# -------- Agents with a shell tool
 
 
 class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
-    """Tasks of a shell: agents run commands in a copy of the task's folder, and its tests pay all of them alike."""
+    """Shell tasks: agents run commands in a copy of the task's folder, and its tests give all of them the same reward."""
 
     name: Literal["task_folders"] = "task_folders"
     max_turns: int = Field(default=16, ge=1)
-    """How often an agent may speak; one that has not ended its work in words by then earns 0."""
+    """Most turns of an agent; without a final text by then, the reward is 0."""
     call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
-    """Seconds that one command may take."""
+    """Seconds of one command."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
@@ -203,38 +207,35 @@ class TaskFolders(CallSettings, FolderSettings, Scripted, Holding):
         return {"train": f"task folders of {self.path}", "test": f"task folders: {test}"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every task; DataError for one that cannot be honoured, SandboxError where there is no sandbox."""
+        """Read every task; raise DataError for an unsupported one, SandboxError if there is no sandbox."""
         self.check_folders(self.room())
 
     def descriptors(self, agents: int) -> int:
-        """Return what one sandbox holds open."""
+        """Return the file descriptors of one sandbox."""
         return 8
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
-        """Open the world of one attempt; its sandbox starts with the first command."""
+        """Create the state of one episode; its sandbox starts with the first command."""
         folder = self.folder_of(task)
         place = Workplace(folder, self.room())
         boxes = {agent: [Shell(place, self.call_s, self.max_characters)] for agent in agents}
         schemas = [tool.schema for tool in boxes[agents[0]][0].tools]
-        # A command has a limit of its own, and others of the team may be before it.
+        # A command has its own limit, and those of other agents may come first.
         waiting = self.model_copy(update={"call_s": (self.call_s + 60.0) * len(agents)})
         return ToolsWorld(FolderWorld(task, agents, place, self.room()), boxes, schemas, waiting)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the task's solution as one command, then that it is done; ConfigError where it has none."""
+        """Return the task's solution as one command, then a final text; raise ConfigError if it has none."""
         solution = self.folder_of(task).solution
         if solution is None:
-            raise ConfigError(
-                f"The task {task.id} has no solution that could be shown: add solution/solve.sh."
-            )
-        shown = messages[-1].content if messages else ""
-        if messages and not shown.endswith(task.question):
+            raise ConfigError(f"The task {task.id} has no solution. Add solution/solve.sh.")
+        if messages and not messages[-1].content.endswith(task.question):
             return "Done."
         return write_calls([ReadCall("shell", {"command": solution})], self.form)
 
 
 class Shell(Toolbox):
-    """One tool, `shell`: a command in the folder that the team works in."""
+    """The tool `shell`: a command in the team's folder."""
 
     def __init__(self, place: Workplace, call_s: float, most: int) -> None:
         self._place, self._call_s, self._most = place, call_s, most
@@ -244,21 +245,20 @@ class Shell(Toolbox):
         super().__init__(Tool(schema, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
-        """Run `command`; ToolFault where the sandbox is over."""
+        """Run `command`; raise ToolFault if the sandbox has ended."""
         command = arguments["command"]
         if "\0" in command or len(command) > 100_000:
             raise ToolFault("A command has no NUL and at most 100,000 characters.")
         try:
-            code, said = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
+            code, output = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
         except WorkplaceOver as ended:
             raise ToolFault(f"There is no shell any more: {ended}.") from None
         except SandboxError as error:
             raise EpisodeError(str(error)) from None
         if code is None:
-            return f"{said}\n(ended: it took more than {self._call_s:g} s)"
-        return (
-            said.rstrip() if code == 0 and said.strip() else f"{said.rstrip()}\n(exit code {code})".lstrip()
-        )
+            return f"{output}\n(ended: it took more than {self._call_s:g} s)"
+        output = output.rstrip()
+        return output if code == 0 and output.strip() else f"{output}\n(exit code {code})".lstrip()
 
     def close(self) -> None:
         """End the sandbox."""
@@ -266,7 +266,7 @@ class Shell(Toolbox):
 
 
 class FolderWorld(BaseWorld):
-    """One attempt: when the team has ended its work in words, the tests run."""
+    """The state of one episode: the tests run after the team's final texts."""
 
     def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
         super().__init__(task, agents)
@@ -274,27 +274,27 @@ class FolderWorld(BaseWorld):
         self._verdict: AttemptResult | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Run the tests on what the team has left."""
+        """Run the tests on the team's files."""
         need_seats(actions, self.agents, "answered")
-        go_on = pause_deadline()  # tests have a limit of their own
+        resume_deadline = pause_deadline()  # tests have their own limit
         try:
             self._verdict = await asyncio.to_thread(finish, self._place, self._room)
         finally:
-            go_on()
+            resume_deadline()
         self.success = self._verdict.reward
         self.rewards = dict.fromkeys(actions, self._verdict.reward)
         self.over = True
         return {}
 
     def outcome(self) -> Outcome:
-        """Return what the tests said."""
+        """Return the result of the tests."""
         if self._verdict is None:
             return Outcome({}, 0.0, truncated=True)
-        return Outcome(self.rewards, self.success, told(self._verdict))
+        return Outcome(self.rewards, self.success, verdict_info(self._verdict))
 
 
 def finish(place: Workplace, room: Room) -> AttemptResult:
-    """End an attempt's sandbox and grade what it leaves; EpisodeError where no sandbox can be had for that."""
+    """End the agent's sandbox and grade its files; raise EpisodeError if there is no sandbox for the tests."""
     try:
         entries, why = place.take()
         return (
@@ -306,6 +306,6 @@ def finish(place: Workplace, room: Room) -> AttemptResult:
         raise EpisodeError(f"The tests of {place.task.name} could not be run: {error}") from None
 
 
-def told(verdict: AttemptResult) -> dict[str, Json]:
-    """Return a verdict for an episode's record."""
+def verdict_info(verdict: AttemptResult) -> dict[str, Json]:
+    """Return a verdict for the episode's record."""
     return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}

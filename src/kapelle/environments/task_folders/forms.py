@@ -1,4 +1,4 @@
-"""Reads task folders as files: Harbor's form (`task.toml`) and terminal-bench's (`task.yaml`).
+"""Reads task folders in Harbor's form (`task.toml`) and terminal-bench's (`task.yaml`).
 
     Harbor                              terminal-bench
     task.toml, instruction.md           task.yaml (`instruction`, limits, parser)
@@ -6,8 +6,8 @@
     tests/test.sh → reward.txt or json  run-tests.sh, tests/ → pytest's summary
     solution/solve.sh                   solution.sh
 
-No image is built: of a Dockerfile the files, working directories and variables are taken, and the system is this machine's. What a
-task needs beyond that is refused, with the line that asks for it.
+No image is built. A Dockerfile gives the files, working directories and variables; the system is this machine's. An error names the
+line of anything else that a task needs.
 """
 
 from __future__ import annotations
@@ -32,34 +32,18 @@ TESTS = "/tests"
 VERIFIER = "/logs/verifier"
 MOST_FOLDER_BYTES = 256 << 20
 """Most bytes of a task's files, and of its tests."""
-_CLOSED = frozenset(
-    (
-        *(
-            "bin",
-            "boot",
-            "dev",
-            "etc",
-            "lib",
-            "lib32",
-            "lib64",
-            "libx32",
-            "proc",
-            "run",
-            "sbin",
-            "sys",
-            "usr",
-        ),
-        *("box", "kapelle", "logs", "oracle", "solution", "tests", "tmp"),
-    )
-)
-"""First parts of paths at which a task has no folder of its own: the system's, the sandbox's and the tests'."""
+_CLOSED = frozenset([
+    "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr",
+    "box", "kapelle", "logs", "oracle", "solution", "tests", "tmp",
+])  # fmt: skip
+"""Top folders that a task cannot have: those of the system, the sandbox and the tests."""
 _DOWNLOADS = re.compile(
     r"\b(?:apt(?:-get)?\s+(?:-\S+\s+)*install|apk\s+add|(?:yum|dnf)\s+install|pip3?\s+install|npm\s+(?:i|ci|install)\b|git\s+clone|"
     r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
 )
-"""What fetches something when a script runs."""
+"""Commands of a script that download."""
 _NAMED = re.compile(r"(?<![\w.~/-])/([A-Za-z_][\w-]*)/")
-"""The first part of a path in an instruction or a RUN line: such a folder can be written in, though no file is copied there."""
+"""The top folder of a path in an instruction or a RUN line; such a folder is writable even without files."""
 _CANARY = b"terminal-bench-canary"
 Runner = Literal["script", "pytest"]
 RunLines = Literal["refuse", "skip", "run"]
@@ -67,7 +51,7 @@ RunLines = Literal["refuse", "skip", "run"]
 
 @dataclass(frozen=True, slots=True)
 class FolderFile:
-    """A file of a task as it stands in the sandbox."""
+    """A file of a task in the sandbox."""
 
     path: str
     mode: int
@@ -76,12 +60,12 @@ class FolderFile:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A RUN of a Dockerfile, to be run in the sandbox."""
+    """A RUN line of a Dockerfile, for the sandbox."""
 
     command: str
     workdir: str
     after: int
-    """How many of the task's files are copied before it."""
+    """Number of the task's files that are copied before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +73,38 @@ class TaskFolder:
     """One task."""
 
     name: str
-    """Of its folder."""
+    """The name of its folder."""
     form: Literal["harbor", "terminal-bench"]
     instruction: str
     workdir: str
-    """Where the agent and the tests begin."""
+    """Working directory of the agent and the tests."""
     folders: tuple[str, ...]
-    """Where the task has files, and where an agent may leave some."""
+    """Folders with the task's files, which the agent may change."""
     files: tuple[FolderFile, ...]
     env: Mapping[str, str]
-    """Variables of the agent's programs and of the tests."""
+    """Environment variables of the agent's programs and the tests."""
     tests: tuple[tuple[str, bytes], ...]
-    """Files that only the tests' sandbox has, by path."""
+    """Paths and contents of files that only the tests' sandbox has."""
     script: str | None
-    """What runs the tests, by path; None for pytest on all test files."""
+    """Path of the script that runs the tests; None for pytest on all test files."""
     tests_env: Mapping[str, str]
     agent_s: float
     tests_s: float
     memory_mb: int
     solution: str | None
-    """A script that does the task."""
+    """A script that solves the task."""
     expected: tuple[str, ...] = ()
-    """Names of the tests that pytest has to report as passed; empty where a reward file decides."""
+    """Tests that pytest must report as passed; empty if a reward file decides."""
     without: tuple[str, ...] = field(default=())
-    """Lines that were left out (`run_lines: skip`)."""
+    """Skipped lines (`run_lines: skip`)."""
     run: tuple[RunLine, ...] = ()
-    """Lines that are run before anybody works on the task (`run_lines: run`)."""
+    """Lines that are run before the first agent (`run_lines: run`)."""
     benchmark: bool = False
-    """Whether its files say that they are a benchmark's, which nothing should be trained on."""
+    """Whether its files are marked as a benchmark's, which must not be trained on."""
 
 
 def task_folders(path: str) -> tuple[Path, ...]:
-    """Return a task's folder, or the task folders in a folder, by name; DataError where there are none."""
+    """Return a task folder, or the task folders inside a folder by name; raise DataError if there are none."""
     place = Path(path).expanduser()
     if not place.is_dir():
         raise DataError(f"There is no folder {place}. Name a task's folder, or one that holds such folders.")
@@ -139,7 +123,7 @@ def _is_task(folder: Path) -> bool:
 
 
 def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
-    """Read one task; DataError, which names file and line, for what is malformed or cannot be honoured."""
+    """Read one task; raise DataError, which names file and line, for anything invalid or unsupported."""
     read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
     return read(folder, runner, run_lines)
 
@@ -150,16 +134,17 @@ def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
 def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     where = folder / "task.toml"
     try:
-        told: dict[str, Any] = tomllib.loads(_text(where))
+        settings: dict[str, Any] = tomllib.loads(_text(where))
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{where} is no TOML: {error}.") from None
-    parts = {name: _table(told, name, where) for name in ("environment", "agent", "verifier")}
-    environment, agent, verifier = parts["environment"], parts["agent"], parts["verifier"]
-    if told.get("steps"):
-        raise _refused(where, "[[steps]]", "one instruction and one set of tests make a task here")
-    for name, wrong in (("mcp_servers", []), ("healthcheck", None), ("skills_dir", None), ("gpus", 0)):
-        if environment.get(name, wrong) not in (wrong, 0, None, []):
-            raise _refused(where, f"environment.{name}", "the sandbox has no such thing")
+    environment, agent, verifier = (
+        _table(settings, name, where) for name in ("environment", "agent", "verifier")
+    )
+    if settings.get("steps"):
+        raise _refused(where, "[[steps]]", "a task has one instruction and one set of tests")
+    for name in ("mcp_servers", "healthcheck", "skills_dir", "gpus"):
+        if environment.get(name):
+            raise _refused(where, f"environment.{name}", "the sandbox has none")
     if environment.get("os", "linux") != "linux":
         raise _refused(where, "environment.os", "the sandbox is Linux")
     if verifier.get("environment_mode", "shared") != "shared" or verifier.get("collect"):
@@ -175,8 +160,8 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     dockerfile = place / "Dockerfile"
     if not dockerfile.is_file():
         raise DataError(
-            f"{dockerfile} is missing, so nobody knows what the task's image ({environment.get('docker_image', 'none named')}) "
-            "holds. Add a Dockerfile that copies the task's files."
+            f"{dockerfile} is missing, so the files of the task's image ({environment.get('docker_image', 'none named')}) are unknown. Add "
+            "a Dockerfile that copies them."
         )
     image = _read_dockerfile(dockerfile, place, frozenset(), run_lines)
     tests = _tests(folder / "tests")
@@ -206,15 +191,15 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
 def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     where = folder / "task.yaml"
     try:
-        told = parse_yaml(_text(where))
+        settings = parse_yaml(_text(where))
     except ValueError as error:
         raise DataError(f"{where} is no YAML: {error}.") from None
-    if not isinstance(told, dict) or not isinstance(told.get("instruction"), str):
+    if not isinstance(settings, dict) or not isinstance(settings.get("instruction"), str):
         raise DataError(f"{where} has no text `instruction`. Add it.")
-    if told.get("parser_name", "pytest") != "pytest":
-        raise _refused(where, f"parser_name: {told['parser_name']}", "results are read from pytest's summary")
-    if told.get("run_tests_in_same_shell"):
-        raise _refused(where, "run_tests_in_same_shell", "tests run where the agent never was")
+    if settings.get("parser_name", "pytest") != "pytest":
+        raise _refused(where, f"parser_name: {settings['parser_name']}", "only pytest's summary is read")
+    if settings.get("run_tests_in_same_shell"):
+        raise _refused(where, "run_tests_in_same_shell", "tests run in a sandbox of their own")
     compose = folder / "docker-compose.yaml"
     if compose.is_file():
         try:
@@ -223,17 +208,9 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
             raise DataError(f"{compose} is no YAML of services.") from None
         if len(services) > 1:
             raise _refused(compose, f"services {', '.join(sorted(services))}", "a task has one sandbox")
-    hidden = frozenset(
-        (
-            "tests",
-            "run-tests.sh",
-            "solution.sh",
-            "solution.yaml",
-            "solution",
-            "task.yaml",
-            "docker-compose.yaml",
-        )
-    )
+    hidden = frozenset([
+        "tests", "run-tests.sh", "solution.sh", "solution.yaml", "solution", "task.yaml", "docker-compose.yaml",
+    ])  # fmt: skip
     image = _read_dockerfile(folder / "Dockerfile", folder, hidden, run_lines)
     tests = _tests(folder / "tests")
     script = folder / "run-tests.sh"
@@ -242,15 +219,15 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     return _task(
         folder,
         "terminal-bench",
-        told["instruction"],
+        settings["instruction"],
         image,
         image.env,
         tests,
         (script, f"{TESTS}/run-tests.sh") if script.is_file() and runner == "script" else None,
         {"TEST_DIR": TESTS},
         limits=(
-            _seconds(told, "max_agent_timeout_sec", 360.0, where),
-            _seconds(told, "max_test_timeout_sec", 60.0, where),
+            _seconds(settings, "max_agent_timeout_sec", 360.0, where),
+            _seconds(settings, "max_test_timeout_sec", 60.0, where),
             2048,
         ),
         solution=folder / "solution.sh",
@@ -276,20 +253,20 @@ def _task(
         for number, line in enumerate(_text(script[0]).splitlines(), 1):
             if not line.lstrip().startswith("#") and (found := _DOWNLOADS.search(line)):
                 raise DataError(
-                    f"{script[0]}, line {number}, downloads ({found[0][:40].strip()}), and sandboxes have no network. Set "
-                    "`environment.tests: pytest` to run the task's test files with the packages of `environment.packages`."
+                    f"{script[0]}, line {number}, downloads ({found[0][:40].strip()}), and sandboxes have no network. Set `environment.tests: "
+                    "pytest` to run the test files with `environment.packages`."
                 )
     names = tuple(
         name for path, content in tests if path.endswith(".py") for name in _test_names(path, content)
     )
     if script is None and not names:
         raise DataError(
-            f"{folder / 'tests'} has no function `test_…` in a file `test_….py`, which pytest could run."
+            f"{folder / 'tests'} has no function `test_…` in a file `test_….py` for pytest. Add one."
         )
     roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
     named = (instruction, *(f"{line.command}/" for line in image.run))
     roots |= {f"/{name}" for text in named for name in _NAMED.findall(text) if name not in _CLOSED}
-    said = (
+    marked = (
         folder / name
         for name in ("task.toml", "task.yaml", "instruction.md", "environment/Dockerfile", "Dockerfile")
     )
@@ -309,13 +286,13 @@ def _task(
         names if summary else (),
         tuple(image.without),
         tuple(image.run),
-        any(_CANARY in each.read_bytes() for each in said if each.is_file()),
+        any(_CANARY in each.read_bytes() for each in marked if each.is_file()),
     )
 
 
 def _tests(folder: Path) -> tuple[tuple[str, bytes], ...]:
     if not folder.is_dir():
-        raise DataError(f"{folder} is missing: without tests nothing pays.")
+        raise DataError(f"{folder} is missing. Add tests, which give the reward.")
     return tuple((f"{TESTS}/{name}", content) for name, _, content in _files_below(folder, frozenset()))
 
 
@@ -336,9 +313,9 @@ def _test_names(path: str, content: bytes) -> Iterator[str]:
 
 
 def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
-    """Return 1 when pytest's short summary (`-rA`) has all expected tests and none failed, else 0, and why.
+    """Return 1 if pytest's short summary (`-rA`) has all expected tests and no failure, else 0, and the reason.
 
-    Passed, skipped and expected failures count as terminal-bench counts them: as passed.
+    Skipped tests and expected failures count as passed, as in terminal-bench.
     """
     begun = re.split(r"=+ short test summary info =+", output, maxsplit=1)
     if len(begun) < 2:
@@ -349,7 +326,7 @@ def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
         parts = re.split(r"::|\[| - ", rest.strip())
         if status in ("PASSED", "XFAIL"):
             passed.add(next((part for part in parts[1:] if part.startswith("test")), parts[0]))
-        elif status == "SKIPPED":  # the summary has their number and no names
+        elif status == "SKIPPED":  # the summary has only their number
             found = re.match(r"\[(\d+)\]", rest)
             skipped += int(found[1]) if found else 1
         elif status in ("FAILED", "ERROR", "XPASS"):
@@ -374,25 +351,15 @@ class _Image:
     run: list[RunLine] = field(default_factory=list)
 
 
-_IGNORED = frozenset(
-    (
-        "USER",
-        "CMD",
-        "ENTRYPOINT",
-        "LABEL",
-        "EXPOSE",
-        "SHELL",
-        "STOPSIGNAL",
-        "MAINTAINER",
-        "VOLUME",
-        "HEALTHCHECK",
-    )
-)
-"""What says nothing about the files: every program runs as one unprivileged user."""
+_IGNORED = frozenset([
+    "USER", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "SHELL", "STOPSIGNAL", "MAINTAINER", "VOLUME",
+    "HEALTHCHECK",
+])  # fmt: skip
+"""Instructions without effect here: every program runs as one unprivileged user."""
 
 
 def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_lines: RunLines) -> _Image:
-    """Return what a Dockerfile copies and sets; DataError for what would have to be built. Files named `hidden` are never copied."""
+    """Return the files and settings of a Dockerfile; raise DataError for unsupported lines. `hidden` files are never copied."""
     image, variables = _Image(), dict[str, str]()
     for number, keyword, rest in _instructions(_text(path)):
         line = f"{path}, line {number}: {keyword}"
@@ -418,31 +385,30 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
             image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
-                f"{line} {rest[:60]} changes the image, and none can be built here. `environment.run_lines: run` runs such lines in "
-                "the sandbox, without a network and without root, as far as they work there; `skip` plays without them."
+                f"{line} {rest[:60]} changes the image, and none is built here. `environment.run_lines: run` runs such lines in the sandbox, "
+                "without network and root; `skip` skips them."
             )
         elif keyword == "RUN" and run_lines == "run":
             image.run.append(RunLine(rest, image.workdir, len(image.files)))
         elif keyword == "RUN":
             image.without.append(f"{keyword} {rest}")
         elif keyword not in _IGNORED:
-            raise DataError(f"{line} is not understood. Remove it, or write it as COPY, WORKDIR or ENV.")
+            raise DataError(f"{line} is not supported. Remove it, or write it as COPY, WORKDIR or ENV.")
     if image.workdir == "/":
         image.workdir = "/app"
     for place in (image.workdir, *(file.path for file in image.files)):
         if place.split("/")[1] in _CLOSED or (place != image.workdir and place.count("/") < 2):
             raise DataError(
-                f"{path} puts something at {place}, where the sandbox has the system's or the tests' own folders. Use a folder "
-                "such as /app, /root, /data or /workspace."
+                f"{path} puts a file at {place}, a folder of the system or the tests. Use a folder such as /app, /root, /data or /workspace."
             )
     return image
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, keyword and the rest of each instruction, continued lines joined."""
+    """Yield line number, keyword and rest of each instruction, with continued lines joined."""
     begun, held, here = 0, "", ""
     for number, line in enumerate(text.splitlines(), 1):
-        if here:  # a text within the file, up to its mark
+        if here:  # inside a here-document
             here = "" if line.strip() == here else here
             continue
         if line.lstrip().startswith("#") or not (line.strip() or held):
@@ -470,12 +436,12 @@ def _copied(
     assert flags is not None
     for flag in flags[0].split():
         if not flag.startswith(("--chown=", "--chmod=", "--link")):
-            raise DataError(f"{line} {flag} takes files from elsewhere. Put them beside the Dockerfile.")
+            raise DataError(f"{line} {flag} copies files from elsewhere. Put them beside the Dockerfile.")
     chmod = re.search(r"--chmod=([0-7]{3,4})\b", flags[0])
     rest = rest[flags.end() :]
     words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     if len(words) < 2 or any(word.startswith("<<") or "://" in word for word in words):
-        raise DataError(f"{line} {rest[:60]} copies no file that stands beside the Dockerfile.")
+        raise DataError(f"{line} {rest[:60]} copies no file beside the Dockerfile.")
     *sources, target = words
     into = posixpath.normpath(posixpath.join(image.workdir, target))
     there = (f"{image.workdir}/", *(file.path for file in image.files))
@@ -488,7 +454,7 @@ def _copied(
         if not found:
             raise DataError(f"{line}: there is no {source} below {context}.")
         if plain.split("/")[0] in hidden:
-            raise DataError(f"{line} would show the agent {source}, which it may never see. Remove the line.")
+            raise DataError(f"{line} would show {source} to the agent. Remove the line.")
         for each in found:
             if each.is_dir():
                 for name, mode, content in _files_below(each, hidden if each == context else frozenset()):
@@ -514,7 +480,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, int, bytes]]:
-    """Yield name, mode and content of the files below a folder, but for those whose first part is `hidden`."""
+    """Yield name, mode and content of the files below a folder, except those in `hidden`."""
     size = 0
     for place, names, files in os.walk(folder):
         names.sort()
@@ -527,14 +493,14 @@ def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, in
             size += len(content)
             if size > MOST_FOLDER_BYTES:
                 raise DataError(
-                    f"{folder} holds more than {MOST_FOLDER_BYTES:,} bytes, which a sandbox has no room for."
+                    f"{folder} has more than {MOST_FOLDER_BYTES:,} bytes, too many for a sandbox."
                 )
             yield relative, path.stat().st_mode & 0o777, content
 
 
 def _bytes(path: Path, folder: Path) -> bytes:
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-        raise DataError(f"{path} is no file of the folder {folder}: links that lead out are not followed.")
+        raise DataError(f"{path} is no file in {folder}: links to the outside are not followed.")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -545,20 +511,20 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"{path} is missing, which a task folder needs.") from None
+        raise DataError(f"{path} is missing. Every task folder has one.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text: {error}.") from None
 
 
-def _table(told: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
-    found = told.get(name, {})
+def _table(settings: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]:
+    found = settings.get(name, {})
     if not isinstance(found, dict):
         raise DataError(f"{where}: `{name}` is no table. Write it as [{name}].")
     return found
 
 
 def _refused(where: Path, what: str, why: str) -> DataError:
-    return DataError(f"{where}: `{what}` cannot be honoured here: {why}. Leave this task out, or change it.")
+    return DataError(f"{where}: `{what}` is not supported: {why}. Change or remove this task.")
 
 
 def _seconds(table: Mapping[str, Any], name: str, default: float, where: Path) -> float:
@@ -581,13 +547,13 @@ def _megabytes(table: Mapping[str, Any], where: Path) -> int:
 
 
 def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return variables; DataError for one that is taken from this machine, of which a sandbox learns nothing."""
+    """Return environment variables; raise DataError for one with a value from this machine."""
     env = table.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise DataError(f"{where} is no table of texts.")
     for name, value in env.items():
         if re.search(r"\$\{\w+\}", value):
             raise DataError(
-                f"{where}.{name} is {value}, which would come from this machine's environment. Write the value."
+                f"{where}.{name} is {value}, a value of this machine's environment. Write the value itself."
             )
     return {name: _filled(value, {}) for name, value in env.items()}
