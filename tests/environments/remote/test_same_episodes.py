@@ -1,4 +1,4 @@
-"""Episodes that are played on an environment server are, in every field, those played here."""
+"""Episodes on an environment server equal local episodes in every field."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def assert_same(environment: Environment, **settings: Any) -> None:
         for kind in (Answerable, Scripted, Recorded, Mixed):
             assert offers(remote, kind) is offers(environment, kind)
         there = episodes(remote, 0)
-        assert len(server.host.sessions) == 0, "every session was closed"
-    assert here, "some workflow plays it"
+        assert len(server.host.sessions) == 0, "every session is closed"
+    assert here, "some workflow fits"
     assert there == here
 
 
@@ -32,7 +32,7 @@ def test_a_game_is_the_same() -> None:
     assert_same(environment_class("matrix")())
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arithmetic", "debate_topics", "mixture", "tools", "tool_tasks"])
 def test_a_built_in_environment_is_the_same(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A run that plays on a server is the run that plays here: metrics, episodes and weights, to the bit."""
+"""A run on a server is bitwise identical to a local run: metrics, episodes and weights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ RUNS: dict[str, tuple[dict[str, Any], str, int]] = {
 """Environment, workflow and number of agents."""
 
 
-def left(run: Path) -> dict[str, Any]:
-    """Return all that a run has come to, times and the environment's own section aside."""
+def results(run: Path) -> dict[str, Any]:
+    """Return all files of a run without times and its configuration."""
     timeless = [
         [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
         for rows in (read_metrics(run), read_evaluations(run))
@@ -51,10 +51,10 @@ def left(run: Path) -> dict[str, Any]:
     return {"rows": timeless, **files}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_a_server_is_the_run_here(name: str, tmp_path: Path) -> None:
+def test_a_run_on_a_server_equals_a_local_run(name: str, tmp_path: Path) -> None:
     settings, workflow, agents = RUNS[name]
     if settings["name"] == "openspiel":
         pytest.importorskip("pyspiel")
@@ -80,4 +80,4 @@ def test_a_run_on_a_server_is_the_run_here(name: str, tmp_path: Path) -> None:
         remote = {"name": "remote", "address": server.address, "serves": "it"}
         there = trained(sections(environment=remote, **common), tmp_path / "there")
         assert len(server.host.sessions) == 0
-    assert left(there) == left(here)
+    assert results(there) == results(here)

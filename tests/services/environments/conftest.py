@@ -1,4 +1,4 @@
-"""An environment server with the tests' own environment, and a client that knows only the protocol."""
+"""An environment server with a test environment, and a client by the protocol alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kapelle.services.environments.host import SessionLimits
 from kapelle.services.environments.service import EnvironmentServer, serve_environments
 
 FAR = 60.0
-"""Seconds that no test needs."""
+"""A timeout that no test reaches."""
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -30,16 +30,16 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 class Caller:
-    """One connection to a server: sends questions, and returns answers by the number of their question."""
+    """One connection to a server; returns answers by the number of the request."""
 
     def __init__(self, socket: Connection) -> None:
         self.socket = socket
         self._numbers = count(1)
         self._arrived: dict[int, dict[str, Any]] = {}
 
-    def send(self, call: str, **question: Any) -> int:
+    def send(self, call: str, **fields: Any) -> int:
         number = next(self._numbers)
-        self.socket.send(json.dumps({"id": number, "call": call, **question}))
+        self.socket.send(json.dumps({"id": number, "call": call, **fields}))
         return number
 
     def answer(self, number: int) -> dict[str, Any]:
@@ -48,9 +48,9 @@ class Caller:
             self._arrived[answer.pop("id")] = answer
         return self._arrived.pop(number)
 
-    def ask(self, call: str, **question: Any) -> Any:
-        """Return the value of the answer to a question."""
-        answer = self.answer(self.send(call, **question))
+    def ask(self, call: str, **fields: Any) -> Any:
+        """Return the value of the answer to a request."""
+        answer = self.answer(self.send(call, **fields))
         assert set(answer) == {"value"}, answer
         return answer["value"]
 
@@ -60,8 +60,8 @@ class Caller:
     def says(self, text: str, session: int = 1) -> Any:
         return self.ask("act", session=session, actions={"ann": text})
 
-    def refused(self, call: str, **question: Any) -> tuple[int, str]:
-        answer = self.answer(self.send(call, **question))
+    def refused(self, call: str, **fields: Any) -> tuple[int, str]:
+        answer = self.answer(self.send(call, **fields))
         assert set(answer) == {"refused"}, answer
         status, message = answer["refused"]
         return status, message

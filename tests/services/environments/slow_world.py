@@ -1,4 +1,4 @@
-"""An environment of the tests' own: worlds that wait until they are told to go on, and fail when asked to."""
+"""A test environment whose episodes wait for an event, or fail on request."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kapelle.settings.base import Settings
 from kapelle.types import Split, Task
 
 go_on = threading.Event()
-"""Set while worlds need not wait."""
+"""Set to let waiting episodes continue."""
 began = threading.Event()
-"""Set when a world waits."""
+"""Set when an episode waits."""
 closed: list[int] = []
-"""Seeds of the worlds that were closed."""
+"""Seeds of closed episodes."""
 heard: list[tuple[int, str]] = []
-"""What worlds were told, each with its seed; `outcome` where they were asked how it ended."""
+"""Moves and requests for outcomes, with the seed of the episode."""
 
 
 class Waiting(Settings):
-    """Each agent says something; `wait` waits and `fail` fails, any other text is repeated."""
+    """An agent's text is shown; `wait` waits and `fail` raises."""
 
     name: Literal["tests.services.environments.slow_world:Waiting"] = (
         "tests.services.environments.slow_world:Waiting"

@@ -26,8 +26,8 @@ def test_our_own_client_runs_an_episode() -> None:
         environment = OpenEnv(url=server.url, observation="text")
         task = environment.task("train", 1)
         question = Arithmetic().task("train", 2)
-        said = {"a": lines(str(question.data["answer"]))}
-        (episode,) = asyncio.run(play(environment, PlayWorkflow(), ["a"], said, task))
+        scripts = {"a": lines(str(question.data["answer"]))}
+        (episode,) = asyncio.run(play(environment, PlayWorkflow(), ["a"], scripts, task))
         assert episode.error is None
         assert episode.turns[0].heard[-1].content == question.question
         assert episode.turns[0].reward == 1.0

@@ -1,7 +1,8 @@
+"""The environment server: the protocol, limits, shutdown, who may call, invalid messages."""
+
 from __future__ import annotations
 
 import json
-import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -40,20 +41,20 @@ def test_an_episode_by_the_protocol_alone(caller: Caller, server: EnvironmentSer
     assert server.host.sessions == []
 
 
-def test_a_task_that_was_requested_is_played(caller: Caller) -> None:
+def test_a_session_takes_a_task(caller: Caller) -> None:
     task = caller.ask("task", split="test", index=2)
     assert task["data"]["pair"] == {"$tuple": [1, 2.5]}
     caller.ask("reset", task=task, **PLAYED)
     assert caller.refused("task", split="test", index=4) == (416, "Split 'test' has 4 tasks, and none 4.")
 
 
-def test_what_goes_wrong_is_a_status_and_a_sentence(caller: Caller) -> None:
+def test_an_error_has_a_status_and_a_message(caller: Caller) -> None:
     caller.reset()
     number = caller.send("act", session=1, actions={"ann": "fail"})
     assert caller.answer(number) == {"error": ["RuntimeError", "it failed (slow_world.py, line 72)"]}
     unknown = (404, "This server has no environment 'x'. Known: it.")
     assert caller.refused("describe", environment="x") == unknown
-    for call, question, status, why in (
+    for call, fields, status, why in (
         ("task", {"split": "dev", "index": 0}, 400, "`split`"),
         ("task", {"split": "test", "index": -1}, 400, "`index`"),
         ("reset", {**PLAYED, "session": 2, "agents": ["a", "a"], "index": 0}, 400, "twice"),
@@ -66,23 +67,23 @@ def test_what_goes_wrong_is_a_status_and_a_sentence(caller: Caller) -> None:
         ("act", {"session": 1, "actions": {"ann": 3}}, 400, "`actions.ann`"),
         ("dance", {}, 400, "`call` is one of"),
     ):
-        found, said = caller.refused(call, **question)
-        assert (found, why in said) == (status, True), (call, found, said)
+        found, message = caller.refused(call, **fields)
+        assert (found, why in message) == (status, True), (call, found, message)
     hidden = caller.says("hide")["view"]["shown"]
     assert hidden["ann"] == {"error": ["RuntimeError", "nothing to see (slow_world.py, line 62)"]}
 
 
-def test_sessions_have_a_largest_number(caller: Caller, server: EnvironmentServer) -> None:
+def test_sessions_have_a_limit(caller: Caller, server: EnvironmentServer) -> None:
     for number in range(3):
         caller.reset(number)
     with calling(server) as other:
         full = other.refused("reset", session=1, seed=0, agents=["a"], index=0)
-        assert full == (429, "3 sessions are open, the most there may be. Reset again later.")
+        assert full[0] == 429
         caller.ask("close", session=0)
         other.reset()
 
 
-def test_connections_have_a_largest_number() -> None:
+def test_connections_have_a_limit() -> None:
     with (
         served(limits=SessionLimits(connections=3)) as server,
         calling(server),
@@ -95,20 +96,20 @@ def test_connections_have_a_largest_number() -> None:
         assert httpx.get(f"http://{server.address}/health").json()["status"] == "healthy"
 
 
-def test_a_connection_holds_its_sessions_and_ends_them(server: EnvironmentServer) -> None:
+def test_a_connection_ends_its_sessions(server: EnvironmentServer) -> None:
     with calling(server) as caller:
         caller.reset(1, seed=1)
         caller.reset(2, seed=2)
         waits = caller.send("act", session=1, actions={"ann": "wait"})
         assert slow_world.began.wait(FAR)
-        assert caller.says("over", 2)["rewards"] == {"ann": 0.5}, "no session waits for another one"
+        assert caller.says("over", 2)["rewards"] == {"ann": 0.5}, "sessions run at the same time"
         slow_world.go_on.set()
         assert caller.answer(waits)["value"]["rewards"] == {"ann": 0.5}
     eventually(lambda: sorted(slow_world.closed) == [1, 2])
     assert server.host.sessions == []
 
 
-def test_a_session_is_of_its_own_connection_alone(caller: Caller, server: EnvironmentServer) -> None:
+def test_a_session_belongs_to_one_connection(caller: Caller, server: EnvironmentServer) -> None:
     caller.reset(1, seed=1)
     with calling(server) as other:
         assert other.refused("observe", session=1)[0] == 404
@@ -118,7 +119,7 @@ def test_a_session_is_of_its_own_connection_alone(caller: Caller, server: Enviro
     caller.says("over")
 
 
-def test_a_caller_that_vanishes_leaves_nothing_behind(server: EnvironmentServer) -> None:
+def test_the_sessions_of_a_lost_caller_are_closed(server: EnvironmentServer) -> None:
     with calling(server) as caller:
         caller.reset(seed=1)
         caller.send("act", session=1, actions={"ann": "wait"})
@@ -128,7 +129,7 @@ def test_a_caller_that_vanishes_leaves_nothing_behind(server: EnvironmentServer)
         assert server.host.sessions == []
 
 
-def test_a_session_that_is_closed_at_work_is_freed(caller: Caller, server: EnvironmentServer) -> None:
+def test_closing_cancels_a_call(caller: Caller, server: EnvironmentServer) -> None:
     caller.reset(seed=6)
     waits = caller.send("act", session=1, actions={"ann": "wait"})
     assert slow_world.began.wait(FAR)
@@ -138,7 +139,7 @@ def test_a_session_that_is_closed_at_work_is_freed(caller: Caller, server: Envir
     assert server.host.sessions == []
 
 
-def test_the_end_lets_episodes_end(server: EnvironmentServer) -> None:
+def test_draining_lets_episodes_finish(server: EnvironmentServer) -> None:
     with calling(server) as caller:
         caller.reset(seed=1)
         ended: list[bool] = []
@@ -155,7 +156,7 @@ def test_the_end_lets_episodes_end(server: EnvironmentServer) -> None:
         assert ended == [True]
 
 
-def test_an_accepted_question_is_answered_before_the_end(server: EnvironmentServer) -> None:
+def test_draining_answers_accepted_requests(server: EnvironmentServer) -> None:
     with calling(server) as caller:
         caller.reset(seed=1)
         waits = caller.send("act", session=1, actions={"ann": "wait"})
@@ -171,7 +172,7 @@ def test_an_accepted_question_is_answered_before_the_end(server: EnvironmentServ
         assert ended == [True]
 
 
-def test_every_way_in_is_behind_the_same_check() -> None:
+def test_every_connection_is_checked() -> None:
     with served(Binding(token=TOKEN)) as server:
         for token in (None, "", "another-token-0123456789", TOKEN[:-1]):
             for headers in ({}, {"Origin": "http://evil.example"}):
@@ -188,13 +189,13 @@ def test_every_way_in_is_behind_the_same_check() -> None:
             assert caller.ask("describe")["name"] == "it"
 
 
-def test_nobody_changes_what_a_server_without_a_token_runs(caller: Caller, server: EnvironmentServer) -> None:
+def test_a_server_without_a_token_cannot_be_changed(caller: Caller, server: EnvironmentServer) -> None:
     status, why = caller.refused("register", name="new", settings={"name": "arithmetic"})
-    assert (status, "requires no token" in why) == (403, True)
+    assert (status, "token" in why) == (403, True)
     assert list(server.host.registry.current) == ["it"]
 
 
-def test_an_environment_is_replaced_while_its_sessions_go_on() -> None:
+def test_sessions_keep_the_version_of_a_replaced_environment() -> None:
     with served(Binding(token=TOKEN)) as server, calling(server, TOKEN) as caller:
         assert caller.reset(1)["version"] == 1
         greets = {"name": slow_world.Waiting().name, "greeting": "good day"}
@@ -221,22 +222,19 @@ GOOD: list[dict[str, Any]] = [
 
 
 def hostile() -> Iterator[str]:
-    """Yield texts that are no message, or nearly one."""
-    draw = random.Random(1)
+    """Yield invalid messages, some nearly valid."""
     yield from ('{"id": 1, "call": {"$items": [[[1], 2]]}}', '{"id": 1, "$x": 2}', '{"$float": "x"}')
     yield from (
         "[" * 100_000,
         '{"id": 1, "a": ' + "[" * 900 + "]" * 900 + "}",
         '{"id": true, "call": "list"}',
     )
-    for body in bodies(draw.choice(GOOD), 60):
-        yield body.decode("utf-8", "replace")
     for good in GOOD:
-        for body in bodies(good, 60):
+        for body in bodies(good, 40):
             yield body.decode("utf-8", "replace")
 
 
-def test_texts_that_are_no_messages_are_refused(server: EnvironmentServer) -> None:
+def test_invalid_messages_are_rejected(server: EnvironmentServer) -> None:
     with calling(server) as caller:
         refused = 0
         for text in hostile():
@@ -252,41 +250,39 @@ def test_texts_that_are_no_messages_are_refused(server: EnvironmentServer) -> No
         assert caller.ask("describe")["name"] == "it"
 
 
-def test_a_message_that_is_too_long_ends_its_connection_alone(
-    caller: Caller, server: EnvironmentServer
-) -> None:
+def test_a_message_beyond_the_limit_ends_its_connection(caller: Caller, server: EnvironmentServer) -> None:
     with calling(server) as other:
-        with suppress(ConnectionClosed):  # it may be cut off while it sends
+        with suppress(ConnectionClosed):  # the server may disconnect during the send
             other.socket.send("x" * (LARGEST + 1))
         with pytest.raises(ConnectionClosed):
             other.socket.recv(timeout=FAR)
     assert caller.ask("describe")["name"] == "it"
 
 
-def test_a_caller_with_too_many_questions_is_cut_off() -> None:
+def test_too_many_unanswered_requests_end_the_connection() -> None:
     with served(limits=SessionLimits(unanswered=5)) as server, calling(server) as caller:
         caller.reset(seed=1)
         for _ in range(5):
             caller.send("act", session=1, actions={"ann": "wait"})
-        with pytest.raises(ConnectionClosed, match="not answered yet"):
+        with pytest.raises(ConnectionClosed, match="not answered"):
             caller.socket.recv(timeout=FAR)
     eventually(lambda: slow_world.closed == [1])
 
 
-def test_large_questions_wait_for_room() -> None:
+def test_requests_wait_while_too_many_bytes_are_unanswered() -> None:
     with served(limits=SessionLimits(held_bytes=1000)) as server, calling(server) as caller:
         caller.reset(seed=1)
         waits = caller.send("act", session=1, actions={"ann": "wait", "ben": "x" * 2000})
         assert slow_world.began.wait(FAR)
-        asked = caller.send("describe")
+        describe = caller.send("describe")
         with pytest.raises(TimeoutError):
-            caller.socket.recv(timeout=0.2)
+            caller.socket.recv(timeout=0.1)
         slow_world.go_on.set()
         assert "value" in caller.answer(waits)
-        assert caller.answer(asked)["value"]["name"] == "it"
+        assert caller.answer(describe)["value"]["name"] == "it"
 
 
-def test_a_caller_that_reads_nothing_is_cut_off(
+def test_a_caller_that_reads_nothing_is_disconnected(
     server: EnvironmentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kapelle.services import sockets
@@ -323,7 +319,7 @@ def frame(text: str) -> bytes:
     return b"\x81" + length + bytes(4) + body
 
 
-def test_limits_of_calls_are_those_of_the_server() -> None:
+def test_the_server_limits_the_time_of_calls() -> None:
     with served(limits=SessionLimits(call_seconds=0.2)) as server, calling(server) as caller:
         caller.reset(call_seconds=FAR)
         number = caller.send("act", session=1, actions={"ann": "wait"})
