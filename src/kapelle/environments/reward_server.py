@@ -88,30 +88,30 @@ class RewardServer(HandsOnQuestions, AsksServers):
 class ScoredWorld(Resets, Scorable, Retriable):
     """The state of a question, with the scores of the last answers as rewards."""
 
-    def __init__(self, world: World, grade: Callable[[str], Awaitable[Grade]]) -> None:
-        self._world, self._grade = world, grade
+    def __init__(self, question: World, grade: Callable[[str], Awaitable[Grade]]) -> None:
+        self._question, self._grade = question, grade
         self._scores: dict[str, float] = {}
 
     async def reset(self) -> None:
         """Begin the question."""
-        await reset_world(self._world)
+        await reset_world(self._question)
 
     def allow_answers(self, most: int) -> None:
         """Allow so many answers, until one is correct."""
-        assert isinstance(self._world, Retriable), "questions accept another answer"
-        self._world.allow_answers(most)
+        assert isinstance(self._question, Retriable), "questions accept another answer"
+        self._question.allow_answers(most)
 
     def observe(self, agent: str) -> str:
         """Return the agent's observation of the question."""
-        return self._world.observe(agent)
+        return self._question.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that may move."""
-        return self._world.movers()
+        return self._question.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Answer the question and score the texts; raise EpisodeError if one is ungraded."""
-        await self._world.step(actions, final)
+        await self._question.step(actions, final)
         scores = await asyncio.gather(*(self._scored(text) for text in actions.values()))
         self._scores |= zip(actions, scores, strict=True)
         return {}
@@ -128,11 +128,11 @@ class ScoredWorld(Resets, Scorable, Retriable):
 
     def outcome(self) -> Outcome:
         """Return the outcome with the scores as rewards; the question's own rewards are `info.graded`."""
-        graded = self._world.outcome()
+        graded = self._question.outcome()
         return replace(
             graded, rewards=dict(self._scores), info={**graded.info, "graded": dict(graded.rewards)}
         )
 
     async def close(self) -> None:
         """Close the question."""
-        await self._world.close()
+        await self._question.close()

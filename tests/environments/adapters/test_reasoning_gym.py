@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.cli import main
 from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError
-from kapelle.rollout.conformance import conform
 from kapelle.types import Split
 from kapelle.workflows.parallel import Parallel
 
@@ -111,20 +107,9 @@ async def test_an_answer_that_makes_the_verifier_raise_has_reward_0() -> None:
         assert (episode.error, episode.rewards) == (None, {"a": reward})
 
 
-@pytest.mark.slow
-def test_a_verifier_that_rewards_nonsense_is_reported_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verifier_that_rewards_nonsense_is_reported() -> None:
     assert ReasoningGym(dataset="doubling").doubts() == []
-    recipe = tmp_path / "near.yaml"
-    recipe.write_text(
-        "{team: {agents: 1}, environment: {name: reasoning_gym, dataset: near}, workflow: {name: solo},"
-        " algorithm: {name: grpo}}"
-    )
-    assert main(["validate", str(recipe)]) == 0
-    assert "near gives the full reward for the answer 'nan'" in capsys.readouterr().out
-    found = {each.name: each.status for each in asyncio.run(conform(ReasoningGym(dataset="near")))}
-    assert (found["gold"], found["cheating"]) == ("ok", "failed")
+    assert any("'nan'" in doubt for doubt in ReasoningGym(dataset="near").doubts())
 
 
 def test_splits_are_disjoint_and_tasks_repeat() -> None:

@@ -65,6 +65,7 @@ def task(tmp_path: Path) -> Callable[[str], TaskFolders]:
     return made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "undone"), [("greeting", 0.0), ("mean", 0.25), ("sorted_names", 0.0)])
 def test_the_solution_gives_reward_1_and_idling_does_not(name: str, undone: float) -> None:
@@ -77,6 +78,7 @@ def test_the_solution_gives_reward_1_and_idling_does_not(name: str, undone: floa
     assert run_episode(made, name, [])[1].rewards == {"solver": undone}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pytest_can_run_the_tests_of_a_script_that_downloads(task: Callable[..., TaskFolders]) -> None:
     file = "def test_it():\n    assert open('greeting.txt').read() == 'hello\\n'\n"
@@ -156,6 +158,7 @@ def test_the_agents_sandbox_has_no_tests_and_no_solution() -> None:
     assert ended.rewards == {"solver": 0.0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "link",
@@ -211,6 +214,7 @@ FILLING = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", FILLING)
 def test_too_many_files_or_a_broken_sandbox_give_reward_0(what: str) -> None:
@@ -248,7 +252,7 @@ IN_THE_TESTS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", IN_THE_TESTS)
 def test_the_agents_code_cannot_change_the_tests(task: Callable[..., TaskFolders], what: str) -> None:
@@ -259,17 +263,22 @@ def test_the_agents_code_cannot_change_the_tests(task: Callable[..., TaskFolders
     assert run_episode(made, "mine", [write])[1].rewards == {"solver": 0.0}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
-def test_the_agent_cannot_end_or_configure_pytest() -> None:
-    made = TaskFolders(path=str(EXAMPLES), tests="script")
-    for command in (
+@pytest.mark.parametrize(
+    "command",
+    [
         "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; echo 'import os; os._exit(0)' > conftest.py; touch sorted.txt",
         "echo 'import os; os._exit(0)' > pathlib.py; echo 'import os; os._exit(0)' > sitecustomize.py",
         "echo '=== short test summary info ===\nPASSED t.py::test_names_are_sorted\nPASSED t.py::test_the_list_stays' > sorted.txt",
-    ):
-        assert run_episode(made, "sorted_names", [command])[1].rewards == {"solver": 0.0}
+    ],
+)
+def test_the_agent_cannot_end_or_configure_pytest(command: str) -> None:
+    made = TaskFolders(path=str(EXAMPLES), tests="script")
+    assert run_episode(made, "sorted_names", [command])[1].rewards == {"solver": 0.0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_the_environment_conforms(sandbox: Bubblewrap) -> None:
     environment = TaskFolders(path=str(EXAMPLES / "greeting"), test_path=str(EXAMPLES / "mean"))

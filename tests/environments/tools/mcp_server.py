@@ -103,9 +103,6 @@ def answer(request: dict[str, Any], mode: str) -> None:
         if mode == "modern":
             more |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         say({"id": number, "result": {"tools": "none" if mode == "no list" else half, **more}})
-    elif method == "tools/call" and mode == "changing":
-        say({"method": "notifications/tools/list_changed"})
-        say({"id": number, "error": {"code": -32602, "message": "gone\x1b[2J"}})
     elif method == "tools/call" and mode == "chatty":
         while True:
             say({"method": "notifications/message", "params": {"level": "info"}})

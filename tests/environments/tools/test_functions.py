@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.environments.tools import tool_library
 
@@ -147,7 +147,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
+@settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(["count", "size", "tags", "place", "other"]), JSON, max_size=4))
 def test_no_arguments_break_the_check(arguments: dict[str, Any]) -> None:
     try:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -127,16 +126,6 @@ def test_an_endless_list_ends() -> None:
     assert len(settings("endless").schemas()) < 200
 
 
-def test_the_list_of_tools_is_fixed() -> None:
-    server = settings("changing")
-    before, opened = server.schemas(), server.open()
-    with pytest.raises(ToolFault, match=r"gone\\x1b\[2J$"):
-        opened._call("add", {})
-    assert server.schemas() == before
-    assert opened._server is not None, "it has answered and continues"
-    opened.close()
-
-
 def test_a_server_with_too_many_messages_is_ended() -> None:
     opened = McpTools(settings("chatty"))
     with pytest.raises(Lost, match="10,000 messages"):
@@ -150,12 +139,6 @@ def test_a_server_that_reads_nothing_is_ended() -> None:
     with pytest.raises(Lost, match=r"0\.3 s"):
         server.call("count", {"much": "x" * (1 << 20)})
     server.close()
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"kapelle\[mcp\]"):
-        Mcp(command=("any",)).check()
 
 
 def test_a_command_or_a_url_is_required() -> None:

@@ -40,7 +40,7 @@ def opened(how: str) -> Iterator[McpTools]:
             process.kill()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "version"), [("http", "2025-11-25"), ("pipes", "2025-11-25"), ("modern", "2026-07-28")]

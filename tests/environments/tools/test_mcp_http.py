@@ -200,17 +200,14 @@ def test_headers_come_from_variables(
         Mcp(**settings, headers_env={"X-Key": "KAPELLE_TEST_TOKEN"}).check()
 
 
-def test_a_missing_token_is_named() -> None:
-    with pytest.raises(ConfigError, match="KAPELLE_TEST_NONE"):
-        Mcp(url="https://tools.example", key_env="KAPELLE_TEST_NONE").check()
-
-
 def test_no_token_is_sent_unencrypted_or_to_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_TEST_TOKEN", "abc")
     with pytest.raises(ConfigError, match="KAPELLE_TEST_TOKEN"):
         Mcp(url="http://tools.example", key_env="KAPELLE_TEST_TOKEN").check()
     with pytest.raises(ValueError, match="key_env"):
         Mcp(command=("serve",), key_env="KAPELLE_TEST_TOKEN")
+    with pytest.raises(ConfigError, match="KAPELLE_TEST_NONE"):
+        Mcp(url="https://tools.example", key_env="KAPELLE_TEST_NONE").check()
 
 
 def test_a_private_address_needs_a_setting(hostile: tuple[str, type[Hostile]]) -> None:

@@ -227,7 +227,9 @@ threading.Thread(target=spin, daemon=True).start()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "limit"), [(IDLE, "memory"), (BUSY, "cpu")])
+@pytest.mark.parametrize(
+    ("program", "limit"), [(IDLE, "memory"), pytest.param(BUSY, "cpu", marks=pytest.mark.long)]
+)
 def test_limits_hold_between_calls(sandbox: Bubblewrap, program: str, limit: str) -> None:
     python = Python(memory_mb=128, cpu_s=1.0).open()
     run(python, program)

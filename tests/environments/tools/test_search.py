@@ -12,8 +12,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kapelle.environments.tools.contract import ToolFault
 from kapelle.environments.tools.search import CorpusIndex, Passage, Search
@@ -67,15 +65,6 @@ def test_a_query_cannot_use_the_query_language_of_the_index(corpus: str, query: 
         except ToolFault as fault:
             assert str(fault) == "The query holds no word."  # noqa: PT017 (both are correct)
     assert search(Search(corpus=corpus), "lake").startswith("[1] Zurich")
-
-
-@given(st.text(max_size=80))
-def test_no_query_breaks_the_index(query: str) -> None:
-    index = CorpusIndex([Passage("a", "b c d")])
-    try:
-        assert len(index.search(query, 3)) <= 1
-    except ToolFault:
-        return
 
 
 def test_threads_search_at_the_same_time(corpus: str) -> None:

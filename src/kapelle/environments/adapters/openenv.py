@@ -391,9 +391,9 @@ class OpenEnvWorld(BaseWorld, Resets):
             if action is None:
                 raise RefusedAction(f"this is no action. {self._form.hint}")
             reward = self._receive(await self._session.request("step", action))
-        except RefusedAction as refused:
+        except RefusedAction as rejected:
             self._faults += 1
-            self._observation = f"Error: {refused}"
+            self._observation = f"Error: {rejected}"
             return {}
         self._total += reward
         if not self.movers():

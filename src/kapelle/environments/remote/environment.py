@@ -222,9 +222,9 @@ class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, O
         from kapelle.environments.remote.servers import InnerWorld, ScorableInnerWorld, ServerWorld
 
         patience = patience_here.get()
-        world = run_async(lambda: self.open_world(task, agents, seed, patience))
-        assert isinstance(world, ServerWorld), "`open_world` opens them"
-        return (ScorableInnerWorld if world.scorable else InnerWorld)(world, patience)
+        state = run_async(lambda: self.open_world(task, agents, seed, patience))
+        assert isinstance(state, ServerWorld), "`open_world` opens them"
+        return (ScorableInnerWorld if state.scorable else InnerWorld)(state, patience)
 
 
 class _Member(Described):

@@ -47,7 +47,7 @@ class RefusedRequest(EpisodeError):
     """The server rejected a request with a `status`."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"The environment server refused a call ({status}): {message}")
+        super().__init__(f"The environment server rejected a call ({status}): {message}")
         self.status, self.reason = status, message
 
 
@@ -193,19 +193,19 @@ class EnvironmentServerLink:
         """Send a request about an environment and wait; raise Busy if the server does not answer, or the environment's error."""
         try:
             answer = self.current().send(request).result(seconds)
-        except RefusedRequest as refused:
-            if refused.status == 416:
-                raise IndexError(refused.reason) from None
-            raise self.stops(refused) from None
+        except RefusedRequest as rejected:
+            if rejected.status == 416:
+                raise IndexError(rejected.reason) from None
+            raise self.stops(rejected) from None
         except (Busy, TimeoutError, WorkerLost) as fault:
             self.failed(str(fault) or "no answer in time")
             raise Busy(str(fault)) from None
         self.answered()
         return answer
 
-    def stops(self, refused: RefusedRequest) -> ConfigError:
+    def stops(self, rejected: RefusedRequest) -> ConfigError:
         """Return the error that stops a run whose request is rejected."""
-        return ConfigError(f"The environment server at {self.address} refuses: {refused.reason}")
+        return ConfigError(f"The environment server at {self.address} rejects the run: {rejected.reason}")
 
     def current(self) -> Connection:
         """Return the open connection, or a new one if the last has ended."""
@@ -322,18 +322,18 @@ class Servers:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             try:
-                world = ServerWorld(server, name, patience)
-                began = await world.reset(request)
+                state = ServerWorld(server, name, patience)
+                began = await state.reset(request)
             except WorkerLost as lost:
                 if lost.blamed:
                     raise
                 server.failed(str(lost))
                 continue
-            except RefusedRequest as refused:
-                raise server.stops(refused) from None
+            except RefusedRequest as rejected:
+                raise server.stops(rejected) from None
             server.answered()
             self._note_version(server, began["version"])
-            return world
+            return state
         raise AssertionError("`_attempts` ends with an error")
 
     def _note_version(self, server: EnvironmentServerLink, version: int) -> None:
@@ -411,8 +411,8 @@ class ServerWorld(RemoteWorld):
             return await asyncio.wrap_future(self._request(request))
         except Busy as busy:
             raise WorkerLost(str(busy), blamed=False) from None
-        except RefusedRequest as refused:
-            raise WorkerLost(str(refused), blamed=False) if refused.status == 404 else refused from None
+        except RefusedRequest as rejected:
+            raise WorkerLost(str(rejected), blamed=False) if rejected.status == 404 else rejected from None
 
     def outcome_now(self, seconds: float) -> Outcome:
         """Return the outcome; block for at most `seconds`."""
@@ -426,33 +426,33 @@ class ServerWorld(RemoteWorld):
 class InnerWorld(Retriable):
     """The state of a server's episode inside a local environment; synchronous methods block."""
 
-    def __init__(self, world: ServerWorld, patience: Patience) -> None:
-        self._world = world
+    def __init__(self, state: ServerWorld, patience: Patience) -> None:
+        self._state = state
         self._seconds = patience.environment + UNBREAKABLE
 
     def observe(self, agent: str) -> str:
         """See `environment.World`."""
-        return self._world.observe(agent)
+        return self._state.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
         """See `environment.World`."""
-        return self._world.movers()
+        return self._state.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """See `environment.World`."""
-        return await self._world.step(actions, final)
+        return await self._state.step(actions, final)
 
     def allow_answers(self, most: int) -> None:
         """See `environment.Retriable`."""
-        self._world.allow_answers(most)
+        self._state.allow_answers(most)
 
     def outcome(self) -> Outcome:
         """See `environment.World`."""
-        return self._world.outcome_now(self._seconds)
+        return self._state.outcome_now(self._seconds)
 
     async def close(self) -> None:
         """See `environment.World`."""
-        await self._world.close()
+        await self._state.close()
 
 
 class ScorableInnerWorld(InnerWorld, Scorable):
@@ -460,4 +460,4 @@ class ScorableInnerWorld(InnerWorld, Scorable):
 
     async def score(self, agent: str, text: str) -> float:
         """See `environment.Scorable`."""
-        return await self._world.score(agent, text)
+        return await self._state.score(agent, text)

@@ -1,1 +1,1 @@
-"""Task folders in the forms of Harbor and terminal-bench: a program is asked for, and the folder's tests pay for it."""
+"""Task folders in the forms of Harbor and terminal-bench, with the folder's tests as reward."""

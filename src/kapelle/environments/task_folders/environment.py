@@ -141,13 +141,6 @@ class FolderSettings(Settings, Reads, Doubting, Skipping):
             ),
         ]
 
-    def _played_without(self, folders: Sequence[TaskFolder]) -> Sequence[str]:
-        return [
-            f"The task {folder.name} is played without {len(folder.without)} lines of its Dockerfile ({folder.without[0][:60]})."
-            for folder in folders
-            if folder.without
-        ]
-
 
 @dataclass(frozen=True, slots=True)
 class FolderSplit:

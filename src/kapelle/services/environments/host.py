@@ -351,7 +351,7 @@ class EnvironmentHost:
         except (Refusal, asyncio.CancelledError):
             raise
         except WorkerLost as lost:
-            raise Refusal(410 if lost.blamed else 503, f"The world is lost: {lost}") from None
+            raise Refusal(410 if lost.blamed else 503, f"The episode is lost: {lost}") from None
         except BaseException as error:  # noqa: BLE001 - the one boundary where an environment's error becomes an answer
             raise Raised(error_form(error)) from None
 
@@ -481,7 +481,7 @@ class EnvironmentHost:
             message = "There is no such session: it was closed, or its `reset` has not been answered."
             raise Refusal(404, message, "session")
         if name == "score" and session is not None and not session.world.scorable:
-            raise wrong("This world cannot score a text before the episode is over.")
+            raise wrong("This environment cannot score a text before the episode ends.")
         return await sessions.answer(request.session, {"call": name, **request.model_dump()})
 
 
