@@ -223,7 +223,7 @@ class RefusedAction(Exception):
     """The server rejected an action; the agent reads the text."""
 
 
-class Session:
+class OpenEnvSession:
     """One environment of the server, for one episode."""
 
     def __init__(self, settings: OpenEnv) -> None:
@@ -302,7 +302,7 @@ class OpenEnvWorld(BaseWorld, Resets):
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
         self._settings = settings
-        self._session = Session(settings)
+        self._session = OpenEnvSession(settings)
         self._free: asyncio.Semaphore | None = None
         self._form = ActionForm(None, "object", "")
         self._observation = ""

@@ -69,7 +69,7 @@ CONNECT_SECONDS = 10.0
 """Seconds to connect."""
 
 
-class Connection:
+class ServerConnection:
     """One connection; its sessions end with it."""
 
     def __init__(self, link: EnvironmentServerLink) -> None:
@@ -173,7 +173,7 @@ class EnvironmentServerLink:
         self._headers = authorization(token, "`environment.token_env`", url) if token else {}
         self._tls = _tls_context(certificate) if tls else None
         self._guard = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
 
     def connection(self) -> connect:
         """Return a new connection, which opens when it is entered."""
@@ -207,11 +207,11 @@ class EnvironmentServerLink:
         """Return the error that stops a run whose request is rejected."""
         return ConfigError(f"The environment server at {self.address} rejects the run: {rejected.reason}")
 
-    def current(self) -> Connection:
+    def current(self) -> ServerConnection:
         """Return the open connection, or a new one if the last has ended."""
         with self._guard:
             if self._connection is None or self._connection.lost is not None:
-                self._connection = Connection(self)
+                self._connection = ServerConnection(self)
             return self._connection
 
     @property
