@@ -239,7 +239,7 @@ async def test_steps_that_make_no_sense() -> None:
         ({"questions": {"name": "arithmetic", "digit": 2}}, "digit"),
         ({"questions": {"name": "arithmetic"}, "tools": []}, "at least 1"),
         ({"questions": {"name": "arithmetic"}, "tools": [{"tool": "oven"}]}, "oven"),
-        ({"questions": {"name": "arithmetic"}, "tools": [{"tool": "search"}]}, "takes a `corpus` or a `url`"),
+        ({"questions": {"name": "arithmetic"}, "tools": [{"tool": "search"}]}, "`corpus` or a `url`"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: Mapping[str, Any], message: str) -> None:

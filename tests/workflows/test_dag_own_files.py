@@ -211,9 +211,9 @@ async def test_each_agent_hears_its_own_first_observation_and_its_pre_process_ge
     [
         (
             "def reset(self):\n        return 3",
-            r"`reset` of .* returned 3\. It returns None, a text, or a list",
+            r"`reset` of .* returned 3\.",
         ),
-        ("def reset(self):\n        return ['one']", "a text for each of the 2 agents"),
+        ("def reset(self):\n        return ['one']", "2 texts"),
         ("def reset(self):\n        raise KeyError('board')", "KeyError: 'board'"),
     ],
 )
@@ -228,9 +228,7 @@ async def test_what_reset_does_wrongly_fails_the_episode_and_says_why(
 def test_a_reset_that_asks_for_what_nobody_has_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self)", "def reset(self, board)"))
     config = laid(tmp_path, with_class("judge.py:Judge"))
-    with pytest.raises(
-        ConfigError, match=r"`reset` of .* cannot be called: missing a required argument: 'board'"
-    ):
+    with pytest.raises(ConfigError, match="missing a required argument: 'board'"):
         config.environment.check(["reasoner", "actor"])
 
 
@@ -285,7 +283,7 @@ async def test_turns_that_pay_beyond_the_declared_range_are_an_error(tmp_path: P
     ("body", "says"),
     [
         ("return actions, 1.0", "not `next_obs, reward, should_stop`"),
-        ("return actions[:1], 1.0, False", "a list of as many texts"),
+        ("return actions[:1], 1.0, False", "list of"),
         ("return actions, float('nan'), False", "no finite number"),
         ("return actions, None, False", "no finite number"),
     ],
@@ -319,7 +317,7 @@ def test_a_class_that_cannot_answer_is_refused_by_name(tmp_path: Path, path: str
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Static", "cannot be called with `actions` and `ground_truth`"), ("Dear", "cannot be made: TypeError")],
+    [("Static", "another form"), ("Dear", "cannot be made: TypeError")],
 )
 def test_a_class_of_another_form_is_refused_before_a_model_loads(
     tmp_path: Path, name: str, says: str
