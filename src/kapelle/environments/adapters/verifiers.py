@@ -200,22 +200,19 @@ def _load(name: str, args: str) -> LoadedEnvironment:
             "that these are arguments of its `load_environment`."
         ) from error
     _log_to_rollouts()
-    rows: dict[Split, Sequence[Mapping[str, Any]]] = {"train": [], "test": []}
-    sources: dict[Split, str]
+    rows: dict[Split, list[Mapping[str, Any]]] = {"train": [], "test": []}
     skipped: dict[Split, str] = {}
     if train is None or test is None:
-        (one,) = (each for each in (train, test) if each is not None)
-        for row in one:
-            key = _key(row)
-            rows[split_of(key)] = [*rows[split_of(key)], row]
+        for row in train if test is None else test:
+            rows[split_of(_key(row))].append(row)
         kind = "tasks" if test is None else "evaluation tasks"
-        sources = {
+        sources: dict[Split, str] = {
             "train": f"{kind} of verifiers' {name}, 4 of 5 by a hash of the prompt",
             "test": f"{kind} of verifiers' {name}, 1 of 5 by a hash of the prompt",
         }
     else:
         rows["test"] = list(test)
-        held_out = {_key(row) for row in rows["test"]}
+        held_out = set(map(_key, rows["test"]))
         rows["train"] = [row for row in train if _key(row) not in held_out]
         sources = {
             "train": f"the data set of verifiers' {name}",
@@ -224,8 +221,8 @@ def _load(name: str, args: str) -> LoadedEnvironment:
         if excluded := len(train) - len(rows["train"]):
             skipped = {"train": f"{excluded} of {len(train)} rows, which are in the evaluation set too"}
     digest = hashlib.blake2b(digest_size=16)
-    for split in ("train", "test"):
-        for row in rows["train" if split == "train" else "test"]:
+    for split, part in rows.items():
+        for row in part:
             digest.update(json.dumps([split, _key(row), str(row.get("answer"))]).encode())
     return LoadedEnvironment(name, made, _is_single(made), rows, sources, skipped, digest.hexdigest())
 
