@@ -58,14 +58,6 @@ async def test_a_random_action_replaces_an_illegal_one_with_a_penalty(text: str)
     assert remaining == {"1", "2"}
 
 
-@pytest.mark.parametrize("text", ["", "\ud800"])
-async def test_a_text_outside_its_space_is_an_illegal_action(text: str) -> None:
-    world = start(path=f"{PATH}:Words", penalty=-0.5)
-    rewards = await world.step({"a": "ab", "b": text})
-    assert rewards["a"] - rewards["b"] == 0.5
-    assert world.outcome().info["invalid"] == {"a": 0, "b": 1}
-
-
 async def test_agents_move_at_once_in_a_parallel_game() -> None:
     environment = PettingZoo(path=PATH, turns="parallel", rules="none")
     scripts = {"a": lines("1", "0"), "b": lines("1", "1")}

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from tests.workflows.stage import expert, lines, play
 
-from kapelle.environment import Answerable, Scripted, environment_class, offers
 from kapelle.environments.adapters import reasoning_gym
 from kapelle.environments.adapters.reasoning_gym import ReasoningGym, evaluated_by
 from kapelle.environments.questions import split_of
@@ -143,11 +142,7 @@ def test_verifiers_that_evaluate_text_are_rejected() -> None:
     assert evaluated_by(Doubling) is None
 
 
-def test_it_has_a_name_and_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = ReasoningGym(dataset="doubling")
-    assert environment_class("reasoning_gym") is ReasoningGym
-    assert offers(environment, Answerable)
-    assert offers(environment, Scripted)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ConfigError, match="pip install reasoning-gym"):
-        environment.check(["a"])
+        ReasoningGym(dataset="doubling").check(["a"])

@@ -90,15 +90,5 @@ class Match(ParallelEnv):  # type: ignore[misc]
         return self._seen(list(actions.values())), dict.fromkeys(agents, reward), ended, stopped, infos
 
 
-class Words(Match):
-    """Both write a text, of which the first letter is read."""
-
-    def action_space(self, agent: str) -> Any:
-        return spaces.Text(3)
-
-    def step(self, actions: dict[str, Any]) -> tuple[Any, ...]:
-        return super().step({player: ord(text[0]) for player, text in actions.items()})
-
-
 env = Sticks
 parallel_env = Match
