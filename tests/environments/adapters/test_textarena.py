@@ -122,6 +122,14 @@ async def test_a_reward_that_is_no_number_is_an_invalid_move() -> None:
     assert (episode.error, episode.rewards) == (None, {"a": 0.0, "b": -1.0})
 
 
+async def test_an_unfinished_game_has_no_rewards() -> None:
+    environment = TextArena(id="Guess-v0", max_moves=1)
+    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
+    await world.step({"a": "none"})
+    assert world.movers() == ()
+    assert (world.outcome().rewards, world.outcome().truncated) == ({"a": 0.0, "b": 0.0}, True)
+
+
 def test_unknown_games_and_wrong_teams_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment_class("textarena") is TextArena
     with pytest.raises(ConfigError, match="Guess is for two"):
