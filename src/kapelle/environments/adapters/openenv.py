@@ -118,7 +118,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Alive, AsksServers, Described
         """The header with the token, if there is one."""
         return bearer(self.token_env, self.url)
 
-    async def schema(self) -> Any:
+    async def server_schema(self) -> Any:
         """Return the server's schemas; raise EpisodeError for a failure."""
         import httpx
 
@@ -334,7 +334,7 @@ class OpenEnvWorld(BaseWorld, Resets):
             resume_deadlines()
         self._free = semaphore
         await self._session.open()
-        schema = await settings.schema()
+        schema = await settings.server_schema()
         self._form = action_form(
             schema.get("action") if isinstance(schema, Mapping) else None, settings.action
         )

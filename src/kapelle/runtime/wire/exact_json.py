@@ -1,12 +1,12 @@
-"""Exact JSON: what is decoded equals what was encoded, in value and in type.
+"""Exact JSON: decoding returns the encoded value with its type.
 
-Plain JSON stays as it is. What JSON lacks becomes an object with one tag as its only key:
+Plain JSON stays as it is. A value that JSON lacks becomes an object whose only key is a tag:
 
     {"$tuple": [1, 2]}        a tuple
-    {"$float": "nan"}         a float that is not finite: nan, inf or -inf
-    {"$items": [[1, "a"]]}    a mapping whose keys are not all text, or start with `$`
+    {"$float": "nan"}         nan, inf or -inf
+    {"$items": [[1, "a"]]}    a mapping with a key that is no text or starts with `$`
 
-Callers that store other things (tensors) add a tag of their own.
+Callers that store other types, such as tensors, add their own tags.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from kapelle.types import Json
 
 Encode = Callable[[object, str], Json | None]
-"""Takes a value that JSON lacks and its place; returns its tagged form, or None if it is unknown."""
+"""Takes a value that JSON lacks and its place; returns its tagged form, or None for an unknown type."""
 Decode = Callable[[str, Json], object]
 """Takes an unknown tag and its content; returns the value."""
 
@@ -26,7 +26,7 @@ Decode = Callable[[str, Json], object]
 def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
     """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
 
-    Raises TypeError for a value that has no form, naming its place.
+    Raises TypeError, which names the place, for a value that has no form.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -47,7 +47,7 @@ def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
 
 
 def decode(value: Json, foreign: Decode | None = None) -> Any:
-    """Return the value that `encode` was given; raises ValueError for an unknown tag."""
+    """Return the value of an encoded form; raise ValueError for an unknown tag."""
     if isinstance(value, list):
         return [decode(inner, foreign) for inner in value]
     if not isinstance(value, dict):

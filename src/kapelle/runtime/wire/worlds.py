@@ -1,24 +1,24 @@
-"""The protocol by which one process plays worlds that live in another one; `docs/environment_server.md` explains it.
+"""The protocol by which one process runs episodes whose environment lives in another; `docs/environment_server.md` explains it.
 
-A *session* is one world, from its reset to its close. The player sends requests, each with an `id` and, if it concerns a world,
-with the `session`, a number that the player chooses. The other process answers each request once, in any order; requests of a
-session begin in the order in which they were sent.
+A *session* is the state of one episode, from its reset to its close. The caller sends requests, each with an `id`. A request
+about a session carries `session`, a number that the caller chooses. The other process answers each request once, in any order.
+Requests of one session begin in the order in which they were sent.
 
-    reset     task (or pick: split, index), agents, seed        → scorable, view, version
+    reset     task (or split and index), agents, seed           → scorable, view, version
     act       actions, final, allow_answers                     → rewards, view
-    observe                                                     → view, with all that is shown
+    observe                                                     → view with every observation
     score     agent, text                                       → score
     outcome                                                     → outcome
-    close     whatever the world is doing                       → nothing
+    close     also cancels what the session is doing            → nothing
 
-A *view* is all that may be read from a world without waiting: who may move, and what each agent is shown, if that has changed.
+A *view* is what can be read from an episode without waiting: which agents may move, and each observation that has changed.
 
 An answer has the `id` of its request and one of: `value`; `error`, the class and message of what the environment raised; or
 `refused`, an HTTP status and a message.
 
-Two transports carry these messages: the socket of a process on this machine, as frames of four bytes of length and JSON
-(`rollout/workers`), and a WebSocket to a server, as texts of JSON (`services/environments`, `environments/remote`). A session
-ends with the connection over which it began. The JSON is exact (`exact_json.py`); no code travels.
+Two transports carry these messages. A process on this machine gets frames over a socket: four bytes of length, then JSON
+(`rollout/workers`). A server gets texts of JSON over a WebSocket (`services/environments`, `environments/remote`). Closing the
+connection closes its sessions. The JSON is exact (`exact_json.py`) and carries no code.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from kapelle.runtime.wire.exact_json import decode, encode
 from kapelle.types import Cast, Json, Message, Split, Task
 
 VERSION = 1
-"""Of the protocol; both sides must have the same."""
+"""Version of the protocol; both sides must have the same."""
 PATH = "/v1/worlds"
-"""Where a server takes WebSockets."""
+"""Where a server accepts WebSockets."""
+LARGEST = 16 << 20
+"""Most bytes of one message to or from a server."""
 
 
 def to_text(message: Mapping[str, Any], most: int) -> str:
-    """Return a message as JSON in ASCII; EpisodeError for one that JSON cannot hold or that has more than `most` bytes."""
+    """Return a message as JSON in ASCII; raise EpisodeError if JSON cannot hold it or it has more than `most` bytes."""
     try:
         text = json.dumps(encode(message, "message"), separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise EpisodeError(
-            f"It cannot be passed to or from another process: {error}. Let the environment put only text, numbers, lists and "
-            "mappings into tasks and outcomes; other values need `episode.environment_workers: 0` and no server."
+            f"A message cannot be passed between processes: {error}. Let the environment put only text, numbers, lists and mappings into "
+            "tasks and outcomes, or set `episode.environment_workers: 0`."
         ) from error
     if len(text) > most:
-        raise EpisodeError(
-            f"A message of {len(text):,} bytes is too large to pass on; {most:,} are the most."
-        )
+        raise EpisodeError(f"A message has {len(text):,} bytes; at most {most:,} can be passed on.")
     return text
 
 
 def from_text(text: str | bytes) -> Any:
-    """Return the message of a JSON text; ValueError for a text that is no message."""
+    """Return the message of a JSON text; raise ValueError for any other text."""
     try:
         return decode(json.loads(text, parse_constant=_no_constant))
     except (TypeError, RecursionError) as error:
@@ -67,18 +67,18 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def message_form(message: Message) -> Json:
-    """Return a message of a conversation as plain values."""
+    """Return a message of a conversation as JSON values."""
     return [message.role, message.content, message.speaker, message.structured]
 
 
 def message_from(form: Sequence[Any]) -> Message:
-    """Return the message that `message_form` was given."""
+    """Return the message of a `message_form`."""
     role, content, speaker, structured = form
     return Message(role, content, speaker, structured=structured)
 
 
 def task_form(task: Task) -> dict[str, Json]:
-    """Return a task as plain values."""
+    """Return a task as JSON values."""
     return {
         "id": task.id,
         "question": task.question,
@@ -92,7 +92,7 @@ def task_form(task: Task) -> dict[str, Json]:
 
 
 def task_from(form: Mapping[str, Any]) -> Task:
-    """Return the task that `task_form` was given."""
+    """Return the task of a `task_form`."""
     cast = {agent: Cast(*each) for agent, each in form["cast"].items()}
     messages = tuple(tuple(map(message_from, read)) for read in form["messages"])
     return Task(**{**form, "cast": cast, "messages": messages})
@@ -100,38 +100,38 @@ def task_from(form: Mapping[str, Any]) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What an environment on a server is."""
+    """An environment on a server."""
 
     name: str
-    """By which the server knows it."""
+    """Its name on the server."""
     version: int
-    """1 at first, and one more each time it is replaced."""
+    """Starts at 1 and grows by 1 with each replacement."""
     content: str
-    """A hash of its class and settings, and of the files it reads: equal ones play equal episodes."""
+    """Hash of its class, its settings and the files it reads. Equal hashes give equal episodes."""
     kind: str
-    """The name of its class, as a recipe has it."""
+    """Its `environment.name` in a recipe."""
     least_reward: float
     greatest_reward: float
     sources: Mapping[Split, str]
     sizes: Mapping[Split, int | None]
-    """How many tasks a split has; None if the supply is endless."""
+    """Number of tasks by split; None if the supply is endless."""
     skipped: Mapping[Split, str]
-    """Which rows are left out and why, for splits that leave some out."""
+    """Which rows are excluded and why, for splits that exclude some."""
     answerable: bool
-    """Whether its tasks are questions with answers that can be compared."""
+    """Whether its tasks are questions with comparable answers."""
     scripted: bool
-    """Whether it can demonstrate what an agent should say."""
+    """Whether it can demonstrate an agent's text."""
     answers_per_task: int
-    """How many recorded answers a task has; 0 for an environment that is no record."""
+    """Number of recorded answers per task; 0 if nothing is recorded."""
     constant_sum: bool
-    """Whether one agent wins what the others lose."""
+    """Whether the rewards of all agents have a constant sum."""
     alive: Sequence[str]
-    """What it calls whose answers may differ the next time."""
+    """External programs it calls, whose answers may differ the next time."""
     members: Mapping[str, Description]
     """The parts of a mixture."""
 
 
 def description_from(form: Mapping[str, Any]) -> Description:
-    """Return the description whose `dataclasses.asdict` this is."""
+    """Return the description of a `dataclasses.asdict` form."""
     members = {name: description_from(each) for name, each in form["members"].items()}
     return Description(**{**form, "members": members})
