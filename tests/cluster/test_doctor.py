@@ -34,20 +34,15 @@ def healthy(gpus: int = 2) -> list[RankFacts]:
             versions=VERSIONS,
             source="abc",
             address=f"10.0.0.{rank // 2}",
-            interfaces=("lo", "eth0", "ib0"),
             variables={"NCCL_SOCKET_IFNAME": "eth", "NCCL_DEBUG": f"INFO{rank}"},
             cores=16,
             threads=8,
-            load=1.0,
             memory=256 * GB,
             memory_free=200 * GB,
             shared_memory=64 * GB,
             files=1 << 20,
             gpus=gpus,
             gpu=Gpu("H100", f"node{rank // 2} {rank}", 80 * GB, 79 * GB) if gpus else None,
-            clock=0.002 * rank,
-            latency=1e-4,
-            bandwidth=2e9 + rank,
             folders=(
                 SharedFolder("/shared/runs", "", 0.1 * rank, 900 * GB, "nfs4"),
                 SharedFolder("/shared/cache", "", 0.0, 900 * GB),
@@ -86,19 +81,12 @@ def folder(rank: int, **changed: Any) -> list[RankFacts]:
     ("every", "wrong", "what"),
     [
         (planted(3, versions={**VERSIONS, "torch": "2.12.1"}), True, "torch differs: 2.13.0 on ranks 0 to 2; 2.12.1 on rank 3 (node1)"),
-        (planted(1, versions={**VERSIONS, "ray": "2.60.0"}), True, "ray differs: None on ranks 0, 2, 3; 2.60.0 on rank 1 (node0)"),
-        (planted(2, source="abd"), True, "kapelle's source differs"),
         (planted(2, gpus=0, gpu=None), True, "rank 2 (node1) see no GPU, ranks 0, 1, 3 do"),
         (planted(3, local=4, gpu=None), True, "rank 3 is number 4 on node1, which has 2 GPUs"),
         (planted(3, gpu=Gpu("H100", "node1 2", 80 * GB, 79 * GB)), True, "ranks 2, 3 use the same GPU of node1"),
-        (planted(0, gpu=Gpu("H100", "node0 0", 80 * GB, 50 * GB)), False, "on rank 0 (node0) others hold 30.0 GB of the GPU's 80.0 GB"),
+        (planted(0, gpu=Gpu("H100", "node0 0", 80 * GB, 50 * GB)), False, "on rank 0 (node0) other processes hold 30.0 GB of the GPU's 80.0 GB"),
         (machine("node1", address="127.0.1.1"), True, "the name node1 resolves to 127.0.1.1, itself"),
-        (machine("node1", address=""), True, "the name node1 resolves to nothing"),
-        (planted(1, variables={"NCCL_SOCKET_IFNAME": "=eth"}), True, "NCCL_SOCKET_IFNAME names eth on rank 1, but node0 has lo, eth0, ib0"),
-        (planted(1, variables={"GLOO_SOCKET_IFNAME": "eth9", "NCCL_SOCKET_IFNAME": "eth"}), True, "GLOO_SOCKET_IFNAME names eth9"),
-        (planted(2, clock=-61.0), False, "the clock of rank 2 (node1) is 61.0 s behind that of rank 0"),
         (planted(2, variables={}), False, "NCCL_SOCKET_IFNAME differs: eth on ranks 0, 1, 3; not set on rank 2 (node1)"),
-        (planted(1, bandwidth=1e8), False, "the link from rank 1 (node0) to rank 2 (node1) carries 100 MB/s, others 2000"),
         (folder(2, seen=None), True, "/shared/runs is another folder on rank 2 (node1)"),
         (folder(3, problem="it cannot be written: Permission denied"), True, "on rank 3 (node1) it cannot be written"),
         (folder(0, problem="rank 0 cannot write there: Read-only file system", seen=None), True, "/shared/runs: rank 0 cannot write there"),
@@ -116,19 +104,8 @@ def test_each_fault_is_found_and_named(every: Sequence[RankFacts], wrong: bool, 
 
 
 def test_what_breaks_a_run_comes_first() -> None:
-    every = planted(2, clock=90.0, source="abd")
-    every[1] = replace(every[1], bandwidth=1e7)
-    found = diagnose(every)
-    assert [each.wrong for each in found] == [True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("named", "fine"),
-    [("eth", True), ("ib,eth", True), ("=eth0", True), ("^docker", True), ("=ib", False), ("enp", False), ("=eth1,ib0", True)],
-)  # fmt: skip
-def test_interfaces_are_named_as_nccl_names_them(named: str, fine: bool) -> None:
-    every = [replace(each, variables={"NCCL_SOCKET_IFNAME": named}) for each in healthy()]
-    assert len(diagnose(every)) == (0 if fine else 2)  # one for each machine
+    found = diagnose(planted(2, variables={}, source="abd"))
+    assert [each.wrong for each in found] == [True, False]
 
 
 def test_this_machine_examines_itself(tmp_path: Path) -> None:
@@ -136,7 +113,6 @@ def test_this_machine_examines_itself(tmp_path: Path) -> None:
     assert RankFacts.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert found.versions["torch"] is not None
     assert found.memory > found.memory_free > 0
-    assert (found.clock, found.latency) == (0.0, None)
     assert all(each.seen is not None and not each.problem and each.free > 0 for each in found.folders)
     assert list(tmp_path.iterdir()) == []
     assert not any(each.wrong for each in diagnose([found]))

@@ -32,7 +32,7 @@ class Host:
         self.ended = False
         self.signals: list[int] = []
 
-    def ask(self, method: str, *given: Any) -> Said:
+    def call(self, method: str, *given: Any) -> Said:
         if method == "signal":
             self.signals.append(given[0])
             return Said(None)

@@ -31,7 +31,7 @@ class Fake:
         self.number, self.made, self.cluster = number, kind(), cluster
         self.dead = False
 
-    def ask(self, method: str, *given: Any) -> Said:
+    def call(self, method: str, *given: Any) -> Said:
         self.dead = self.dead or self.cluster.dies(self.number, method)
         self.cluster.asked.append((self.number, method))
         if self.dead:

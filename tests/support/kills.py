@@ -78,8 +78,8 @@ def _armed(moment: str, victim: str, done: Path) -> None:
     from kapelle.training.progress import Progress
 
     places: dict[str, tuple[type, str]] = {
-        "rollout": (Actor, "ask"),
-        "score": (Actor, "ask"),
+        "rollout": (Actor, "call"),
+        "score": (Actor, "call"),
         "update": (Loop, "_learn"),
         "publish": (RayWorkers, "load"),
         "save": (Progress, "save"),

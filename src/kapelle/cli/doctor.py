@@ -81,9 +81,6 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
             "device",
             "free memory",
             "cores",
-            "load",
-            "clock",
-            "to the next rank",
             "run directory",
         ),
         *(_row(each) for each in every),
@@ -108,8 +105,6 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
         say(f"variables  {' '.join(f'{name}={value}' for name, value in shared.items())}")
     for folder in first.folders:
         say(f"folder     {folder.path} ({folder.kind or 'unknown'}, {folder.free / 1e9:.0f} GB free)")
-    if first.reduction is not None:
-        say(f"NCCL       a sum over all GPUs moves {first.reduction / 1e9:.1f} GB/s")
     if len(every) == 1:
         several = command("doctor", "--launch", "torchrun", "--processes", "2")
         say(f"This is one process. Several: {several}, or `torchrun … -m kapelle doctor` on every machine.")
@@ -118,17 +113,11 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
 def _row(each: RankFacts) -> tuple[str, ...]:
     gpu = each.gpu
     seen = each.folders[0].seen
-    link = "–"
-    if each.latency is not None and each.bandwidth is not None:
-        link = f"{1e3 * each.latency:.2f} ms, {each.bandwidth / 1e6:,.0f} MB/s"
     return (
         str(each.rank),
         each.host,
         "cpu" if gpu is None else f"{gpu.name}, {gpu.free / 1e9:.1f} of {gpu.total / 1e9:.1f} GB free",
         f"{each.memory_free / 1e9:.1f} of {each.memory / 1e9:.1f} GB",
         f"{each.cores}, {each.threads} threads",
-        f"{each.load:g}",
-        f"{each.clock:+.3f} s",
-        link,
         each.folders[0].problem or ("not the same folder" if seen is None else f"seen after {seen:.2f} s"),
     )

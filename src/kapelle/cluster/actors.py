@@ -5,14 +5,12 @@ Arguments and answers of actors are bytes, text and numbers.
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
-import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +18,20 @@ from typing import Any
 
 from kapelle.errors import ConfigError, EngineError
 from kapelle.runtime import interrupts
+from kapelle.runtime.foreign_code import received_error, sent_error
 from kapelle.runtime.interrupts import stop_if_asked
-from kapelle.settings.schema import Resources
+from kapelle.settings.schema import Resources, RunConfig
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5
 """Seconds for which the processes of a Ray of our own look for a lost control service before they end."""
 STORE = 1 << 30
-"""Most bytes of the object store of a Ray of our own; the rest is kept on disk."""
+"""Most bytes of the object store of a Ray of our own; Ray keeps the rest on disk."""
 LEAST_STORE = 80 << 20
 LOOK = 0.2
-"""Seconds between two checks whether a process that waits for actors should stop."""
+"""Seconds between two checks for a stop request while a process waits for actors."""
 DEATHS = 5
-"""Deaths of actors in a row, without an answer in between, after which a run stops."""
+"""A run stops after so many deaths of actors in a row without an answer in between."""
 REACHING = 5.0
 """Seconds within which a cluster's address has to answer."""
 
@@ -42,7 +41,7 @@ class ActorLost(Exception):
 
 
 class ActorCall:
-    """A call of an actor's method, answered or not yet."""
+    """A call of an actor's method."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
@@ -68,9 +67,9 @@ class Actor:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def ask(self, method: str, *given: Any) -> ActorCall:
-        """Call a method; what `ActorConnection.store` returned arrives as its bytes."""
-        return ActorCall(getattr(self._handle, method).remote(*given))
+    def call(self, method: str, *arguments: Any) -> ActorCall:
+        """Call a method; an argument that `ActorConnection.store` returned arrives as its bytes."""
+        return ActorCall(getattr(self._handle, method).remote(*arguments))
 
     def end(self) -> None:
         """End it at once."""
@@ -79,51 +78,85 @@ class Actor:
         ray.kill(self._handle, no_restart=True)
 
 
-def first_answered(asked: Sequence[ActorCall], seconds: float) -> ActorCall | None:
-    """Return a call that is answered, waiting up to `seconds` for one; None if none is."""
+def first_answered(calls: Sequence[ActorCall], seconds: float) -> ActorCall | None:
+    """Return a call with an answer, waiting up to `seconds` for one; None if there is none."""
     import ray
 
-    ready, _ = ray.wait([each.reference for each in asked], num_returns=1, timeout=seconds)
-    return next((each for each in asked if ready and each.reference == ready[0]), None)
+    ready, _ = ray.wait([each.reference for each in calls], num_returns=1, timeout=seconds)
+    return next((each for each in calls if ready and each.reference == ready[0]), None)
 
 
-# -------- Workers that this process has started, and waits for: they load their models, answer, and may die at any moment
+# -------- Answers of our actors: bytes that begin with `OK`, or an error that the caller raises again
+
+OK = b"+"
+
+
+def answer_or_error(work: Callable[..., bytes], *arguments: Any) -> bytes:
+    """Call `work` in an actor and return its result, or the error that it raised, as bytes for `read_answer`."""
+    try:
+        return OK + work(*arguments)
+    except Exception as error:  # noqa: BLE001 - the caller raises it again
+        return json.dumps(sent_error(error)).encode()
+
+
+def read_answer(call: ActorCall, actor: str) -> bytes:
+    """Return the bytes that an actor's `work` returned; raise the error that it raised. `actor` names it in messages."""
+    answer = bytes(call.answer())
+    if answer[:1] != OK:
+        raise received_error(json.loads(answer), actor)
+    return answer[1:]
+
+
+# -------- Workers that this process has started: they load their models, answer, and may die at any moment
+
+
+def start_settings(config: RunConfig, bases: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a worker needs to begin: settings, paths of the base models, import path and working folder."""
+    return {
+        "config": config.model_dump(mode="json"),
+        "bases": dict(bases),
+        "path": sys.path,
+        "folder": str(Path.cwd()),
+    }
 
 
 @dataclass(slots=True, eq=False)
 class StartedWorker:
-    """An actor with the methods `here` and `begin`, and what it has still to answer from its start."""
+    """An actor with the methods `here` and `begin`, and its calls that are not answered yet."""
 
     actor: Actor
     beginning: ActorCall | None
-    """What it has loaded, until that is looked at."""
+    """Call that loads its models; None once its answer was checked."""
     up: ActorCall | None
-    """Its answer that it runs, until that is read."""
+    """Call that shows that the actor runs; None once it was answered."""
     begun: float
-    """When the actor was asked for."""
+    """When this process requested the actor."""
 
     @classmethod
     def of(cls, actor: Actor, start_with: bytes) -> StartedWorker:
-        """Let an actor begin with these settings."""
-        up = actor.ask("here")
-        return cls(actor, actor.ask("begin", start_with), up, time.monotonic())
+        """Let an actor begin with the settings in `start_with`."""
+        up = actor.call("here")
+        return cls(actor, actor.call("begin", start_with), up, time.monotonic())
 
     @property
     def has_begun(self) -> bool:
-        """Whether what it has loaded can be looked at, or was."""
+        """Whether it has loaded its models."""
         return self.beginning is None or first_answered([self.beginning], 0.0) is not None
 
 
 class Waiting:
-    """Waits for workers of one kind, and counts how many of them have died in a row."""
+    """Waits for workers of one kind, and counts their deaths in a row."""
 
     def __init__(self, kind: str, work: str, setting: str, timeout: float, of: str = "") -> None:
-        """Take what they are called, what they do (`played`), the setting of what they take, and the seconds that they have to start."""
+        """Wait for workers that are called `kind`, each of which starts within `timeout` seconds.
+
+        Messages say that they have done `work` (such as `played`), and name the `setting` of their resources.
+        """
         self._kind, self._work, self._setting, self._timeout, self._of = kind, work, setting, timeout, of
         self._deaths = 0
 
-    def first(self, workers: Iterable[StartedWorker], asked: Sequence[ActorCall]) -> ActorCall | None:
-        """Wait a moment for an answer of workers that were asked; None if there is none yet.
+    def first(self, workers: Iterable[StartedWorker], calls: Sequence[ActorCall]) -> ActorCall | None:
+        """Wait a moment for an answer to one of the workers' `calls`; return None if there is none yet.
 
         Raises StopRequested, and EngineError for a worker that has not started in time.
         """
@@ -134,12 +167,12 @@ class Waiting:
             if first_answered([worker.up], 0.0) is not None:
                 worker.up = None
             elif time.monotonic() - worker.begun > self._timeout:
-                # An actor that the cluster finds no room for never answers: its machine may be gone.
+                # An actor for which the cluster has no room never answers.
                 raise EngineError(
-                    f"A {self._kind} has not started within {self._timeout:g} s (`ray.timeout`): the machine that it was placed on is gone "
-                    "or has no room left. Resume the run."
+                    f"A {self._kind} has not started within {self._timeout:g} s (`ray.timeout`): its machine is gone or full. "
+                    "Resume the run."
                 )
-        return first_answered(asked, LOOK)
+        return first_answered(calls, LOOK)
 
     def answered(self) -> None:
         """Note that one has done its work."""
@@ -150,15 +183,15 @@ class Waiting:
         self._deaths += 1
         if self._deaths >= DEATHS:
             raise EngineError(
-                f"{self._deaths} {self._kind}s{self._of} in a row have died before they had {self._work} anything; the last one: {lost}. Read "
-                f"what they printed above, and check the memory of their machines (`{self._setting}`)."
+                f"{self._deaths} {self._kind}s{self._of} in a row have died before they had {self._work} anything; the last one: "
+                f"{lost}. Read their output above, and check the memory of their machines (`{self._setting}`)."
             ) from None
 
 
 def check_hashes(
     kind: str, other: str, known: dict[str, str], found: Mapping[str, str], paths: Mapping[str, str]
 ) -> None:
-    """Note the hashes of the bases that a worker has read in `known`; ConfigError where `other` has read other weights."""
+    """Add the hashes of a worker's base models to `known`; ConfigError if `other` has read different weights."""
     for base, own in found.items():
         if known.setdefault(base, own) != own:
             raise ConfigError(
@@ -168,17 +201,17 @@ def check_hashes(
 
 
 class ActorConnection:
-    """This process as a client of a cluster; the actors that it has placed end with it."""
+    """The connection of this process to a cluster; its actors end with it."""
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
 
     @classmethod
     def start(cls, folder: Path) -> ActorConnection:
-        """Start a Ray on this machine, which ends with this process and keeps its files in `folder`."""
+        """Start Ray on this machine, with its files in `folder`; it ends with this process."""
         import ray
 
-        # What this process can import its actors can.
+        # Actors can import what this process can.
         os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         store = LEAST_STORE
@@ -194,12 +227,12 @@ class ActorConnection:
                 _system_config={"gcs_rpc_server_reconnect_timeout_s": RECONNECTING},
                 **QUIET,
             )
-        except Exception as error:  # Ray raises no narrower one for a node that starts too slowly
-            with suppress(Exception):  # what has started of it
+        except Exception as error:  # Ray raises bare exceptions, for example if a node starts too slowly
+            with suppress(Exception):  # end the services that have started
                 ray.shutdown()
             raise EngineError(
-                f"Ray did not start on this machine: {_line(error)}. Try again when it has less to do, or start one beforehand "
-                "(`ray start --head`) and name it by `ray.address`."
+                f"Ray did not start on this machine: {_line(error)}. Try again when it is less busy, or start Ray beforehand "
+                "(`ray start --head`) and set `ray.address`."
             ) from error
         return cls()
 
@@ -208,7 +241,7 @@ class ActorConnection:
         """Join a cluster, and the placement `group` of another process of this run."""
         import ray
 
-        # Does anything listen there? Ray itself would try for a minute.
+        # Check first that something listens there: Ray itself would try for a minute.
         host, colon, port = address.rpartition(":")
         if colon and port.isdigit():
             try:
@@ -222,8 +255,8 @@ class ActorConnection:
             return cls(None if group is None else ray.util.get_placement_group(group))
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"The Ray at `ray.address: {address}` cannot be joined: {_line(error)}. Start one there (`ray start --head`), with the "
-                "same versions of Ray and Python as here, or leave `ray.address` out."
+                f"Cannot join the Ray at `ray.address: {address}`: {_line(error)}. Start it with the versions of Ray and Python of "
+                "this machine (`ray start --head`), or remove `ray.address`."
             ) from error
         except Exception as error:  # as in `start`
             raise EngineError(
@@ -232,14 +265,14 @@ class ActorConnection:
 
     @classmethod
     def of_actor(cls, group: str) -> ActorConnection:
-        """Return the connection of the actor that asks, to a placement group of its run."""
+        """Return the connection of the calling actor to a placement group of its run."""
         import ray
 
         return cls(ray.util.get_placement_group(group))
 
     @property
     def address(self) -> str:
-        """Where others join the cluster."""
+        """Address at which other processes join the cluster."""
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
@@ -254,18 +287,18 @@ class ActorConnection:
     def place(
         self, name: str, bundles: Sequence[Resources], *, spread: bool, seconds: float, grows: bool
     ) -> None:
-        """Reserve resources for actors, one bundle for each; ConfigError where the cluster has no room within `seconds`.
+        """Reserve resources for actors, one bundle for each; ConfigError if the cluster has no room within `seconds`.
 
-        A cluster that does not grow (`grows`) is not waited for.
+        If the cluster is too small and cannot grow (`grows`), the error is raised at once.
         """
         from ray.util import placement_group, remove_placement_group
 
-        asked = {
+        wanted = {
             "CPU": sum(each.cpus for each in bundles),
             "GPU": sum(each.gpus for each in bundles),
         }
-        there = _resources("cluster_resources", asked)
-        if grows or all(there[kind] >= amount for kind, amount in asked.items()):
+        there = _resources("cluster_resources", wanted)
+        if grows or all(there[kind] >= amount for kind, amount in wanted.items()):
             kinds = [{"CPU": each.cpus, "GPU": each.gpus} for each in bundles]
             self._group = placement_group(
                 [{kind: amount for kind, amount in each.items() if amount} for each in kinds],
@@ -276,25 +309,24 @@ class ActorConnection:
                 if self._group.wait(seconds):
                     return
                 remove_placement_group(self._group)
-            except Exception as error:  # Ray raises no narrower one for a cluster that ends meanwhile
+            except Exception as error:  # as in `start`
                 raise EngineError(
                     f"Ray could not place the run: {_line(error)}. Is the cluster still there?"
                 ) from error
-        free = _resources("available_resources", asked)
+        free = _resources("available_resources", wanted)
         raise ConfigError(
-            f"The cluster has no room for {len(bundles)} actors: they ask for {_amounts(asked)}, in parts of at most "
-            f"{_amounts({'CPU': max(b.cpus for b in bundles), 'GPU': max(b.gpus for b in bundles)})} on one machine; there are "
-            f"{_amounts(there)}, of which {_amounts(free)} free. Ask for fewer workers (`ray.rollout_workers`, "
-            "`--processes`) or less for each (`ray.trainer.cpus`, `ray.rollout.cpus`, …), or wait longer (`ray.timeout`)."
+            f"The cluster has no room for {len(bundles)} actors: they need {_amounts(wanted)}, and there are {_amounts(there)}, of "
+            f"which {_amounts(free)} are free. Start fewer workers (`ray.rollout_workers`, `--processes`), or give each less "
+            "(`ray.trainer.cpus`, `ray.rollout.cpus`, …)."
         )
 
     def actor(
         self, kind: type, bundle: int | None, resources: Resources, calls: int = 1, name: str | None = None
     ) -> Actor:
-        """Start an actor of a class where a bundle was placed; it answers `calls` at a time, one alone in order.
+        """Start an actor of a class on a bundle; it answers `calls` at a time, and a single one in order.
 
-        Without a bundle it starts when and where the cluster has room outside the run's placement group. One with a `name` is
-        shared: where it runs already it is returned. It ends with the process that has started it.
+        Without a bundle it starts when and where the cluster has room outside the run's placement group. If an actor of
+        this `name` runs already, return it. An actor ends with the process that has started it.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -313,65 +345,23 @@ class ActorConnection:
         return Actor(made.remote())
 
     def store(self, data: bytes) -> object:
-        """Put bytes where every actor can read them; what stands for them may be given to `Actor.ask`."""
+        """Store bytes for every actor; pass the returned reference to `Actor.call`."""
         import ray
 
         return ray.put(data)
 
     def fetch(self, stored: object) -> bytes:
-        """Return the bytes that `store` was given."""
+        """Return stored bytes."""
         import ray
 
         reference: Any = stored
         return bytes(ray.get(reference))
 
     def leave(self) -> None:
-        """End all actors of this process, and the cluster if it is its own."""
+        """End all actors of this process, and its own cluster if it has started one."""
         import ray
 
         ray.shutdown()
-
-
-# -------- `breakpoint()`: Ray gives its own workers a hook to its debugger; these are processes that such a worker starts
-
-ADDRESS = "KAPELLE_RAY_ADDRESS"
-"""Environment variable by which they find the cluster."""
-
-
-def debuggable(environ: MutableMapping[str, str]) -> None:
-    """Have `breakpoint()` reach Ray's debugger in a process that an actor starts with these variables; keeps a hook of the user's."""
-    import ray
-
-    if environ.get("PYTHONBREAKPOINT", "").partition(".")[0] in ("", "ray"):
-        environ["PYTHONBREAKPOINT"] = f"{__name__}.{set_trace.__name__}"
-    environ[ADDRESS] = str(ray.get_runtime_context().gcs_address)
-
-
-def set_trace() -> None:
-    """Wait for Ray's debugger where `breakpoint()` was called: by debugpy or, with RAY_DEBUG=legacy, for `ray debug`.
-
-    Raises ConfigError where debugpy is missing: Ray itself would go on as if there were no breakpoint.
-    """
-    import ray
-    from ray.util import rpdb as untyped
-
-    rpdb: Any = untyped
-    legacy = os.environ.get("RAY_DEBUG") == "legacy"
-    if not legacy and importlib.util.find_spec("debugpy") is None:
-        raise ConfigError(
-            "`breakpoint()` waits for Ray's debugger, which needs debugpy. Install it on every machine (pip install debugpy), or set "
-            "RAY_DEBUG=legacy there and use `ray debug`."
-        )
-    if not ray.is_initialized():
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        ray.init(address=os.environ[ADDRESS], **QUIET)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray has set its own
-                signal.signal(number, handler)
-    if legacy:  # Ray's own function of this name would stop here, and not where the user wrote `breakpoint()`
-        rpdb._connect_ray_pdb().set_trace(sys._getframe().f_back)  # noqa: SLF001
-    else:
-        rpdb.set_trace()
 
 
 def own_address() -> str:
@@ -396,21 +386,19 @@ def _amounts(amounts: Mapping[str, float]) -> str:
 def _how(error: BaseException) -> str:
     """Return how an actor ended, without Ray's own identifiers."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [
-        line
-        for line in lines
-        if line and not line.startswith(("class_name:", "actor_id:", "namespace:", "pid:"))
-    ]
-    return " ".join(told)[:500]
+    identifiers = ("class_name:", "actor_id:", "namespace:", "pid:")
+    return " ".join(line for line in lines if line and not line.startswith(identifiers))[:500]
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".")[:300]
 
 
-def settle_in(actor: object, said: Mapping[str, Any]) -> None:
-    """Let an actor's process import from the run's `path` and work in its `folder`; the watchdog may end the actor from now on."""
-    sys.path += [entry for entry in said["path"] if entry not in sys.path]
-    with suppress(OSError):  # another machine may not have it: paths in the recipe then say so
-        os.chdir(said["folder"])
-    interrupts.commands.append(actor)  # it may be where it cannot be interrupted
+def settle_in(actor: object, settings: Mapping[str, Any]) -> None:
+    """Set the import path and working folder of an actor's process; from now on the watchdog may end the actor."""
+    sys.path += [entry for entry in settings["path"] if entry not in sys.path]
+    with suppress(
+        OSError
+    ):  # the folder may be missing on another machine; relative paths of the recipe then fail
+        os.chdir(settings["folder"])
+    interrupts.commands.append(actor)  # the actor may be in a call that cannot be interrupted

@@ -1,7 +1,7 @@
-"""What is wrong with the machines of a run, before it starts: facts of every rank, compared.
+"""Find faults of a run's machines before it starts, by comparing facts of every rank.
 
-    examine     in every rank: gather facts of its machine, its GPU, its folders and its links to the others
-    diagnose    from the facts of all ranks to what is wrong with them, worst first; without torch
+    examine     runs in every rank: gather facts of its machine, its GPU and its folders
+    diagnose    turn the facts of all ranks into a list of faults, worst first; needs no torch
 
 Sizes are bytes, times are seconds.
 """
@@ -13,12 +13,11 @@ import json
 import os
 import secrets
 import socket
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ class Gpu:
 
     name: str
     identity: str
-    """The same for two ranks on one GPU."""
+    """Equal for two ranks that use one GPU."""
     total: int
     free: int
     """Bytes that no process holds."""
@@ -47,12 +46,12 @@ class SharedFolder:
 
     path: str
     problem: str = ""
-    """Why it cannot be used; empty where it can."""
+    """Why the rank cannot use it; empty if it can."""
     seen: float | None = 0.0
     """Seconds until this rank saw what rank 0 wrote there; None if it did not."""
     free: int = 0
     kind: str = ""
-    """Of its file system, as `ext4` or `nfs4`; empty where the system does not say."""
+    """Type of its file system, such as `ext4` or `nfs4`; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,34 +66,23 @@ class RankFacts:
     source: str
     """Digest of kapelle's source."""
     address: str
-    """To which the machine's own name resolves; empty if to none."""
-    interfaces: tuple[str, ...]
+    """IP address to which the machine's own name resolves; empty if it does not."""
     variables: Mapping[str, str]
     """Environment variables on which communication depends, see `rank_log.telling_variables`."""
     cores: int
     threads: int
-    """Of torch, in this process."""
-    load: float
-    """Processes of the machine that ran or waited, averaged over a minute."""
+    """Threads that torch uses in this process."""
     memory: int
-    """Bytes that this process may use, of the machine or of its container."""
+    """Memory limit of this process: the machine's, or its container's if that is smaller."""
     memory_free: int
     shared_memory: int
-    """Free bytes in /dev/shm; -1 where there is none."""
+    """Free bytes in /dev/shm; -1 if it does not exist."""
     files: int
-    """Files that this process may open, at most."""
+    """Most files that this process may open."""
     gpus: int
     """CUDA devices that this process sees."""
     gpu: Gpu | None = None
-    clock: float = 0.0
-    """By how much this machine's clock is ahead of that of rank 0."""
-    latency: float | None = None
-    """Seconds of an exchange with the next rank, there and back; None for a process that is alone."""
-    bandwidth: float | None = None
-    """Bytes a second to the next rank, through the processor's memory (gloo)."""
-    reduction: float | None = None
-    """Bytes a second of a sum over the GPUs of all ranks (NCCL); None unless every rank has one."""
-    folders: tuple[SharedFolder, ...] = field(default=())
+    folders: tuple[SharedFolder, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -105,39 +93,24 @@ class RankFacts:
         """Return what `to_json` wrote."""
         gpu = None if row["gpu"] is None else Gpu(**row["gpu"])
         folders = tuple(SharedFolder(**each) for each in row["folders"])
-        return cls(**{**row, "interfaces": tuple(row["interfaces"]), "gpu": gpu, "folders": folders})
+        return cls(**{**row, "gpu": gpu, "folders": folders})
 
 
-# -------- RankFacts of this rank
+# -------- Facts of this rank
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy", "ray", "vllm")
-"""Packages of which all machines have to have the same version, or none."""
-MESSAGE = 1 << 23
-"""Bytes that are sent to measure a link."""
-REDUCED = 1 << 28
-"""Bytes that are summed over the GPUs."""
-ROUNDS = 5
+"""Packages whose versions must be equal on all machines."""
 
 
 def examine(ranks: Ranks, folders: Sequence[Path], patience: float) -> list[RankFacts]:
     """Return the facts of all ranks; every rank calls it at the same time.
 
-    A rank waits `patience` seconds for what rank 0 writes into each of the `folders`, which the machines have to share.
+    The machines have to share `folders`: each rank waits `patience` seconds for a file that rank 0 writes there.
     """
-    own = _facts(ranks)
-    clock, (latency, bandwidth) = _clock(ranks), _link(ranks)
-    every = [each == b"1" for each in ranks.all_gather("GPUs", lambda: b"1" if own.gpu else b"0")]
-    seen = tuple(_folder(ranks, path, patience) for path in folders)
-    row = own.to_json() | {
-        "clock": clock,
-        "latency": latency,
-        "bandwidth": bandwidth,
-        "reduction": _reduction(ranks, own.local) if all(every) and ranks.size > 1 else None,
-        "folders": [asdict(each) for each in seen],
-    }
+    own = replace(_facts(ranks), folders=tuple(_folder(ranks, path, patience) for path in folders))
     return [
         RankFacts.from_json(json.loads(each))
-        for each in ranks.all_gather("facts", lambda: json.dumps(row).encode())
+        for each in ranks.all_gather("facts", lambda: json.dumps(own.to_json()).encode())
     ]
 
 
@@ -162,11 +135,9 @@ def _facts(ranks: Ranks) -> RankFacts:
         versions=versions,
         source=_source(),
         address=_address(),
-        interfaces=tuple(name for _, name in socket.if_nameindex()),
         variables=telling_variables(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
-        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
         memory=memory,
         memory_free=memory_free,
         shared_memory=_free("/dev/shm"),  # noqa: S108 - where NCCL and Ray put what processes share
@@ -177,7 +148,7 @@ def _facts(ranks: Ranks) -> RankFacts:
 
 
 def _source() -> str:
-    """Return a digest of kapelle's own files: the same version may be installed from different source."""
+    """Return a digest of kapelle's source files: equal versions may have different source."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -186,10 +157,10 @@ def _source() -> str:
 
 
 def _driver() -> str | None:
-    """Return the version of NVIDIA's driver; None where there is none."""
+    """Return the version of NVIDIA's driver; None without a driver."""
     with suppress(OSError, subprocess.SubprocessError):
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603 - fixed words
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603 - a fixed command
         return answer.stdout.split("\n")[0].strip() or None
     return None
 
@@ -202,7 +173,7 @@ def _address() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes that this process may use, and those that are free: the machine's, or its container's if that is less."""
+    """Return total and free memory in bytes: the machine's, or its container's if that is less."""
     total = free = 0
     with suppress(OSError, ValueError, KeyError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
@@ -233,66 +204,8 @@ def _files() -> int:
     return 1 << 30 if most == resource.RLIM_INFINITY else most
 
 
-def _clock(ranks: Ranks) -> float:
-    """Return by how many seconds this machine's clock is ahead of rank 0's; exact to the time of an exchange."""
-    ahead = []
-    for _ in range(ROUNDS):
-        # All ranks leave an exchange at about the same moment, and then read their clocks.
-        ranks.all_gather("before the clock", bytes)
-        every = [float(each) for each in ranks.all_gather("clock", lambda: repr(time.time()).encode())]
-        ahead.append(every[ranks.rank] - every[0])
-    return round(statistics.median(ahead), 4)
-
-
-def _link(ranks: Ranks) -> tuple[float | None, float | None]:
-    """Return the seconds of an exchange with the next rank, and bytes a second to it; one pair of ranks measures at a time."""
-    if ranks.size == 1:
-        return None, None
-    import torch
-    from torch import distributed
-
-    small, large = torch.zeros(1, dtype=torch.uint8), torch.zeros(MESSAGE, dtype=torch.uint8)
-    latency = bandwidth = None
-    for first in range(ranks.size):
-        second = (first + 1) % ranks.size
-        ranks.all_gather("before a link", bytes)
-        if ranks.rank not in (first, second):
-            continue
-        spent = {}
-        for name, data in (("small", small), ("large", large)):
-            times = []
-            for _ in range(ROUNDS):
-                begun = time.perf_counter()
-                for sender, receiver in ((first, second), (second, first)):
-                    if ranks.rank == sender:
-                        distributed.send(data, receiver)
-                    else:
-                        distributed.recv(data, sender)
-                times.append(time.perf_counter() - begun)
-            spent[name] = min(times)
-        if ranks.rank == first:
-            latency = spent["small"]
-            bandwidth = 2 * MESSAGE / max(spent["large"] - spent["small"], 1e-9)
-    ranks.all_gather("after the links", bytes)
-    return latency, bandwidth
-
-
-def _reduction(ranks: Ranks, device: int) -> float:
-    """Return the bytes a second of a sum over all ranks' GPUs, of the second of two: the first one connects them."""
-    import torch
-
-    data, spent = torch.zeros(REDUCED // 4, device=f"cuda:{device}"), 0.0
-    for _ in range(2):
-        torch.cuda.synchronize(device)
-        begun = time.perf_counter()
-        ranks.add([data])
-        torch.cuda.synchronize(device)
-        spent = time.perf_counter() - begun
-    return REDUCED / spent
-
-
 def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
-    """Let rank 0 write a file into a folder, or into the nearest one that exists, and see when it appears here."""
+    """Let rank 0 write a file into a folder (or its nearest existing parent), and measure when it appears here."""
 
     def begin() -> bytes:
         levels, there = 0, path.absolute()
@@ -305,14 +218,14 @@ def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
             return json.dumps({"problem": f"rank 0 cannot write there: {error.strerror}"}).encode()
         return json.dumps({"problem": "", "mark": mark, "levels": levels}).encode()
 
-    told = json.loads(ranks.all_gather("folder", lambda: begin() if ranks.rank == 0 else b"")[0])
-    if told["problem"]:
-        return SharedFolder(str(path), told["problem"], None)
-    mark = [path.absolute(), *path.absolute().parents][told["levels"]] / told["mark"]
+    written = json.loads(ranks.all_gather("folder", lambda: begin() if ranks.rank == 0 else b"")[0])
+    if written["problem"]:
+        return SharedFolder(str(path), written["problem"], None)
+    mark = [path.absolute(), *path.absolute().parents][written["levels"]] / written["mark"]
     begun, seen = time.monotonic(), None
     while seen is None and time.monotonic() - begun < patience:
         with suppress(OSError):
-            os.listdir(mark.parent)  # noqa: PTH208 - a network's file system looks again
+            os.listdir(mark.parent)  # noqa: PTH208 - listing makes a network file system refresh its cache
         if mark.exists():
             seen = round(time.monotonic() - begun, 3)
         else:
@@ -332,7 +245,7 @@ def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
 
 
 def _file_system(path: Path) -> str:
-    """Return the kind of a folder's file system."""
+    """Return the type of a folder's file system."""
     found = ("", "")
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
@@ -342,30 +255,28 @@ def _file_system(path: Path) -> str:
     return found[1]
 
 
-# -------- What is wrong with them
+# -------- Faults
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFault:
-    """Something that breaks a run (`wrong`), or may slow it down or surprise (otherwise)."""
+    """A fault that breaks a run (`wrong`), or one that may slow it down."""
 
     wrong: bool
     what: str
     mend: str
 
 
-SKEW = 1.0
-"""Seconds by which clocks may differ."""
 LEAST_DISK = 5 * GB
 LEAST_MEMORY = 2 * GB
 LEAST_SHARED = 10**9
 LEAST_FILES = 4096
 _QUIET = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
-"""Beginnings of variables that may differ from rank to rank."""
+"""Prefixes of variables that may differ between ranks."""
 
 
 def diagnose(every: Sequence[RankFacts]) -> list[MachineFault]:
-    """Return what is wrong with the ranks, by their facts: first what breaks a run, then what may slow it down."""
+    """Return the faults of the ranks: those that break a run come first."""
     found = [
         *_of_versions(every),
         *_of_gpus(every),
@@ -379,7 +290,7 @@ def diagnose(every: Sequence[RankFacts]) -> list[MachineFault]:
 def _of_versions(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
     for package in dict.fromkeys(name for each in every for name in each.versions):
         if package == "driver":
-            continue  # machines of a cluster are updated one after another, and CUDA does not mind
+            continue  # CUDA supports different driver versions in one cluster
         differing = _by_value(every, lambda each, of=package: str(each.versions.get(of)))  # type: ignore[misc]
         if differing:
             yield MachineFault(
@@ -414,8 +325,8 @@ def _of_gpus(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
             if held > max(2 * GB, each.gpu.total // 10):
                 yield MachineFault(
                     False,
-                    f"on rank {each.rank} ({each.host}) others hold {_size(held)} of the GPU's {_size(each.gpu.total)}",
-                    "End them (`nvidia-smi` lists them), or expect less room.",
+                    f"on rank {each.rank} ({each.host}) other processes hold {_size(held)} of the GPU's {_size(each.gpu.total)}",
+                    "End those processes (`nvidia-smi` lists them), or plan with less memory.",
                 )
     for together in shared.values():
         if len(together) > 1:
@@ -433,46 +344,15 @@ def _of_network(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
             where = f"to {each.address}, itself" if each.address else "to nothing"
             yield MachineFault(
                 "GLOO_SOCKET_IFNAME" not in each.variables,
-                f"the name {each.host} resolves {where} on its own machine, so that others may be told a wrong address",
-                "Mend /etc/hosts there, or name the network interface in GLOO_SOCKET_IFNAME.",
-            )
-    misnamed = set()
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        for each in every:
-            missing = _missing_interfaces(each.variables.get(variable, ""), each.interfaces)
-            if missing and (variable, each.host) not in misnamed:
-                misnamed |= {variable, (variable, each.host)}
-                yield MachineFault(
-                    True,
-                    f"{variable} names {missing} on rank {each.rank}, but {each.host} has {', '.join(each.interfaces)}",
-                    "Name one of these, or leave the variable out.",
-                )
-    for each in every:
-        if several and abs(each.clock) > SKEW:
-            yield MachineFault(
-                False,
-                f"the clock of rank {each.rank} ({each.host}) is {abs(each.clock):.1f} s "
-                f"{'ahead of' if each.clock > 0 else 'behind'} that of rank 0",
-                "Let all machines keep their time by NTP; logs and files would be dated wrongly.",
+                f"the name {each.host} resolves {where} on its own machine, so other machines may get an incorrect address",
+                "Fix /etc/hosts there, or name the network interface in GLOO_SOCKET_IFNAME.",
             )
     for name in sorted({name for each in every for name in each.variables}):
-        if not name.startswith(_QUIET) and name not in misnamed:
+        if not name.startswith(_QUIET):
             differing = _by_value(every, lambda each, of=name: each.variables.get(of, "not set"))  # type: ignore[misc]
             if differing:
                 yield MachineFault(
                     False, f"{name} differs: {differing}", "Export the same value on every machine."
-                )
-    speeds = [each.bandwidth for each in every if each.bandwidth is not None]
-    if len(speeds) > 2:
-        usual = statistics.median(speeds)
-        for each in every:
-            if each.bandwidth is not None and each.bandwidth < usual / 4:
-                following = every[(each.rank + 1) % len(every)]
-                yield MachineFault(
-                    False,
-                    f"the link from rank {each.rank} ({each.host}) to rank {following.rank} ({following.host}) carries "
-                    f"{each.bandwidth / 1e6:.0f} MB/s, others {usual / 1e6:.0f}",
-                    "Look which interface is used there (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), and at the cable.",
                 )
 
 
@@ -541,7 +421,7 @@ def _one_of_each_machine(every: Sequence[RankFacts]) -> list[RankFacts]:
 
 
 def _by_value(every: Sequence[RankFacts], value: Callable[[RankFacts], str]) -> str:
-    """Return which ranks have which value, in words; empty where all have the same."""
+    """Return a text that lists the ranks of each value; empty if all values are equal."""
     ranks: dict[str, list[RankFacts]] = {}
     for each in every:
         ranks.setdefault(value(each), []).append(each)
@@ -551,7 +431,7 @@ def _by_value(every: Sequence[RankFacts], value: Callable[[RankFacts], str]) -> 
 
 
 def _ranks(those: Sequence[RankFacts]) -> str:
-    """Return ranks in words: `rank 3 (node1)`, `ranks 0 to 3, 6`."""
+    """Return a text such as `rank 3 (node1)` or `ranks 0 to 3, 6`."""
     if len(those) == 1:
         return f"rank {those[0].rank} ({those[0].host})"
     runs: list[list[int]] = []
@@ -562,17 +442,6 @@ def _ranks(those: Sequence[RankFacts]) -> str:
             runs.append([number])
     parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"ranks {', '.join(parts)}"
-
-
-def _missing_interfaces(named: str, there: Sequence[str]) -> str:
-    """Return the names that match no interface: NCCL takes beginnings of names, `=` before whole names, `^` before those to avoid."""
-    if not named or named.startswith("^"):
-        return ""
-    whole, names = named.startswith("="), named.removeprefix("=").split(",")
-    missing = [
-        name for name in names if not any(each == name if whole else each.startswith(name) for each in there)
-    ]
-    return ", ".join(missing) if len(missing) == len(names) else ""
 
 
 def _size(count: int) -> str:

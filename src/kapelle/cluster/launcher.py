@@ -35,7 +35,6 @@ from kapelle.cluster.actors import (
     ActorCall,
     ActorConnection,
     ActorLost,
-    debuggable,
     first_answered,
     own_address,
 )
@@ -177,7 +176,7 @@ def _run(order: dict[str, Any]) -> int:
         name = f"kapelle-{secrets.token_hex(8)}"
         connection.place(name, bundles, spread=config.spread, seconds=config.timeout, grows=grows)
         hosts = [connection.actor(RankHost, bundle, config.trainer) for bundle in range(count)]
-        ranks = [_Rank(number, host, host.ask("about")) for number, host in enumerate(hosts)]
+        ranks = [_Rank(number, host, host.call("about")) for number, host in enumerate(hosts)]
         where: list[dict[str, Any]] = []
         for rank in ranks:
             until = time.monotonic() + config.timeout
@@ -206,7 +205,7 @@ def _run(order: dict[str, Any]) -> int:
             placed = RayPlacement(connection.address, connection.namespace, name, place)
             # LOCAL_RANK is 0 everywhere: Ray shows each rank only its own GPUs.
             seat = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
-            rank.host.ask("start", order["words"], seat, order["cwd"], order["path"]).answer()
+            rank.host.call("start", order["words"], seat, order["cwd"], order["path"]).answer()
         return _follow(ranks)
     except ActorLost as lost:
         raise EngineError(f"An actor was lost while the run was started: {lost}") from None
@@ -228,14 +227,14 @@ def _check_versions(where: list[dict[str, Any]]) -> None:
 def _follow(ranks: list[_Rank]) -> int:
     """Show what the ranks print until all have ended; return the exit code of the one that failed first."""
     for rank in ranks:
-        rank.news = rank.host.ask("news")
+        rank.news = rank.host.call("news")
     failed: _Rank | None = None
     until = float("inf")
     while running := [rank for rank in ranks if rank.code is None]:
         while _signals:
             number = _signals.pop(0)
             for rank in running:
-                rank.host.ask("signal", number)
+                rank.host.call("signal", number)
         first = first_answered([rank.news for rank in running if rank.news is not None], LOOK)
         for rank in running:
             if first is None or rank.news is not first:
@@ -252,7 +251,7 @@ def _follow(ranks: list[_Rank]) -> int:
                 stream.write(data)
                 stream.flush()
             if rank.code is None:
-                rank.news = rank.host.ask("news")
+                rank.news = rank.host.call("news")
                 continue
             if rank.code < 0:
                 rank.told.append(ended)
@@ -306,7 +305,6 @@ class RankHost:
         """Start `kapelle` with these words, in a folder, and with these entries added to the import path."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
         given = {**os.environ, **environ}
-        debuggable(given)
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-c", TRAIN.format(path=known), *words],
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""Environment workers on a cluster: an actor holds the process in which worlds live, and relays its messages.
+"""Environment workers on a cluster: an actor starts the process that holds episode states, and relays its messages.
 
-Process and messages are those of `rollout/workers` on one machine; only the way is longer.
+Process and messages are those of `rollout/workers` on one machine.
 """
 
 from __future__ import annotations
@@ -14,45 +14,44 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kapelle.cluster.actors import Actor, ActorConnection, ActorLost, debuggable
+from kapelle.cluster.actors import Actor, ActorConnection, ActorLost
 from kapelle.errors import EngineError
 from kapelle.rollout.workers.pool import LOOK, HeldHere, Holder
 from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
-"""Bytes that are relayed at a time."""
+"""Most bytes that are relayed at once."""
 CALLS = 4
-"""Calls that the actor answers at a time."""
+"""Calls that the actor answers at the same time."""
 
 News = tuple[bytes, int, int, str | None]
-"""A process's output, its heartbeats, the session that computes, and how it ended."""
+"""A process's output, its heartbeats, the session that computes, and how the process ended."""
 
 
 class WorldHost:
-    """The actor: holds one process with worlds, which ends with it."""
+    """The actor: holds one process, which ends with it."""
 
     def __init__(self) -> None:
         self._held: HeldHere | None = None
 
     def begin(self, path: Sequence[str], folder: str) -> None:
-        """Start the process, with this import path and this working folder if the machine has them."""
+        """Start the process, with this import path, and in this folder if the machine has it."""
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
-        debuggable(os.environ)
         self._held = HeldHere()
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the process; no bytes close its connection."""
+        """Send bytes to the process; an empty text closes its connection."""
         assert self._held is not None, "a host begins first"
-        with suppress(OSError):  # its end is noticed where it is read
+        with suppress(OSError):  # `receive` notices the end of the process
             if data:
                 self._held.connection.sendall(data)
             else:
                 self._held.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> News:
-        """Return the process's next output, or none after a moment."""
+        """Return the process's next output, or an empty one after a moment."""
         held = self._held
         assert held is not None, "a host begins first"
         before = time.monotonic()
@@ -73,7 +72,7 @@ class WorldHost:
 
 
 class HeldByActor(Holder):
-    """A process with worlds on a machine of the cluster, as the one that plays them sees it; `still` is the actor's to find."""
+    """A process on a machine of the cluster; the actor watches whether it is alive."""
 
     where = "an actor's process"
 
@@ -85,31 +84,31 @@ class HeldByActor(Holder):
         folder: str,
         place: int,
     ) -> None:
-        """Start an actor in the bundle of its place among the workers, and in it the process."""
+        """Start an actor on the bundle of this place, and the process in it."""
         self.connection, self._theirs = socket.socketpair()
         self._signs = 0, 0
         self._how: str | None = None
         self._over = threading.Event()
         self._actor: Actor = connection.actor(WorldHost, bundles[place], resources, calls=CALLS)
-        self._begun = self._actor.ask("begin", sys.path, folder)
-        for work in (self._pass_on, self._bring_back):
+        self._begun = self._actor.call("begin", sys.path, folder)
+        for work in (self._send, self._receive):
             threading.Thread(target=work, name="kapelle-world-host", daemon=True).start()
 
-    def _pass_on(self) -> None:
+    def _send(self) -> None:
         """Send bytes to the process, in order, until the connection is closed."""
         with suppress(ActorLost, EngineError, OSError):
             self._begun.answer()
             data = b"?"
             while data:
                 data = self._theirs.recv(CHUNK)
-                self._actor.ask("send", data).answer()
+                self._actor.call("send", data).answer()
 
-    def _bring_back(self) -> None:
-        """Fetch the process's output until it has ended."""
+    def _receive(self) -> None:
+        """Receive the process's output until it ends."""
         try:
             self._begun.answer()
             while self._how is None:
-                data, beats, session, self._how = self._actor.ask("receive").answer()
+                data, beats, session, self._how = self._actor.call("receive").answer()
                 self._signs = beats, session
                 if data:
                     self._theirs.sendall(data)
