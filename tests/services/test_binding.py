@@ -20,7 +20,7 @@ def test_this_machine_needs_nothing(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["0.0.0.0", "::", "192.168.1.4", "10.0.0.1", "::ffff:10.0.0.1", "trainer.example", ""],  # noqa: S104
+    ["0.0.0.0", "::ffff:10.0.0.1", "trainer.example", ""],  # noqa: S104
 )
 @pytest.mark.parametrize(
     ("given", "lacking"),

@@ -246,11 +246,9 @@ async def _of_agent(agents: Agents, agent: str, request: Any) -> str:
 
     chat = await read_chat(agents, agent, agent, request).prompted()
     _name(agent)
-    said = ""
-    async for piece in chat.chunks(agents.answers(chat.prompt, listening=True)):
-        if not isinstance(piece, str):
-            text = piece["choices"][0]["delta"].get("content", "")
-            said += text
-            print(cleaned(text), end="", flush=True)
+    answer = ""
+    async for piece in chat.pieces(agents.answers(chat.prompt, listening=True)):
+        answer += piece.words
+        print(cleaned(piece.words), end="", flush=True)
     say()
-    return said
+    return answer

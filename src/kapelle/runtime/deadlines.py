@@ -1,21 +1,21 @@
-"""Deadlines for other people's code: a call that does not return in time is given up.
+"""Deadlines for user code: end a call that does not return in time.
 
     answer = call("`task` of environment 'math'", "environment", 600.0, environment.task, split, index)
     reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
-Both raise GaveUp when the seconds are over; an episode records it as its error. Environments, graders and engines are called on
-the thread of the event loop, in a fixed order, so that a run repeats; on another thread, code that needs the main one would
-fail (`signal.alarm`, connections to SQLite). What ends a call depends on what it does:
+Both raise GaveUp after these seconds; an episode records it as its error. Environments, graders and engines run on the thread of the
+event loop, in a fixed order, so that a run repeats; some code works only on the main thread (`signal.alarm`, connections to SQLite).
+How a late call is ended depends on what it does:
 
-    it waits (`await` without end)          its task is cancelled, again after `GRACE` seconds, and then left behind with its episode
-    it blocks the main thread               a signal's handler raises GaveUp inside the call; again every second while it swallows that
+    it awaits for ever                      its task is cancelled, again after `GRACE` seconds, and then left with its episode
+    it blocks the main thread               a signal handler raises GaveUp in the call, and again every second
       (`time.sleep`, `while True`)
-    it blocks in C code, or another thread  a command ends; what lies on the disk is whole at every moment
+    it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
 
-An environment that declares `blocking = True` is called on threads of its own (`rollout/bounded_worlds.py`), which are left behind.
+An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_worlds.py`), which can be left.
 
-A call is charged only for its own time. The clock of an event loop stands still while something blocks the loop, and while this
-process is stopped (SIGSTOP, a sleeping laptop).
+Only the time of the call itself counts. The clock of an event loop stops while something blocks the loop, and while this process is
+stopped (SIGSTOP, a sleeping laptop).
 """
 
 from __future__ import annotations
@@ -40,44 +40,44 @@ from kapelle.runtime.watchdog import TICK, end_process, every_tick
 T = TypeVar("T")
 
 PAUSE = 1.0
-"""Seconds after which a call that swallowed the exception gets it again."""
+"""Seconds until a call that has swallowed GaveUp gets it again."""
 GRACE = 5.0
-"""Seconds that a task which is cancelled has for cleaning up."""
+"""Seconds for a cancelled task to clean up."""
 UNBREAKABLE = 30.0
-"""Seconds over its limit after which a call that cannot be interrupted ends the command."""
+"""If a call cannot be interrupted, the command ends so many seconds after the call's limit."""
 BREAKER = signal.SIGURG
 """The signal that wakes the main thread; by default it does nothing."""
 
 
 class GaveUp(BaseException):
-    """A call took longer than it may.
+    """A call exceeded its time limit.
 
-    It is not an Exception, so that `except Exception` in the interrupted code does not swallow it.
+    It is not an Exception, so that `except Exception` in the interrupted code does not catch it.
     """
 
 
 _LOOP_WORK = frozenset({"engine", "episode"})
-"""What the event loop works at: it may block the loop."""
+"""Kinds of calls that may block the event loop."""
 
 
 class Limit:
-    """The time limit of one call, and the time that it has used."""
+    """The time limit of one call, and its time so far."""
 
     def __init__(self, what: str, kind: str, seconds: float, clock: LoopClock | None = None) -> None:
-        """Keep what is called, the setting that bounds it (`environment`, …), for how many seconds it may, and what counts them."""
+        """`what` names the call, `kind` the settings section with its `timeout`; `clock` counts its seconds."""
         self.what, self.kind, self.seconds, self.clock = what, kind, seconds, clock
         self.own = 0.0
-        """Seconds counted so far, but for those since `since`."""
+        """Seconds before `since`."""
         self.since = None if clock is None else clock.seconds
         self.interrupted_at = 0.0
-        """When GaveUp was last raised in it while it blocked."""
+        """Time when GaveUp was last raised in it while it blocked."""
         self.cancels = 0
-        """How often its task was cancelled because it was late."""
+        """How often its task was cancelled for lateness."""
         self.task: asyncio.Task[Any] | None = None
         self.outer: Limit | None = None
-        """The limit of the call inside which this one is awaited."""
+        """The limit of the call that awaits this one."""
         self.on_abandoned: Callable[[GaveUp], None] | None = None
-        """Ends its episode without its task, where the task does not react to being cancelled."""
+        """Ends its episode without the task, if the task ignores its cancellation."""
 
     @property
     def used(self) -> float:
@@ -85,27 +85,27 @@ class Limit:
         return self.own + (self.clock.seconds - self.since if self.clock and self.since is not None else 0.0)
 
     def pause(self) -> None:
-        """Stop counting, while something inside the call counts for itself."""
+        """Stop counting."""
         self.own, self.since = self.used, None
 
     def resume(self) -> None:
-        """Count again; does nothing while it is counting."""
+        """Continue counting."""
         if self.since is None and self.clock is not None:
             self.since = self.clock.seconds
 
     def reason(self) -> GaveUp:
-        """Return why the call is given up."""
+        """Return the exception for the late call."""
         return GaveUp(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
 
     def raise_if_late(self) -> None:
-        """Raise GaveUp where the task was cancelled, whatever the call has made of that."""
+        """Raise GaveUp if the task was cancelled for lateness."""
         if self.cancels and self.task is not None:
             for _ in range(self.cancels):
                 self.task.uncancel()
             raise self.reason() from None
 
     def end(self) -> None:
-        """Cancel the task of this call, which is late; the third time, continue without the task."""
+        """Cancel the task of this late call; the third time, end its episode without the task."""
         assert self.task is not None, "a call that is awaited has a task"
         if self.cancels < 2:
             self.cancels += 1
@@ -115,28 +115,28 @@ class Limit:
             self.on_abandoned = None
 
 
-# -------- Calls that wait: the event loop counts the seconds in which it is free, and cancels those that are late
+# -------- Calls that await: the event loop counts the seconds in which it is free, and cancels late calls
 
 
 class LoopClock:
-    """Counts the seconds in which an event loop is free, while calls wait on it."""
+    """Counts the seconds in which an event loop is free."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.open: set[Limit] = set()
-        """Calls that are awaited."""
+        """Awaited calls."""
         self.ticks = False
-        """Whether it looks at them."""
+        """Whether it checks them."""
         self._before = 0.0
 
     def begin(self) -> None:
-        """Look at the calls from now on, until none is `open`."""
+        """Check the calls from now on, until none is `open`."""
         self.ticks, self._before = True, time.monotonic()
         asyncio.get_running_loop().call_later(TICK, self._tick)
 
     def _tick(self) -> None:
         now = time.monotonic()
-        # More than two ticks: something has blocked the loop, or this process was stopped.
+        # More than two ticks: the loop was blocked, or this process was stopped.
         self.seconds += min(now - self._before, 2 * TICK)
         self._before, self.ticks = now, bool(self.open)
         for limit in tuple(self.open):
@@ -158,11 +158,11 @@ def _clock_here() -> LoopClock | None:
     return _clocks.get(loop) or _clocks.setdefault(loop, LoopClock())
 
 
-# -------- Calls that block: the watchdog sees that a thread computes the same call for too long
+# -------- Calls that block: the watchdog sees that a thread stays in one call for too long
 
 
 class _Lane:
-    """One thread on which other people's code computes."""
+    """One thread that runs user code."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -170,17 +170,17 @@ class _Lane:
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop that `run_async` runs here."""
         self.clock: LoopClock | None = None
-        """Its clock."""
+        """The clock of that loop."""
         self.running: Limit | None = None
-        """The call that computes now."""
+        """The call that runs now."""
         self.serial = 0
         """Counts calls, so that the watchdog can distinguish a call that has not returned from a later one."""
         self.seen = -1
         self.interrupting = False
-        """Whether the signal that ends `running` is on its way."""
+        """Whether the signal that ends `running` was sent."""
 
     def look(self, passed: float) -> None:
-        """Charge the call that blocks this thread since the last look, and end it if it is late; called by the watchdog."""
+        """Add the time since the last look to the call that blocks this thread, and end a late call; the watchdog calls it."""
         running, serial = self.running, self.serial
         blocks, self.seen = serial == self.seen, serial
         if running is None or not blocks:
@@ -192,14 +192,13 @@ class _Lane:
             signal.pthread_kill(self.thread.ident or 0, BREAKER)
         if late >= UNBREAKABLE and interrupts.commands:
             end_process(
-                f"{running.reason()} It runs code that cannot be interrupted. Declare `blocking = True` on its environment, and "
-                "resume the run.",
+                f"{running.reason()} It cannot be interrupted. Declare `blocking = True` on its environment, and resume the run.",
                 2,
             )
 
 
 def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
-    """Raise in the call that runs on the main thread, if it is still the one to be interrupted."""
+    """Raise GaveUp in the call that runs on the main thread, if it is still the late one."""
     lane = _lane()
     if lane.running is not None and lane.interrupting and lane.running.used >= lane.running.seconds:
         lane.interrupting = False
@@ -211,9 +210,9 @@ _here = threading.local()
 _lanes: dict[_Lane, None] = {}
 _starts = machine.ThreadStarts()
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
-"""The limit of the call inside which this code runs; tasks that the call starts have it too."""
+"""The limit of the current call; tasks that the call starts inherit it."""
 on_abandoned: ContextVar[Callable[[GaveUp], None] | None] = ContextVar("on_abandoned", default=None)
-"""What ends this task's episode without it; see `gather_abandonable`."""
+"""Ends the episode of this task without it; see `gather_abandonable`."""
 
 
 def _lane() -> _Lane:
@@ -223,15 +222,11 @@ def _lane() -> _Lane:
         lane = _here.lane = _Lane()
         _lanes[lane] = None
         if lane.main:
-            interrupts.holder = partial(_computes, lane)
+            interrupts.holder = lambda: lane.running.what if lane.running else interrupts.UNKNOWN
             if signal.getsignal(BREAKER) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(BREAKER, _handle_breaker)
         every_tick(_look)
     return lane
-
-
-def _computes(lane: _Lane) -> str:
-    return lane.running.what if lane.running is not None else "something that cannot be interrupted"
 
 
 def _look(passed: float) -> None:
@@ -256,28 +251,28 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @dataclass(frozen=True)
 class Patience:
-    """Total seconds after which something is given up; its episode is then an error."""
+    """Time limits in seconds; an episode that exceeds one is an error."""
 
     environment: float = 600.0
-    """One call of an environment or world: `task`, `start`, `observe`, `step`, `close`, …"""
+    """One call of an environment or episode state: `task`, `start`, `observe`, `step`, `close`, …"""
     episode: float = 14_400.0
     """One episode, from its start to its end."""
     engine: float = 3600.0
-    """One request to an engine, from its turn on."""
+    """One request to an engine, without its time in the queue."""
     grader: float = 1800.0
-    """Grading one text; waits for the turn with a sandbox or a connection do not count."""
+    """Grading one text, without the time in a queue for a sandbox or a connection."""
 
 
 patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())  # noqa: B039 - frozen
-"""The limits of the episode inside which this code runs."""
+"""The limits of the current episode."""
 
 
 def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Call `work` here and now; raises GaveUp inside it, and out of here, when it takes longer than `seconds`.
+    """Call `work` on this thread; raise GaveUp in it if it takes longer than `seconds`.
 
-    `what` begins the message, and `kind` is the settings section with the `timeout` that it names.
+    The message begins with `what` and names the `timeout` of the settings section `kind`.
     """
-    # Every call of an environment comes by here: calls of Python are what it costs, so few are made.
+    # Every call of an environment passes here, so this makes few Python calls.
     try:
         lane: _Lane = _here.lane
     except AttributeError:
@@ -291,7 +286,7 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
 
 
 def _leave(lane: _Lane, before: Limit | None) -> None:
-    """End a call, also where GaveUp is raised just now; the call around it, `before`, continues."""
+    """End a call, also while GaveUp is being raised; the outer call `before` continues."""
     late: GaveUp | None = None
     while True:
         try:
@@ -305,7 +300,7 @@ def _leave(lane: _Lane, before: Limit | None) -> None:
 
 
 def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
-    """Call `work`, a step of a task, as part of the call that has started the task."""
+    """Call `work`, a step of a task, as part of the call that started the task."""
     lane: _Lane = _here.lane
     before, lane.running = lane.running, None if limit is None or limit.kind in _LOOP_WORK else limit
     lane.serial += 1
@@ -317,7 +312,7 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 
 @contextmanager
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Charge what blocks the event loop of this thread, whose tasks call `charged_to`, inside the block."""
+    """Watch for calls that block the event loop of this thread, whose tasks call `charged_to`."""
     lane = _lane()
     before, lane.loop, lane.clock = (lane.loop, lane.clock, lane.running), loop, LoopClock()
     _clocks[loop] = lane.clock
@@ -329,47 +324,49 @@ def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def pause_deadline() -> Callable[[], None]:
-    """Stop counting the seconds of the call inside which this runs, until what is returned is called.
+    """Stop counting the seconds of the current call until the returned function is called.
 
-    For calls that queue for a scarce resource: rows of a model, connections, sandboxes. The time in the queue is not
-    the fault of the waiting call, and those ahead of it have limits of their own.
+    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue is not theirs.
     """
     limit = current.get()
-    if limit is None or limit.clock is not _clock_here():
-        return lambda: None
-    limit.pause()
-    return limit.resume
+    return _pause([] if limit is None else [limit])
 
 
 def pause_all_deadlines() -> Callable[[], None]:
-    """Stop counting the seconds of every call inside which this runs, until what is returned is called.
+    """Stop counting the seconds of the current call and all outer ones until the returned function is called.
 
-    For an episode that waits for an outside program to play it: neither its world's call nor the episode has begun.
+    For an episode that waits for an outside program: neither its environment's call nor the episode has begun.
     """
-    paused: list[Limit] = []
-    limit, clock = current.get(), _clock_here()
-    while limit is not None and limit.clock is clock:
-        if limit.since is not None:
-            limit.pause()
-            paused.append(limit)
+    limits: list[Limit] = []
+    limit = current.get()
+    while limit is not None:
+        limits.append(limit)
         limit = limit.outer
+    return _pause(limits)
+
+
+def _pause(limits: Sequence[Limit]) -> Callable[[], None]:
+    clock = _clock_here()
+    paused = [limit for limit in limits if limit.clock is clock and limit.since is not None]
+    for limit in paused:
+        limit.pause()
 
     def resume() -> None:
-        for each in paused:
-            each.resume()
+        for limit in paused:
+            limit.resume()
 
     return resume
 
 
 async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`; raises GaveUp when it takes longer than `seconds`, waiting and computing together."""
+    """Await `work`; raise GaveUp if it waits and computes for longer than `seconds`."""
     try:
         lane: _Lane = _here.lane
     except AttributeError:
         lane = _lane()
     task = asyncio.current_task()
     assert task is not None, "what is awaited with a limit is part of a task"
-    # Between the steps of this task, the lane says what the others compute: see `charged_to`.
+    # Between the steps of this task, the lane holds the calls of other tasks: see `charged_to`.
     charged = lane.loop is not None and lane.loop is task.get_loop()
     clock = lane.clock if charged else _clock_here()
     assert clock is not None, "an event loop runs"
@@ -377,7 +374,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     limit.task, limit.on_abandoned = task, on_abandoned.get()
     outer = limit.outer = current.get()
     token = current.set(limit)
-    # An environment that has a text graded is not charged for it: grading has a limit of its own.
+    # Grading has its own limit, so it does not count for the environment.
     pauses = outer is not None and (kind, outer.kind) == ("grader", "environment")
     if outer is not None and pauses:
         outer.pause()
@@ -392,7 +389,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
     except (Exception, asyncio.CancelledError):
         limit.raise_if_late()
         raise
-    except GeneratorExit:  # it was left behind: whoever closes it computes something else
+    except GeneratorExit:  # it was left, and is closed by other code
         charged = False
         raise
     else:
@@ -404,7 +401,7 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
             _leave(lane, None if outer is None or outer.kind in _LOOP_WORK else outer)
         try:  # noqa: SIM105 - three calls fewer than `suppress`, for every episode
             current.reset(token)
-        except ValueError:  # a coroutine that was left behind ends somewhere else
+        except ValueError:  # a coroutine that was left ends in another context
             pass
         if outer is not None and pauses:
             outer.resume()
@@ -415,7 +412,7 @@ async def gather_abandonable(
 ) -> list[T]:
     """Run coroutines at once and return their results in order, as `asyncio.gather`.
 
-    One whose task is given up and does not react has the result `without(its place, why)`.
+    The result of a coroutine that is late and ignores its cancellation is `without(its place, the error)`.
     """
     loop = asyncio.get_running_loop()
     results: list[asyncio.Future[T]] = [loop.create_future() for _ in works]

@@ -1,7 +1,7 @@
-"""Running coroutines from synchronous code, and blocking code on threads that can be abandoned.
+"""Run coroutines from synchronous code, and blocking code on threads that can be abandoned.
 
-`run_async` is what `asyncio.run` would be if it never waited for other people's code: it also runs inside a notebook's loop, a
-`sys.exit` in a task does not end it, and tasks and threads that ignore being cancelled are left behind.
+`run_async` is an `asyncio.run` that never waits for user code: it also works inside a notebook's loop, a `sys.exit` in a task does
+not end it, and it abandons tasks and threads that ignore their cancellation.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kapelle.runtime.interrupts import left_behind, on_stop, stop_if_asked, stop
 
 
 class AbandonableThreads(ThreadPoolExecutor):
-    """An executor of daemon threads. A call whose future is cancelled while it runs is abandoned with its thread.
+    """An executor of daemon threads, which abandons a running call with its thread if its future is cancelled.
 
-    `asyncio.to_thread` runs blocking code on the loop's executor. Python joins the threads of its own executor when the process
-    ends, so one call that never returns would keep the process for ever.
+    `asyncio.to_thread` runs blocking code on the loop's executor. Python joins the threads of its own executor at exit, so a call
+    that never returns would keep the process for ever.
     """
 
     def __init__(self, most: int) -> None:
-        """Run at most so many calls at once, abandoned ones not counted."""
-        super().__init__(1)  # its own thread is never started: `submit` is replaced
+        """Run at most so many calls at once, without the abandoned ones."""
+        super().__init__(1)  # `submit` is replaced, so its thread never starts
         self._most = most
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._guard = threading.Lock()
@@ -58,16 +58,16 @@ class AbandonableThreads(ThreadPoolExecutor):
             made.run()
             with self._guard:
                 if made.given_up:
-                    return  # another thread has its place
+                    return  # another thread has replaced this one
                 self._idle += 1
             del made
 
     def start_thread(self) -> None:
-        """Start a thread, a new one or in the place of one that was abandoned."""
+        """Start a thread."""
         threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end now, and the others after their call; returns at once."""
+        """End idle threads now, and the others after their call; return at once."""
         with self._guard:
             count = self._threads_at_work
         for _ in range(count):
@@ -91,13 +91,13 @@ class _Call(Future[Any]):
         self._guard = threading.Lock()
 
     def run(self) -> None:
-        """Call the function on this thread and set the result, unless it is abandoned meanwhile."""
+        """Call the function on this thread, and set its result unless the call was abandoned."""
         if not self.set_running_or_notify_cancel():
             return
         result, failure = None, None
         try:
             result = self._context.run(self._function, *self._args, **self._named)
-        except BaseException as error:  # noqa: BLE001 - belongs to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - the awaiting code raises it
             failure = error
         with self._guard:
             if self.given_up:
@@ -108,7 +108,7 @@ class _Call(Future[Any]):
                 self.set_exception(failure)
 
     def cancel(self) -> bool:
-        """Cancel the call; abandon it with its thread if it runs, and discard its result."""
+        """Cancel the call; if it runs, abandon it with its thread."""
         if super().cancel():
             return True
         with self._guard:
@@ -123,23 +123,23 @@ T = TypeVar("T")
 
 
 THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Most calls of `asyncio.to_thread` at once, as Python's own default."""
+"""Most calls of `asyncio.to_thread` at once: Python's default."""
 GRACE = 2.0
-"""Seconds that cancelled tasks have to end before they are left behind."""
+"""Seconds for cancelled tasks to end before they are abandoned."""
 
 
 def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also where an event loop runs already (a notebook).
+    """Run a coroutine to its end, also inside a running event loop (a notebook).
 
-    A `sys.exit` in a task that it starts ends that task with an EpisodeError: environments and tools, which are other people's
-    code, run in tasks, and asyncio would end the whole loop. Raises StopRequested when this process is asked to stop
-    (`interrupts.catch_interrupts`); tasks and threads that do not end with it are left behind.
+    A `sys.exit` in one of its tasks becomes an EpisodeError of that task: environments and tools are user code and run in tasks,
+    and asyncio would end the whole loop. Raises StopRequested after a stop request (`interrupts.catch_interrupts`), and abandons
+    tasks and threads that do not end.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(start)
-    # A loop runs already: run another one on a thread of its own. It is a daemon, so that it cannot keep the process alive.
+    # A loop runs already: run another one on a daemon thread.
     result: Future[T] = Future()
     stops = stops_here()
 
@@ -158,10 +158,10 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do what `asyncio.run` does, without waiting for what does not end."""
+    """Run a coroutine as `asyncio.run`, without waiting for tasks that do not end."""
     stop_if_asked()
-    # Where descriptors have run out, asyncio leaves a loop half made, and Python prints a traceback when that is collected.
-    # So ask for as many descriptors as it needs first: OSError is raised here then.
+    # Without free descriptors asyncio would leave a half-made loop, and Python would print a traceback when it is collected.
+    # So open as many descriptors as a loop needs first, which raises OSError.
     with selectors.DefaultSelector():
         one, other = socket.socketpair()
         one.close()
@@ -184,10 +184,10 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
-    """Run the loop until a task is done and return its result; StopRequested when this process is asked to stop."""
+    """Run the loop until a task is done and return its result; StopRequested after a stop request."""
 
     def leave() -> None:  # inside a signal handler
-        with suppress(RuntimeError):  # another thread may have closed the loop by now
+        with suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(task.cancel)
             loop.call_soon_threadsafe(loop.call_later, GRACE, loop.stop)
 
@@ -198,7 +198,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
             loop.run_forever()
         except BaseException:
             if task.done() and not task.cancelled():
-                task.exception()  # so that asyncio does not report it too: it is being raised already
+                task.exception()  # mark it as retrieved: it is being raised already
             raise
     if task.done() and not task.cancelled():
         return task.result()
@@ -209,38 +209,34 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the tasks that are left, give them `GRACE` seconds, and leave behind those that do not end."""
+    """Cancel the remaining tasks, and abandon those that do not end within `GRACE` seconds."""
     left = [task for task in asyncio.all_tasks(loop) if not task.done()]
-    abandoned: list[asyncio.Task[Any]] = []
+    for task in left:
+        task.cancel()
     if left:
-        for task in left:
-            task.cancel()
-        ended = asyncio.gather(*left, return_exceptions=True)
-        ended.add_done_callback(lambda _: loop.stop())
-        late = loop.call_later(GRACE, loop.stop)
-        loop.run_forever()
-        late.cancel()
-        for task in left:
-            if not task.done():
-                abandoned.append(task)
-            elif not task.cancelled():
-                task.exception()  # so that asyncio does not report it: its result is not wanted any more
+        _run_for_a_moment(loop, asyncio.gather(*left, return_exceptions=True))
     closing = loop.create_task(loop.shutdown_asyncgens())
-    closing.add_done_callback(lambda _: loop.stop())
+    _run_for_a_moment(loop, closing)
+    for task in (*left, closing):
+        if not task.done():
+            left_behind.append(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
+        elif not task.cancelled():
+            task.exception()  # mark it as retrieved: nobody needs its result
+
+
+def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]) -> None:
+    """Run the loop until `work` is done, for `GRACE` seconds at most."""
+    work.add_done_callback(lambda _: loop.stop())
     late = loop.call_later(GRACE, loop.stop)
     loop.run_forever()
     late.cancel()
-    if not closing.done():
-        abandoned.append(closing)
-    for task in abandoned:
-        left_behind.append(task)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way to say so
 
 
 class _Contained(Coroutine[Any, Any, Any]):
-    """A coroutine around that of a task: SystemExit becomes EpisodeError, and its steps are charged to the call that started it.
+    """A coroutine around that of a task: SystemExit becomes EpisodeError, and its steps count for the call that started it.
 
-    It is no `async def`, because a task that is cancelled before it starts must throw the error into the inner coroutine.
+    It is not an `async def`, because a task that is cancelled before it starts must throw the error into the inner coroutine.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -271,9 +267,9 @@ class _Contained(Coroutine[Any, Any, Any]):
 
 
 class HookedAwaitable(Generic[T]):
-    """Awaits `work`; `enter` is called whenever it starts to compute and `leave` when it waits or ends.
+    """Awaits `work`; calls `enter` whenever it starts to compute, and `leave` when it waits or ends.
 
-    It steps the other one by hand inside the same task, and so adds no turn of the event loop.
+    It steps `work` by hand inside the same task, and so adds no turn of the event loop.
     """
 
     def __init__(self, work: Awaitable[T], enter: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -293,12 +289,12 @@ class HookedAwaitable(Generic[T]):
                 self._leave()
             try:
                 resume = partial(steps.send, (yield waits_for))
-            except BaseException as error:  # noqa: BLE001 - passed on to the work, which handles it
+            except BaseException as error:  # noqa: BLE001 - thrown into the work
                 resume = partial(steps.throw, error)
 
 
 class LoopThread:
-    """An event loop on a thread of its own, on which other threads run coroutines; a context manager."""
+    """An event loop on its own thread, on which other threads run coroutines; a context manager."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,18 +1,18 @@
-"""Stopping on a signal: a step of training ends and is saved, and unfinished work is repeated after a resume.
+"""Stop requests: the step of training ends and is saved, or the run resumes from its last checkpoint.
 
-    with catch_interrupts() as interrupts:      the command: signals become a request to stop
-        with finishing(): step()                what ends first
-        evaluate()                              what may stop earlier (`stop_if_asked`, `on_stop`): raises StopRequested
-        with unbroken(): save()                 what has to run to its end
+    with catch_interrupts() as interrupts:      the command: signals become a stop request
+        with finishing(): step()                finishes first
+        evaluate()                              may stop earlier (`stop_if_asked`, `on_stop`): raises StopRequested
+        with unbroken(): save()                 runs to its end
     sys.exit(interrupts.exit_code)
 
-The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal is closed) is remembered. The exit code is 128 + its number, as
-shells have it: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is a stop request. The exit code is 128 + its number, as in
+shells: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
 
-A second Ctrl-C raises KeyboardInterrupt at once; the last checkpoint is then what remains. SIGTERM and SIGHUP do the like
-(`Terminated`) when the process has not stopped after `stop_within()` seconds. A command that does not end by this exception ends
-`LAST_RESORT` seconds later: the files on the disk are complete at every moment. A process that is not a command of ours (a
-notebook) is never ended.
+A second Ctrl-C raises KeyboardInterrupt at once, and the run falls back to its last checkpoint. SIGTERM and SIGHUP do the same
+(`Terminated`) if the process has not stopped after `stop_within()` seconds. A command that does not end by this exception is ended
+`LAST_RESORT` seconds later: the files on the disk are complete at every moment. A process that is not our command (a notebook) is
+never ended.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from kapelle.runtime.watchdog import end_process, every_tick
 T = TypeVar("T")
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that ask a process to stop; Windows has no SIGHUP."""
+"""The signals that request a stop; Windows has no SIGHUP."""
 
 commands: list[object] = []
-"""Not empty while this process is a command of ours, which the watchdog may end."""
+"""Not empty while this process is our command, which the watchdog may end."""
 
 left_behind: list[object] = []
-"""Coroutines, tasks and threads that this process gave up and could not end; some may still run when it ends.
+"""Late coroutines, tasks and threads that this process could not end.
 
-They are kept: Python ends a coroutine without references by raising inside it, in whatever thread that happens, and other people's
-code may then compute for ever.
+They are kept because Python closes a coroutine without references by raising in it, on any thread, and user code might then run for
+ever.
 """
 
 LAST_RESORT = 5.0
-"""Seconds from the exception that ends a process to the end of one that does not end by it."""
+"""Seconds after that exception until a process that continues is ended."""
 
 FINISHING = 5.0
-"""Seconds that a step may still take after SIGTERM or SIGHUP: whoever sends them rarely waits for long."""
+"""Default of `stop_within`."""
 STOP_WITHIN = "KAPELLE_STOP_WITHIN"
-"""Environment variable with other seconds than `FINISHING`, for schedulers that wait longer."""
+"""Environment variable that sets `stop_within`, for schedulers that wait longer."""
 
 
 class StopRequested(BaseException):
-    """Leaves the current work because this process was asked to stop."""
+    """Leaves the current work after a stop request."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -78,24 +78,24 @@ def ending_by(number: int) -> KeyboardInterrupt:
 
 
 endings: list[KeyboardInterrupt] = []
-"""What was raised to end this process."""
+"""Exceptions that were raised to end this process."""
 
 
 class Interrupts:
-    """Whether this process was asked to stop, and by which signal."""
+    """The stop request of this process, if there is one."""
 
     def __init__(self, notify: Callable[[signal.Signals], None]) -> None:
         self.received: signal.Signals | None = None
-        """The first signal that asked; None before."""
+        """The first signal; None without a stop request."""
         self._notify = notify
 
     @property
     def exit_code(self) -> int:
-        """128 + the number of the signal that asked; 0 before."""
+        """128 + the number of the first signal; 0 without a stop request."""
         return 0 if self.received is None else 128 + self.received
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """Remember a signal; raises KeyboardInterrupt for a second Ctrl-C, and when the time to stop is over."""
+        """Handle a signal; raises KeyboardInterrupt for a second Ctrl-C, and after the time to stop."""
         hung_up(number)
         first = self.received is None
         if first:
@@ -109,7 +109,7 @@ class Interrupts:
 
 
 def hung_up(number: int) -> None:
-    """On SIGHUP, discard what is printed from now on: a closed terminal refuses it, which would look like a full disk."""
+    """On SIGHUP, discard all further output: writing to a closed terminal would fail like a full disk."""
     if number == getattr(signal, "SIGHUP", None):
         for stream in (1, 2):
             with suppress(OSError):
@@ -120,39 +120,39 @@ def hung_up(number: int) -> None:
 
 
 def gone_terminal(descriptor: int) -> bool:
-    """Return whether a descriptor leads to a terminal that is closed."""
+    """Return whether a descriptor belongs to a closed terminal."""
     found, nowhere = os.fstat(descriptor), Path(os.devnull).stat()
     return stat.S_ISCHR(found.st_mode) and found.st_rdev != nowhere.st_rdev and not os.isatty(descriptor)
 
 
 _catching: list[Interrupts] = []
-"""One for each `catch_interrupts` that is open, the outermost first."""
+"""One for each open `catch_interrupts`, the outermost first."""
 _to_notify: list[Callable[[], None]] = []
-"""What `on_stop` is to call."""
+"""Functions of `on_stop`."""
 _unbroken: list[object] = []
-"""One for each `unbroken` block that runs."""
+"""One for each running `unbroken` block."""
 _finishing: list[object] = []
-"""One for each `finishing` block that runs."""
+"""One for each running `finishing` block."""
 agreements: list[Agreement] = []
 """Not empty while this process is one of several ranks, which stop together."""
 _handlers_before: dict[int, Any] = {}
-"""What handled the signals before the outermost `catch_interrupts` or command did, and handles them in a forked child."""
+"""The signal handlers before the outermost `catch_interrupts` or command; a forked child restores them."""
 
 
 class Agreement:
-    """When the ranks of a run stop: all at once, at their next exchange (`ranks.py`).
+    """The agreement of all ranks to stop together, at their next exchange (`ranks.py`).
 
-    Until then a signal that one of them got counts only inside the share of the work that it does alone.
+    Until then a rank that received a signal only stops in work that it does alone.
     """
 
     def __init__(self) -> None:
         self.reached = False
         """Whether the ranks have agreed to stop."""
         self.apart = False
-        """Whether this process is doing its own share of the work."""
+        """Whether this process works alone at its share."""
 
     def meet(self, asked: int) -> None:
-        """Take what the exchange has brought: the signal that one of the ranks was sent, or 0."""
+        """Note the signal that a rank has received, or 0."""
         self.reached = bool(asked)
         if asked:
             for each in _catching:
@@ -161,79 +161,79 @@ class Agreement:
 
 
 def asked_by() -> int:
-    """Return the number of the first signal that asked code inside `catch_interrupts` to stop, or 0."""
+    """Return the number of the signal that requested a stop, or 0."""
     return next((int(each.received) for each in _catching if each.received is not None), 0)
 
 
 def _held_back() -> bool:
-    """Return whether this rank has to wait with stopping until all ranks have agreed on it."""
+    """Return whether this rank has to wait until all ranks agree to stop."""
     return bool(_catching) and any(not each.reached and not each.apart for each in agreements)
 
 
 def stop_within() -> float:
-    """Return for how many seconds after SIGTERM or SIGHUP a step may still finish; ConfigError for anything but a number."""
-    said = os.environ.get(STOP_WITHIN, "")
+    """Return the seconds that a step has to finish after SIGTERM or SIGHUP; ConfigError for an invalid setting."""
+    given = os.environ.get(STOP_WITHIN, "")
     try:
-        seconds = float(said) if said else FINISHING
+        seconds = float(given) if given else FINISHING
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
         raise ConfigError(
-            f"{STOP_WITHIN} is {said!r}. Give it the seconds that a step may still take after SIGTERM, such as 60."
+            f"{STOP_WITHIN} is {given!r}. Set it to the seconds that a step may take after SIGTERM, such as 60."
         )
     return seconds
 
 
 def stop_asked() -> bool:
-    """Return whether code inside `catch_interrupts` should stop now."""
+    """Return whether the current work should stop now."""
     return bool(asked_by()) and not (_finishing or _unbroken or _held_back())
 
 
 _here = threading.local()
-"""`waited_for` is set on a thread that the main thread waits for."""
+"""Has `waited_for` on a thread that the main thread waits for."""
 
 
 def stops_here() -> bool:
-    """Return whether a request to stop is meant for this thread: the main one, or one for which that one only waits."""
+    """Return whether stop requests apply to this thread: the main thread, or one that it waits for."""
     return hasattr(_here, "waited_for") or threading.current_thread() is threading.main_thread()
 
 
 def waited_for() -> None:
-    """Note that the main thread waits for this one, which a request to stop then ends."""
+    """Note that the main thread waits for this thread."""
     _here.waited_for = True
 
 
 def stop_if_asked() -> None:
-    """Raise StopRequested if this process was asked to stop and may stop here; cheap enough for every micro-batch."""
+    """Raise StopRequested after a stop request, if this thread may stop here; cheap enough for every micro-batch."""
     if _catching and stops_here() and stop_asked():
         raise StopRequested
 
 
 # -------- The end of a process that does not stop
 #
-# Python runs a handler only between two lines of Python, and other people's code may swallow what a handler raises. The kernel also
-# writes each signal to a pipe, which the watchdog reads.
+# Python runs a handler only between two lines of Python, and user code may swallow what a handler raises. So each signal is also written
+# to a pipe, which the watchdog reads.
 
 
 class _Arrived:
-    """The signals that have arrived inside the outermost `handled_by`, as the watchdog sees them."""
+    """The signals since the outermost `handled_by` began, as the watchdog sees them."""
 
     def __init__(self) -> None:
         self.pipe: tuple[int, int] | None = None
         self.guard = threading.Lock()
-        """Held while the pipe is read and while it is closed: a new file could have its number right after that."""
+        """Held while the pipe is read or closed: a new file may get its descriptor at once."""
         self.clear()
 
     def clear(self) -> None:
         """Forget the signals."""
         self.numbers: list[int] = []
         self.waited = 0.0
-        """Seconds since the first of them, without those of `unbroken` blocks."""
+        """Seconds since the first of them, without those in `unbroken` blocks."""
         self.late = False
         """Whether the time to stop is over."""
 
     def look(self, passed: float) -> None:
-        """Read the pipe; end a process that has no time left."""
+        """Read the pipe; end the process after its time to stop."""
         with self.guard, suppress(OSError):
             if self.pipe is not None:
                 self.numbers += [number for number in os.read(self.pipe[0], 4096) if number in SIGNALS]
@@ -243,7 +243,7 @@ class _Arrived:
         if not _catching or self.numbers.count(signal.SIGINT) > 1:
             limit = 0.0
         elif {*self.numbers} == {signal.SIGINT}:
-            return  # a person waits, and can press it again
+            return  # the user can press Ctrl-C again
         else:
             limit = stop_within()
         self.waited += passed
@@ -253,8 +253,7 @@ class _Arrived:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
         elif self.waited > limit + LAST_RESORT and commands:
             end_process(
-                f"{holder()} holds the process; it ends without waiting. What the last checkpoint holds is kept, and what "
-                "came after it is done again when the run is resumed.",
+                f"{holder()} blocks the process, which ends now. Resume the run from its last checkpoint.",
                 128 + number,
             )
 
@@ -262,23 +261,20 @@ class _Arrived:
 _arrived = _Arrived()
 
 
-def _something() -> str:
-    return "something that cannot be interrupted"
-
-
-holder: Callable[[], str] = _something
-"""Names what the main thread computes (`deadlines.py`)."""
+UNKNOWN = "something that cannot be interrupted"
+holder: Callable[[], str] = lambda: UNKNOWN  # noqa: E731 - a variable that `deadlines.py` sets
+"""Names the call that runs on the main thread."""
 
 
 @contextmanager
 def _counted() -> Iterator[None]:
-    """Let the watchdog see the signals that arrive inside the block, unless other code reads them from a descriptor of its own."""
+    """Let the watchdog see the signals of the block, unless other code has set a wakeup descriptor."""
     every_tick(_arrived.look)
     _arrived.clear()
     endings.clear()
     try:
         pipe = os.pipe()
-    except OSError:  # no descriptor is left: signals are still handled
+    except OSError:  # without a free descriptor, signals are only handled by Python
         yield
         return
     for end in pipe:
@@ -301,11 +297,11 @@ def _counted() -> Iterator[None]:
 
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `receive` handle the signals of this process, and of none that it forks, inside the block."""
+    """Let `receive` handle the signals of this process, but not of its forks, inside the block."""
     before: dict[int, Any] = {
         number: signal.signal(number, receive)
         for number in SIGNALS
-        # `nohup` has the closed terminal ignored.
+        # `nohup` ignores SIGHUP.
         if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN
     }
     outermost = not _handlers_before
@@ -322,28 +318,20 @@ def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[Non
 
 def _restore(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
-        # None stands for a handler that was not set from Python and cannot be set from here.
+        # None is a handler that was not set by Python and cannot be restored.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _forget() -> None:
-    """Leave a forked child its own signals: they end it, and ask neither it nor this process to stop."""
+    """Let signals end a forked child, instead of requesting a stop."""
     if _arrived.pipe is not None:
         signal.set_wakeup_fd(-1)
     _arrived.pipe, _arrived.guard = None, threading.Lock()
     _arrived.clear()
     _restore(_handlers_before)
-    for kept in (
-        _handlers_before,
-        _catching,
-        endings,
-        _to_notify,
-        _unbroken,
-        _finishing,
-        commands,
-        agreements,
-    ):
-        kept.clear()
+    _handlers_before.clear()
+    for kept in (_catching, endings, _to_notify, _unbroken, _finishing, commands, agreements):
+        kept.clear()  # type: ignore[attr-defined]  # lists of several types
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
@@ -352,14 +340,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @contextmanager
 def on_stop(notify: Callable[[], None]) -> Iterator[None]:
-    """Call `notify`, inside the signal handler, when this process is to stop while the block runs."""
+    """Call `notify` in the signal handler if a stop is requested while the block runs."""
     with listed(notify, _to_notify):
         yield
 
 
 @contextmanager
 def listed(entry: T, entries: list[T]) -> Iterator[None]:
-    """Keep an entry in one of the lists that a forked child forgets, while the block runs."""
+    """Keep an entry in a list while the block runs; a forked child clears the list."""
     entries.append(entry)
     try:
         yield
@@ -370,30 +358,24 @@ def listed(entry: T, entries: list[T]) -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Let a block run to its end even if this process is asked to stop: a save, or what could not be undone."""
-    this = object()
-    _unbroken.append(this)  # a list and no counter: two threads can append at once
-    try:
+    """Let a block run to its end after a stop request, such as a save."""
+    with listed(object(), _unbroken):
         yield
-    finally:
-        with suppress(ValueError):  # a forked child has forgotten it
-            _unbroken.remove(this)
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Let a step finish although this process was asked to stop, unless it is asked twice or has no time left."""
+    """Let a step finish after a stop request, until a second Ctrl-C or the end of the time to stop."""
     with listed(object(), _finishing):
         yield
 
 
 @contextmanager
 def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) -> Iterator[Interrupts]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a flag inside the block and restore the handlers after it.
+    """Turn SIGINT, SIGTERM and SIGHUP into a stop request inside the block, and restore the handlers after it.
 
-    `notify` is called once, inside the signal handler, so that people see that the request has arrived.
-    Python handles signals in the main thread only: in any other thread the flag stays unset, and the code that
-    started the thread decides.
+    `notify` is called once, in the signal handler, so that the user sees a reaction. Python handles signals in the main thread
+    alone; in other threads this does nothing.
     """
     interrupts = Interrupts(notify)
     if threading.current_thread() is not threading.main_thread():
@@ -401,11 +383,9 @@ def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) 
         return
     stop_within()  # raises here for a wrong value, not in the watchdog
     with handled_by(interrupts.receive):
-        _catching.append(interrupts)
         try:
-            yield interrupts
+            with listed(interrupts, _catching):
+                yield interrupts
         finally:
-            with suppress(ValueError):  # a forked child has forgotten it
-                _catching.remove(interrupts)
             if not _catching:
                 _arrived.clear()

@@ -1,4 +1,4 @@
-"""What a service refuses, in OpenAI's form: a status, a kind, a sentence, and the parameter to blame."""
+"""Errors that a service answers, in OpenAI's form: status, type, message and parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refusal(Exception):
     status: int
     message: str
     parameter: str | None = None
-    """The parameter to blame, if it is one."""
+    """Name of the incorrect parameter, if there is one."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,14 +56,13 @@ def busy(message: str) -> Refusal:
     return Refusal(429, message, None, "queue_full", {"retry-after": "1"})
 
 
-# -------- Bodies of calls, read strictly: wrong types, unknown names and non-finite numbers are refused, naming the parameter
-
+# -------- Bodies of calls, parsed strictly: incorrect types, unknown names and non-finite numbers raise a Refusal with the parameter
 
 T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Base of the forms that callers send."""
+    """Base of the bodies that callers send."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -71,23 +70,23 @@ class Body(BaseModel):
 
 
 def neutral(value: T, only: object = 0) -> T:
-    """Return a parameter that changes nothing; ValueError for any other value."""
+    """Return the value of a parameter without effect; ValueError for any value but `only`."""
     if value != only:
-        raise ValueError("it is not supported. Leave it out")
+        raise ValueError("it is not supported. Remove it")
     return value
 
 
 Penalty = Annotated[float, AfterValidator(neutral)]
-"""A parameter that some clients always send, of which no value but 0 is supported."""
+"""A parameter that some clients always send; the only supported value is 0."""
 Biases = Annotated[dict[str, float], AfterValidator(partial(neutral, only={}))]
 
 B = TypeVar("B", bound=Body)
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Return a body in a form, of which parameters that are null count as left out; Refusal (400) names the first that is wrong.
+    """Parse a body, in which null is like a missing parameter; Refusal (400) names the first incorrect one.
 
-    `inside` is the place of what is read where it is a part of a body.
+    If it is a part of a larger body, `inside` is its place there.
     """
     if isinstance(body, dict):
         body = {name: each for name, each in body.items() if each is not None}
@@ -95,32 +94,32 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
         return form.model_validate(body)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
-        places = [_place(each["loc"], body, missing=each["type"] == "missing") for each in found]
-        # Where several forms are tried, each has its errors: the one that came furthest says what is wrong.
+        places = [_place(each["loc"], body, each["type"]) for each in found]
+        # Each form of a union has its errors: report those of the form that matched furthest.
         outer = places[0]
         deepest = max((each for each in places if each[: len(outer)] == outer), key=len)
         errors = [each for each, place in zip(found, places, strict=True) if place == deepest]
-        # Names of keys come from the caller: bounded, and shown as what they are.
+        # Names of keys come from the caller, so they are cut.
         names = [name[:64] for name in deepest]
         name = ".".join([inside, *names] if inside else names)[:200]
         if errors[0]["type"] == "extra_forbidden":
             raise wrong(f"The parameter `{name}` is not supported.", name) from None
         if not name:
-            raise wrong("The body is no object of JSON.") from None
-        told = (re.sub(r"^Value error, | or instance of \w+$", "", each["msg"]) for each in errors)
-        first, *others = dict.fromkeys(told)
-        said = [first, *(each.removeprefix("Input should be ") for each in others)]
-        raise wrong(f"`{name}`: {' or '.join(said)}.", name) from None
+            raise wrong("The body is not a JSON object.") from None
+        messages = (re.sub(r"^Value error, | or instance of \w+$", "", each["msg"]) for each in errors)
+        first, *others = dict.fromkeys(messages)
+        reasons = [first, *(each.removeprefix("Input should be ") for each in others)]
+        raise wrong(f"`{name}`: {' or '.join(reasons)}.", name) from None
 
 
-def _place(loc: Sequence[int | str], body: Json, *, missing: bool) -> tuple[str, ...]:
-    """Return the place of an error as a path in what the caller sent: without the names of the forms that were tried there."""
+def _place(loc: Sequence[int | str], body: Json, error: str) -> tuple[str, ...]:
+    """Return the place of an error in the caller's body, without the names of union members that pydantic adds."""
     names, here = list[str](), body
     for number, part in enumerate(loc):
         inside = isinstance(part, str) and isinstance(here, dict) and part in here
         if inside or (isinstance(part, int) and isinstance(here, list) and part < len(here)):
             here = here[part]
             names.append(str(part))
-        elif missing and number == len(loc) - 1:
+        elif error == "missing" and number == len(loc) - 1:
             names.append(str(part))
-    return tuple(names)
+    return (*names, "type") if error.startswith("union_tag") else tuple(names)

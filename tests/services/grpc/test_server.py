@@ -107,10 +107,6 @@ def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
         yield made
 
 
-def test_answers(channel: grpc.Channel) -> None:
-    assert [ask(channel, method) for method in METHODS] == [b"hello"] * 2
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_what_goes_wrong_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
     assert refusal(channel, method, b"wrong") == ("INVALID_ARGUMENT", "that is wrong")
@@ -129,15 +125,6 @@ def test_a_failure_is_logged_by_its_type_and_place_without_its_words(
     assert "builtins.RuntimeError" in caplog.text
     assert "in one" in caplog.text, "the place"
     assert "\nRuntimeError: a secret" not in caplog.text
-
-
-def test_the_health_of_all_services_is_listed(channel: grpc.Channel) -> None:
-    listed = health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), timeout=60)
-    serving = health_pb2.HealthCheckResponse.SERVING
-    assert {name: each.status for name, each in listed.statuses.items()} == {
-        "": serving,
-        "test.Echo": serving,
-    }
 
 
 def test_messages_have_a_largest_size_also_unpacked(server: GrpcServer, channel: grpc.Channel) -> None:

@@ -131,7 +131,7 @@ def test_who_reads_slowly_but_reads_is_served(server: HttpServer, torrent: Torre
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
         read = 0
-        while read < 200 << 20 and not torrent.ended.is_set():
+        while read < 40 << 20 and not torrent.ended.is_set():
             read += len(peer.recv(1 << 20))
         assert not torrent.ended.is_set()
     assert torrent.ended.wait(60)

@@ -56,7 +56,7 @@ def fits(text: str | None) -> None:
     assert read["way"] in ("left", "right")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1])
 def test_an_answer_has_the_schema_that_is_asked_for(client: OpenAI, seed: int) -> None:
     said = client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT)
     assert said.choices[0].finish_reason == "stop"
@@ -74,12 +74,11 @@ def test_an_answer_has_the_schema_that_is_asked_for(client: OpenAI, seed: int) -
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stay"}}])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_call_that_is_forced_is_made(client: OpenAI, seed: int, choice: Any) -> None:
+def test_a_call_that_is_forced_is_made(client: OpenAI, choice: Any) -> None:
     for parallel in (True, False):
         said = client.chat.completions.create(
             **{**ASKED, "max_tokens": 900},
-            seed=seed,
+            seed=1,
             tools=TOOLS,
             tool_choice=choice,
             parallel_tool_calls=parallel,
@@ -103,7 +102,7 @@ def test_a_call_that_is_forced_is_made(client: OpenAI, seed: int, choice: Any) -
 
 def test_with_tools_and_a_schema_it_is_one_of_both(client: OpenAI) -> None:
     """As the Agents SDK asks an agent that has tools and an `output_type`."""
-    for seed in range(4):
+    for seed in range(2):
         said = client.chat.completions.create(
             **{**ASKED, "max_tokens": 160}, seed=seed, tools=TOOLS, response_format=FORMAT
         )
@@ -134,7 +133,7 @@ def test_with_tools_and_a_schema_it_is_one_of_both(client: OpenAI) -> None:
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "run"}}}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(
@@ -161,8 +160,7 @@ def writing(**more: Any) -> Any:
     return [TOOLS[0], {"type": "function", "function": {"name": "write", "parameters": WRITES, **more}}]
 
 
-@pytest.mark.parametrize("strict", [None, False])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "strict"), [(1, None), (2, False)])
 def test_what_cannot_be_held_of_a_tool_that_is_not_strict_is_left_out(
     client: OpenAI, seed: int, strict: bool | None
 ) -> None:

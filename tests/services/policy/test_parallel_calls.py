@@ -132,10 +132,10 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_episode_goes_on(play: Play
 @pytest.mark.slow
 def test_a_program_that_waits_for_its_answers_is_not_late(play: Play) -> None:
     async def slowly(request: Request) -> None:
-        await asyncio.sleep(5.0 if "slow" in request.messages[-1].content else 0.0)
+        await asyncio.sleep(1.5 if "slow" in request.messages[-1].content else 0.0)
 
     with (
-        staged(play, Reciting(lambda _: "words", slowly), timeout=2.0) as stage,
+        staged(play, Reciting(lambda _: "words", slowly), timeout=0.6) as stage,
         connected(stage.url) as client,
         ThreadPoolExecutor(1) as threads,
     ):

@@ -39,12 +39,12 @@ def asked(words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_64_programs_at_once_have_an_episode_each(play: Play) -> None:
+def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
     """All have their task before one speaks, and nobody is answered before all have asked."""
     everybody = asyncio.Event()
 
     async def wait_for_all(_: Request) -> None:
-        if len(engine.asked) == 64:
+        if len(engine.asked) == 16:
             everybody.set()
         await everybody.wait()
 
@@ -61,22 +61,22 @@ def test_64_programs_at_once_have_an_episode_each(play: Play) -> None:
                 answer: dict[str, Any] = said.json()
                 return answer
 
-            taken = await asyncio.gather(*(post("/task", {}) for _ in range(64)))
+            taken = await asyncio.gather(*(post("/task", {}) for _ in range(16)))
             index = {each["session"]: each["task"]["index"] for each in taken}
             said = await asyncio.gather(
                 *(post("/chat/completions", asked(f"{k}"), n) for n, k in index.items())
             )
             words = [each["choices"][0]["message"]["content"] for each in said]
             assert words == [f"to {k}" for k in index.values()]
-            await asyncio.gather(*(post("/reward", {"reward": k / 64}, n) for n, k in index.items()))
+            await asyncio.gather(*(post("/reward", {"reward": k / 16}, n) for n, k in index.items()))
             return index
 
-    with staged(play, engine, 64) as stage:
+    with staged(play, engine, 16) as stage:
         index = asyncio.run(perform(stage.url))
-    assert sorted(index.values()) == list(range(64)), "everyone had a task of its own"
+    assert sorted(index.values()) == list(range(16)), "everyone had a task of its own"
     for episode in stage.episodes:
         k = episode.task.data["index"]
-        assert (episode.error, dict(episode.rewards)) == (None, {"first": k / 64})
+        assert (episode.error, dict(episode.rewards)) == (None, {"first": k / 16})
         assert [turn.text for turn in episode.turns] == [f"to {k}"]
 
 

@@ -36,8 +36,6 @@ def basic(password: str) -> str:
 
 CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
     "none": ({}, 401),
-    "empty": ({"authorization": ""}, 401),
-    "no token": ({"authorization": "Bearer"}, 401),
     "wrong": ({"authorization": f"Bearer {TOKEN[:-1]}x"}, 401),
     "beginning": ({"authorization": f"Bearer {TOKEN[:-1]}"}, 401),
     "longer": ({"authorization": f"Bearer {TOKEN}x"}, 401),
@@ -45,12 +43,10 @@ CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
     "bare": ({"authorization": TOKEN}, 401),
     "as a cookie": ({"cookie": f"token={TOKEN}"}, 401),
     "wrong password": ({"authorization": basic("x")}, 401),
-    "no base64": ({"authorization": f"Basic {TOKEN}"}, 401),
     "other name": ({"authorization": f"Bearer {TOKEN}", "host": "evil.example"}, 421),
     "no name": ({"authorization": f"Bearer {TOKEN}", "host": ""}, 421),
     "other page": ({"authorization": f"Bearer {TOKEN}", "origin": "https://evil.example"}, 403),
     "page of no address": ({"authorization": f"Bearer {TOKEN}", "origin": "http://["}, 403),
-    "page of a file": ({"authorization": f"Bearer {TOKEN}", "origin": "null"}, 403),
     "right": ({"authorization": f"Bearer {TOKEN}"}, None),
     "right password": ({"authorization": basic(TOKEN)}, None),
     "added name": ({"authorization": f"Bearer {TOKEN}", "host": "trainer.example:8000"}, None),
@@ -96,12 +92,6 @@ def test_a_session_without_a_name_is_refused(server: PolicyServer, web: httpx.Cl
         assert (said.status_code, said.json()["error"]["param"]) == (400, "x-kapelle-session")
 
 
-def test_a_page_of_its_own_may_call(guarded: PolicyServer, web: httpx.Client) -> None:
-    headers = {"authorization": basic(TOKEN), "origin": guarded.url}
-    said = web.post(f"{guarded.url}/v1/chat/completions", json={}, headers=headers)
-    assert (said.status_code, said.json()["error"]["param"]) == (400, "model")
-
-
 def test_a_form_of_another_page_is_no_call(server: PolicyServer, web: httpx.Client) -> None:
     """What a browser sends without asking first is refused, even with no `Origin`."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
@@ -122,11 +112,6 @@ def test_a_body_that_is_too_long_is_not_read(
         f"{server.url}/v1/chat/completions", content=content, headers={"content-type": "application/json"}
     )
     assert said.status_code == 413
-
-
-def test_a_compressed_body_is_refused(server: PolicyServer, web: httpx.Client) -> None:
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert web.post(f"{server.url}/v1/chat/completions", content=b"x", headers=headers).status_code == 415
 
 
 def test_tls_files_that_are_none_are_refused_before_anything_is_served(play: Play, tmp_path: Path) -> None:

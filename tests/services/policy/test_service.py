@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
@@ -15,7 +14,7 @@ from kapelle.environments.external import External
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.services.binding import Binding
-from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
+from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.types import Message, Sampling, Task
 
 
@@ -31,7 +30,7 @@ def test_the_team_and_its_agents_are_models(client: OpenAI) -> None:
     ("called", "known"),
     [("second", "duo/second"), ("team/second", "duo/second"), ("team", "duo"), ("duo", "duo")],
 )
-def test_an_agents_own_name_will_do(client: OpenAI, called: str, known: str) -> None:
+def test_an_agents_own_name_is_enough(client: OpenAI, called: str, known: str) -> None:
     """Some clients take what stands before a slash for a provider; and in training the team is called `team`."""
     assert client.models.retrieve(called).id == known
     for unknown in (f"{called}/", f"/{called}", f"other/{called}"):
@@ -55,7 +54,7 @@ def test_the_first_agent_of_a_team_that_a_program_played_answers_for_it(play: Pl
 
 
 def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI, play: Play) -> None:
-    """What the server says is what the engine says of the same prompt, seed and settings."""
+    """The server and the engine return the same for one prompt, seed and settings."""
     messages = (Message("system", "You speak first."), Message("user", "2+2?"))
     for agent, given in (("first", messages), ("second", messages[1:])):
         policy = play.team.policy(agent).name
@@ -117,13 +116,10 @@ def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> N
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.6}]
 )
-@pytest.mark.parametrize("agent", ["first", "second"])
-def test_the_likeliest_tokens_stand_beside_the_sampled_one(
-    client: OpenAI, agent: str, sampling: dict[str, Any]
-) -> None:
+def test_the_likeliest_tokens_stand_beside_the_sampled_one(client: OpenAI, sampling: dict[str, Any]) -> None:
     """Of the distribution that was sampled from: tempered, cut, by the agent's own adapter."""
     said = client.chat.completions.create(
-        model=f"duo/{agent}",
+        model="duo/second",
         messages=[{"role": "user", "content": "2+2?"}],
         max_tokens=12,
         n=2,
@@ -151,7 +147,7 @@ def test_the_likeliest_tokens_stand_beside_the_sampled_one(
     assert found >= 4
 
 
-def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> None:
+def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
     """As clients and frameworks send them with every call, and keep them of answers: the same tokens come."""
 
     def asked(messages: list[Any], **extra: Any) -> str:
@@ -175,13 +171,10 @@ def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> 
     assert asked(kept) == expected
     for extra in (
         {"store": True},
-        {"store": False},
         {"service_tier": "auto"},
-        {"service_tier": "default"},
         {"prompt_cache_key": "mine"},
         {"modalities": ["text"]},
         {"extra_body": {"repetition_penalty": 1.0, "min_p": 0.0, "top_k": -1}},
-        {"extra_body": {"top_k": 0}},
         {"presence_penalty": 0.0, "frequency_penalty": 0.0},
     ):
         assert asked(plain, **extra) == expected
@@ -192,25 +185,18 @@ def test_parameters_and_fields_that_change_nothing_are_taken(client: OpenAI) -> 
     [
         ({"service_tier": "priority"}, "service_tier"),
         ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty"),
-        ({"extra_body": {"top_k": 5}}, "top_k"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
-        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"top_logprobs": 3, "logprobs": True, "stream": True}, "top_logprobs"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1e-40}, "temperature"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_its_name(
-    client: OpenAI, extra: dict[str, object], named: str
-) -> None:
+def test_an_unsupported_parameter_is_named(client: OpenAI, extra: dict[str, object], named: str) -> None:
     with pytest.raises(BadRequestError) as refused:
         client.chat.completions.create(  # type: ignore[call-overload]
             model="duo/first", messages=[{"role": "user", "content": "x"}], **extra
@@ -226,38 +212,19 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "response_format"),
-        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"stop": "a"}, "stop"),
         ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
     ],
 )
-def test_what_one_agent_alone_can_do_is_refused_for_the_team(
+def test_parameters_of_single_agents_raise_an_error_for_the_team(
     client: OpenAI, extra: dict[str, object], named: str
 ) -> None:
-    with pytest.raises(BadRequestError, match="Name an agent in `model`") as refused:
+    with pytest.raises(BadRequestError, match="Name an agent") as refused:
         client.chat.completions.create(  # type: ignore[call-overload]
             model="duo", messages=[{"role": "user", "content": "x"}], **extra
         )
     assert refused.value.param == named
-
-
-@pytest.mark.parametrize("model", ["duo", "duo/first"])
-def test_what_says_nothing_is_taken(client: OpenAI, model: str) -> None:
-    client.chat.completions.create(
-        model=model,
-        tool_choice="none",
-        messages=[{"role": "user", "content": [{"type": "text", "text": "x"}], "name": "ann"}],
-        presence_penalty=0.0,
-        logit_bias={},
-        response_format={"type": "text"},
-        tools=[],
-        user="ann",
-        store=False,
-    )
 
 
 def test_a_prompt_beyond_the_context_is_refused(client: OpenAI) -> None:
@@ -267,8 +234,3 @@ def test_a_prompt_beyond_the_context_is_refused(client: OpenAI) -> None:
                 model="duo/first", messages=[{"role": "user", "content": "x" * letters}]
             )
         assert refused.value.code == "context_length_exceeded"
-
-
-def test_it_says_that_it_is_well(server: PolicyServer, web: httpx.Client) -> None:
-    said = web.get(f"{server.url}/health")
-    assert (said.status_code, said.json()["status"]) == (200, "ok")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import pytest
 from openai import OpenAI
 from tests.support.serving import Reciting
 
@@ -56,8 +55,8 @@ def test_a_vote_counts_the_answers_that_the_runs_environment_reads(play: Play, w
     texts = {"first": "I pass.", "second": "It is 4."}
     deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda asked: texts[asked.agent]))
     with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:
-        said = web.post(f"{server.url}/v1/chat/completions", json={"model": "duo", **ASKED})
-    assert said.json()["choices"][0]["message"]["content"] == "It is 4."
+        answer = web.post(f"{server.url}/v1/chat/completions", json={"model": "duo", **ASKED})
+    assert answer.json()["choices"][0]["message"]["content"] == "It is 4."
 
 
 def test_a_teams_agents_are_heard_as_they_speak(client: OpenAI) -> None:
@@ -78,19 +77,3 @@ def test_a_teams_agents_are_heard_as_they_speak(client: OpenAI) -> None:
     assert whole.choices[0].model_extra is not None
     turns = whole.choices[0].model_extra["kapelle"]["turns"]
     assert words == [[turn["agent"], turn["text"]] for turn in turns]
-
-
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        ({"logprobs": True}, "logprobs"),
-        ({"stop": "x"}, "stop"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}, "messages"),
-    ],
-)
-def test_what_only_an_agent_can_be_asked(client: OpenAI, extra: dict[str, Any], named: str) -> None:
-    from openai import BadRequestError
-
-    with pytest.raises(BadRequestError) as refused:
-        client.chat.completions.create(model="duo", **{**ASKED, **extra})
-    assert refused.value.param == named

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.services.policy.agents import SpeechStream, TextStream
-from kapelle.services.policy.speech import Speech, SpeechForm
+from kapelle.services.policy.agents import AnswerStream, TextStream
+from kapelle.services.policy.speech import SpeechForm
 
 
 def spoken(ids: Sequence[int]) -> str:
@@ -24,31 +24,31 @@ def test_pieces_are_whole_characters_and_make_the_text(
     text = ids.decode()
     for stop in stops:
         text = text.partition(stop)[0]
-    words, told, place = TextStream(spoken, stops), "", 0
+    words, sent, place = TextStream(spoken, stops), "", 0
     for size in sizes:
         if any(stop in ids[: place + size].decode("utf-8", "replace") for stop in stops):
             break
-        told += words.hear(ids[place : place + size])
+        sent += words.add(ids[place : place + size])
         place += size
-        assert text.startswith(told), "nothing is taken back"
-    assert told + words.end(text) == text
+        assert text.startswith(sent), "sent text never changes"
+    assert sent + words.rest(text) == text
 
 
 def test_a_call_is_not_told_in_pieces() -> None:
-    words = SpeechStream(TextStream(spoken), SpeechForm())
-    assert words.hear(b"I call <tool_") == ("", "I call")
-    assert words.hear(b"box> and <tool_call>{") == ("", " <tool_box> and")
-    assert words.hear(b"}") == ("", "")
+    words = AnswerStream(TextStream(spoken), SpeechForm())
+    assert words.add(b"I call <tool_") == ("", "I call")
+    assert words.add(b"box> and <tool_call>{") == ("", " <tool_box> and")
+    assert words.add(b"}") == ("", "")
     text = "I call <tool_box> and <tool_call>{}"
-    assert words.end(SpeechForm().read(text)) == ("", " <tool_call>{}"), "it breaks the form"
+    assert words.rest(*SpeechForm().read(text)[:2]) == ("", " <tool_call>{}"), "it breaks the form"
 
 
 def test_spaces_wait_for_the_word_behind_them() -> None:
     """Before a call they are no part of the words."""
-    words = SpeechStream(TextStream(spoken), SpeechForm())
-    assert words.hear(b" I call ") == ("", " I call")
-    assert words.hear(b"\nit <tool_call>{") == ("", " \nit")
-    assert words.end(Speech("", " I call \nit", ())) == ("", "")
-    words = SpeechStream(TextStream(spoken), SpeechForm())
-    assert words.hear(b"No. \n") == ("", "No.")
-    assert words.end(Speech("", "No. \n", ())) == ("", " \n"), "an answer that calls nothing has them"
+    words = AnswerStream(TextStream(spoken), SpeechForm())
+    assert words.add(b" I call ") == ("", " I call")
+    assert words.add(b"\nit <tool_call>{") == ("", " \nit")
+    assert words.rest("", " I call \nit") == ("", "")
+    words = AnswerStream(TextStream(spoken), SpeechForm())
+    assert words.add(b"No. \n") == ("", "No.")
+    assert words.rest("", "No. \n") == ("", " \n"), "an answer that calls nothing has them"

@@ -1,14 +1,15 @@
-"""The form of OpenAI's chat completions: strictly read requests, messages as agents read them, and answers, whole or in chunks."""
+"""OpenAI's chat completions: strictly parsed requests, messages as agents read them, and answers, whole or in chunks."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import from_json
@@ -17,8 +18,8 @@ from kapelle.engines.rollout.protocol import Likeliest
 from kapelle.environments.grading.text.tool_call import Form, ReadCall, UnreadCall, write_calls
 from kapelle.environments.tools.contract import tools_prompt
 from kapelle.runtime.constraints import HERMES, CallForm
-from kapelle.services.policy.speech import Speech
-from kapelle.services.refusals import Biases, Body, Penalty, neutral, read_body, wrong
+from kapelle.services.policy.speech import ParsedAnswer
+from kapelle.services.refusals import Biases, Body, Penalty, Refusal, neutral, read_body, wrong
 from kapelle.types import Json, Message, Sampling
 
 MOST_CHOICES = 128
@@ -32,45 +33,31 @@ LONGEST_STOP = 1024
 
 
 class ContentPart(Body):
-    """A piece of a message's content: words, or those with which a model has refused."""
+    """A part of a message's content: a text, or the text of a refusal."""
 
     type: Literal["text", "refusal"]
     text: str | None = None
     refusal: str | None = None
     cache_control: dict[str, Any] | None = None
-    """A hint for caches of some providers; it is ignored."""
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _is_words(cls, value: object) -> object:
-        return words_alone(value, ("text", "refusal"))
+    """A cache hint of some providers; ignored."""
 
     @model_validator(mode="after")
-    def _has_its_words(self) -> ContentPart:
+    def _has_one_text(self) -> ContentPart:
         given = {name for name in ("text", "refusal") if getattr(self, name) is not None}
         if given != {self.type}:
             raise ValueError(
-                f"a part of the type `{self.type}` has its words in `{self.type}`, and no others"
+                f"a part of the type `{self.type}` has the field `{self.type}` and no other text"
             )
         return self
 
     @property
     def words(self) -> str:
-        """What it says."""
-        return (self.text if self.type == "text" else self.refusal) or ""
-
-
-def words_alone(kind: object, kinds: Sequence[str]) -> object:
-    """Return the type of a part of a message; ValueError for one that is none of these and so holds no words."""
-    if isinstance(kind, str) and kind not in kinds:
-        raise ValueError(
-            f"Input should be {' or '.join(map(repr, kinds))}; pictures, sounds and files are not read here"
-        )
-    return kind
+        """Its text."""
+        return self.text or self.refusal or ""
 
 
 class Function(Body):
-    """What a tool call calls."""
+    """The function of a tool call."""
 
     name: str
     arguments: str
@@ -78,9 +65,9 @@ class Function(Body):
 
     @property
     def read(self) -> ReadCall | UnreadCall:
-        """The call; with its arguments as they are written where these are no object of JSON. None at all are an empty one."""
+        """The call; an `UnreadCall` if the arguments are not a JSON object. No arguments are an empty object."""
         try:
-            # It is bounded in depth, so that what is read can be written again.
+            # The parser bounds the depth, so that the value can be written again.
             arguments = from_json(self.arguments) if self.arguments.strip() else {}
         except ValueError:
             return UnreadCall(self.name, self.arguments)
@@ -97,7 +84,7 @@ class ToolCall(Body):
     type: Literal["function"] = "function"
     function: Function
     index: int | None = None
-    """Its place. Clients that join streamed answers keep it; the order of the list says the same."""
+    """Its place in the list, which clients keep from streamed answers; ignored."""
 
 
 class ChatMessage(Body):
@@ -106,21 +93,21 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
-    """Who speaks, among several of one role."""
+    """Name of the speaker."""
     reasoning_content: str | None = None
-    """What an assistant thought before it spoke. A conversation that continues has it in the tokens that were sampled."""
+    """Thoughts of an assistant. A conversation that continues has them in the sampled tokens."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    # Further fields of answers, which clients that keep whole messages send back.
+    # Clients that keep whole messages send these fields of answers back.
     refusal: str | None = None
     annotations: list[Any] = Field(default=[], max_length=0)
 
     @property
     def text(self) -> str:
-        """Its content as one text, a refusal behind it."""
+        """Its content as one text, followed by a refusal."""
         parts = self.content if isinstance(self.content, list) else ()
-        said = self.content if isinstance(self.content, str) else "".join(part.words for part in parts)
-        return said + (self.refusal or "")
+        text = self.content if isinstance(self.content, str) else "".join(part.words for part in parts)
+        return text + (self.refusal or "")
 
 
 class ToolFunction(Body):
@@ -139,15 +126,56 @@ class OfferedTool(Body):
     function: ToolFunction
 
 
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedChoice(Body):
+    """The choice of one tool by its name."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"] = "text"
+
+
+class JsonFormat(Body):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A schema, and what clients say about it."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class SchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
 class StreamOptions(Body):
-    """What a stream has beside its words."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class ChatRequest(Body):
-    """One request; other parameters are refused."""
+    """One request; other parameters raise a Refusal."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -163,10 +191,12 @@ class ChatRequest(Body):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MOST_ALTERNATIVES)
     tools: list[OfferedTool] = Field(default=[], max_length=128)
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice = "auto"
     parallel_tool_calls: bool = True
-    response_format: dict[str, Any] = Field(default={"type": "text"})
-    # Accepted with their neutral values only, which some clients always send.
+    response_format: Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")] = (
+        TextFormat()
+    )
+    # Some clients always send these; only their neutral values are accepted.
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Biases = Field(default={})
@@ -175,27 +205,27 @@ class ChatRequest(Body):
     top_k: Annotated[int, AfterValidator(lambda given: 0 if given == -1 else neutral(given))] = 0
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     service_tier: Literal["auto", "default"] = "auto"
-    # For a provider's own records; they change nothing.
+    # For a provider's records; they have no effect.
     store: bool = False
     prompt_cache_key: str | None = None
     user: str | None = None
     metadata: dict[str, str] = Field(default={})
     safety_identifier: str | None = None
     prompt_cache_retention: str | None = None
-    # They change nothing here: agents think and speak as they have learned to. The log says so once.
+    # They have no effect, which is logged once: agents answer as they were trained to.
     reasoning_effort: str | None = Field(default=None, max_length=32)
     verbosity: str | None = Field(default=None, max_length=32)
 
     @field_validator("temperature")
     @classmethod
-    def _tempers(cls, value: float | None) -> float | None:
+    def _check_temperature(cls, value: float | None) -> float | None:
         if value is not None and 0.0 < value < LEAST_TEMPERATURE:
             raise ValueError(f"takes 0, which is greedy, or {LEAST_TEMPERATURE} and more")
         return value
 
     @field_validator("stop")
     @classmethod
-    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+    def _check_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
         stops = [value] if isinstance(value, str) else value or []
         if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
             raise ValueError(f"takes at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
@@ -208,22 +238,22 @@ class ChatRequest(Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with how many tokens were read and written."""
+        """Whether a stream ends with the usage of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the agent is told of tools and calls of them are looked for in its answer."""
+        """Whether the agent may call tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """The parameters that ask for what agents cannot do, and that are accepted all the same."""
-        asked = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
-        return tuple(name for name, value in asked.items() if value is not None)
+        """The parameters that are accepted and have no effect."""
+        given = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return tuple(name for name, value in given.items() if value is not None)
 
     def sampling(self, own: Sampling) -> Sampling:
-        """Return how to sample: as asked for, else as the agent does by itself."""
+        """Return the sampling settings of the request; those that it leaves open are the agent's `own`."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return Sampling(
             min(limits, default=own.max_tokens),
@@ -231,16 +261,16 @@ class ChatRequest(Body):
             own.top_p if self.top_p is None else self.top_p,
             own.top_k,
             self.stops or own.stop,
-            # Legal moves are those of a game, and here is none.
+            # A constraint to legal moves needs a game.
             None if own.constraint is None or own.constraint.is_legal else own.constraint,
         )
 
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
-    """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
+    """Return a request; Refusal (400) names the first parameter that is incorrect or not supported."""
     given: Json = body
     if isinstance(body, dict) and isinstance(body.get("messages"), list):
-        # What is null in a message counts as left out too.
+        # A null in a message is like a missing field.
         messages = [
             {name: each for name, each in message.items() if each is not None}
             if isinstance(message, dict)
@@ -251,32 +281,30 @@ def read_request(body: Mapping[str, Json]) -> ChatRequest:
     return read_body(ChatRequest, given)
 
 
-# -------- Messages as agents read them, with tools in the form that kapelle's agents know
+# -------- Messages as agents read them
 
 
 NAMED = ("system", "user")
-"""Roles in which several may speak: an agent reads `NAME: ` before their words. An assistant's name is its own, and a
-tool's answer belongs to its call."""
+"""Roles that several speakers may share: an agent reads `NAME: ` before their texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageReader:
-    """Reads messages as an agent's chat template takes them."""
+    """Turns messages into the form that an agent's chat template reads."""
 
     form: Form = "hermes"
-    """How calls are written where the template does not write them itself."""
+    """How calls are written if the template does not write them itself."""
     structured: bool = False
     """Whether the template writes tools, calls and their results itself."""
     calls: CallForm | None = HERMES
-    """How a call that is forced is written; None where none can be."""
+    """How a forced call is written; None if calls cannot be forced."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], system: str | None
     ) -> list[Message]:
-        """Return the conversation that an agent reads: the caller's, or its own system message where the caller has none.
+        """Return the conversation that an agent reads; without a system message of the caller it begins with the agent's own.
 
-        Tools stand where the template has them, else before the first message that is no system message, where agents of the
-        environment `tools` read them.
+        Tools are put where the template puts them, else before the first user message, as in the environment `tools`.
         """
         read = list(self.messages(messages))
         if not any(message.role == "system" for message in read) and system:
@@ -284,9 +312,7 @@ class MessageReader:
         if tools:
             first = next((place for place, message in enumerate(read) if message.role == "user"), None)
             if first is None:
-                raise wrong(
-                    "Tools need a message of the role `user`, before which the agent reads of them.", "tools"
-                )
+                raise wrong("`tools` need a message of the role `user`. Add one.", "tools")
             prompt = tools_prompt([tool.function.model_dump(exclude_none=True) for tool in tools], self.form)
             words = read[first].content
             row = {
@@ -299,7 +325,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return messages from a place on as an agent reads them; Refusal (400) for tool calls of others than assistants."""
+        """Return the messages from `start` on as an agent reads them; Refusal (400) for tool calls of other roles than assistants."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 
@@ -332,30 +358,29 @@ class MessageReader:
         lines = [f"<think>\n{thoughts}\n</think>\n"] if thoughts else []
         lines += [words] if words else []
         lines += [write_calls(calls, self.form)] if calls else []
-        says_more = self.structured and len(row) > 2
+        has_more = self.structured and len(row) > 2
         return Message(
-            role, "\n".join(lines), structured=json.dumps(row, ensure_ascii=False) if says_more else None
+            role, "\n".join(lines), structured=json.dumps(row, ensure_ascii=False) if has_more else None
         )
 
 
 PLAINLY = MessageReader()
-"""For models whose chat templates know no tools."""
+"""For models whose chat templates have no tools."""
 
 
 # -------- Completions as OpenAI's clients read them: whole, and as the chunks of a stream
 
 Spell = Callable[[int], tuple[str, bytes]]
 """A token → its text and its bytes, which may be a part of a character."""
-"""Token ids → text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of one answer have in common."""
+    """The fields that all chunks of one answer share."""
 
     model: str
     session: str | None = None
-    """The answer's session; None on a server that records nothing."""
+    """The answer's session; None without recording."""
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -365,14 +390,12 @@ class Head:
         return {} if self.session is None else {"session": self.session}
 
     def row(self, kind: str) -> dict[str, Json]:
-        """Return the fields that stand before the choices."""
+        """Return the fields before the choices."""
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
 
     def opening(self, choice: int) -> dict[str, Json]:
         """Return the first piece of one choice."""
-        return self.chunk(
-            choice, {"role": "assistant", "content": "", "refusal": None}, None, None, self.extra
-        )
+        return self.chunk(choice, {"role": "assistant", "content": "", "refusal": None}, extra=self.extra)
 
     def chunk(
         self,
@@ -382,7 +405,7 @@ class Head:
         reason: str | None = None,
         extra: Mapping[str, Json] | None = None,
     ) -> dict[str, Json]:
-        """Return one piece of one choice; `extra` is what it says beyond OpenAI's form."""
+        """Return one piece of one choice; `extra` are fields beyond OpenAI's form."""
         row: dict[str, Json] = {
             **self.row("chat.completion.chunk"),
             "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
@@ -390,20 +413,20 @@ class Head:
         return {**row, "kapelle": extra} if extra else row
 
 
-def message_of(said: Speech) -> dict[str, Json]:
-    """Return the message that an answer is."""
-    message: dict[str, Json] = {"role": "assistant", "content": said.words, "refusal": None}
-    if said.thoughts:
-        message["reasoning_content"] = said.thoughts
-    if not said.calls:
+def message_of(answer: ParsedAnswer) -> dict[str, Json]:
+    """Return an answer as a message of OpenAI's form."""
+    message: dict[str, Json] = {"role": "assistant", "content": answer.words, "refusal": None}
+    if answer.thoughts:
+        message["reasoning_content"] = answer.thoughts
+    if not answer.calls:
         return message
     rows = []
-    for call in said.calls:
-        # Numbers that JSON does not know as they are (such as a Decimal) become floats.
+    for call in answer.calls:
+        # Numbers without a JSON form (such as a Decimal) become floats.
         arguments = json.dumps(call.arguments, ensure_ascii=False, default=lambda number: float(str(number)))
         function = {"name": call.name, "arguments": arguments}
         rows.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
-    return {**message, "content": said.words or None, "tool_calls": rows}
+    return {**message, "content": answer.words or None, "tool_calls": rows}
 
 
 def token_rows(
@@ -412,7 +435,7 @@ def token_rows(
     spell: Spell,
     alternatives: Sequence[Likeliest] = (),
 ) -> list[Json]:
-    """Return each sampled token with its log-prob, and with the likeliest ones in its place where those are given."""
+    """Return each sampled token with its log-prob and, if they are given, the likeliest tokens at its position."""
     rows: list[Json] = []
     for place, (number, logprob) in enumerate(zip(ids, logprobs, strict=True)):
         others = alternatives[place] if alternatives else ()
@@ -427,5 +450,125 @@ def _token_row(number: int, logprob: float, spell: Spell) -> dict[str, Json]:
 
 
 def usage_row(read: int, written: int) -> dict[str, Json]:
-    """Return how many tokens were read and written."""
+    """Return the numbers of tokens that were read and written."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New words of a choice, which may be empty."""
+
+    choice: int
+    thoughts: str
+    words: str
+    tokens: list[Json] | None = None
+    """New tokens and their log-probs; None unless the caller wants them."""
+    extra: Mapping[str, Json] = field(default_factory=dict)
+    """Fields beyond OpenAI's form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A complete choice: the words and tokens after its last piece, and the whole of it."""
+
+    choice: int
+    thoughts: str
+    words: str
+    tokens: list[Json] | None
+    message: Mapping[str, Json]
+    """The whole choice as a message of OpenAI's form."""
+    reason: str
+    """Finish reason."""
+    usage: tuple[int, int]
+    """Tokens that were read and written; the prompt counts for the first of several choices."""
+    about: Mapping[str, Json]
+    """Fields beyond OpenAI's form."""
+
+
+class Answering(Protocol):
+    """A request that an agent or the team is answering."""
+
+    @property
+    def head(self) -> Head:
+        """The fields that all parts of the answer share."""
+        ...
+
+    def pieces(self, answers: AsyncIterator[Any]) -> AsyncGenerator[Piece | Finished, None]:
+        """Yield the words of the answer as they come, and each choice when it is complete."""
+        ...
+
+
+async def finished(answering: Answering, answers: AsyncIterator[Any]) -> list[Finished]:
+    """Return the complete choices."""
+    return [each async for each in answering.pieces(answers) if isinstance(each, Finished)]
+
+
+def usage_of(choices: Sequence[Finished]) -> dict[str, Json]:
+    """Return the numbers of tokens of several choices."""
+    return usage_row(sum(each.usage[0] for each in choices), sum(each.usage[1] for each in choices))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """Answers of chat completions, whole or as the chunks of a stream."""
+
+    request: ChatRequest
+    failed = staticmethod(Refusal.row)
+
+    async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
+        """Return the answer."""
+        head, done = answering.head, await finished(answering, answers)
+        choices: list[dict[str, Json]] = []
+        about: dict[str, Json] = {}
+        for k, each in enumerate(done):
+            row = {
+                "index": k,
+                "message": each.message,
+                "logprobs": _rows(each.tokens),
+                "finish_reason": each.reason,
+            }
+            if "turns" in each.about:
+                row["kapelle"] = each.about
+            else:
+                about = about or {**each.about}
+            choices.append(row)
+        whole = {**head.row("chat.completion"), "choices": choices, "usage": usage_of(done)}
+        if "weights_hash" in about:
+            whole["system_fingerprint"] = about["weights_hash"]
+        about |= head.extra
+        return {**whole, "kapelle": about} if about else whole
+
+    async def events(
+        self, answering: Answering, answers: AsyncIterator[Any]
+    ) -> AsyncGenerator[dict[str, Json] | str, None]:
+        """Yield the answer in chunks."""
+        head, done = answering.head, list[Finished]()
+        for k in range(self.request.n):
+            yield head.opening(k)
+        async with aclosing(answering.pieces(answers)) as coming:
+            async for each in coming:
+                k, rows = each.choice, _rows(each.tokens)
+                calls = each.message.get("tool_calls", ()) if isinstance(each, Finished) else ()
+                deltas: list[dict[str, Json]] = []
+                if each.thoughts:
+                    deltas.append({"reasoning_content": each.thoughts})
+                if each.words or (isinstance(each, Finished) and not calls):
+                    deltas.append({"content": each.words})
+                if not deltas and isinstance(each, Piece) and (each.extra or rows is not None):
+                    deltas.append({"content": ""})
+                # Each call has a chunk of its own, as some clients read only the first one of a chunk.
+                deltas += ({"tool_calls": [{"index": n, **call}]} for n, call in enumerate(calls))
+                for delta in deltas:
+                    yield head.chunk(k, delta, rows, extra=each.extra if isinstance(each, Piece) else None)
+                    rows = None if rows is None else _rows([])
+                if isinstance(each, Finished):
+                    done.append(each)
+                    none = None if rows is None else _rows([])
+                    yield head.chunk(k, {}, none, each.reason, each.about)
+        if self.request.wants_usage:
+            yield {**head.row("chat.completion.chunk"), "choices": [], "usage": usage_of(done)}
+        yield "[DONE]"
+
+
+def _rows(tokens: list[Json] | None) -> Json:
+    return None if tokens is None else {"content": tokens}

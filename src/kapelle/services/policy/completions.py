@@ -1,4 +1,4 @@
-"""Completions of plain prompts (`POST /v1/completions`): a text or token ids, continued by an agent without a conversation."""
+"""Completions of plain prompts (`POST /v1/completions`): an agent continues a text or token ids without a conversation."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kapelle.engines.rollout.protocol import ReadsPrompts
-from kapelle.services.policy.agents import Agents, Chat, Done, Ended, News, read_chat
+from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, read_chat
 from kapelle.services.policy.chat_form import (
     MOST_ALTERNATIVES,
     MOST_CHOICES,
     ChatMessage,
     ChatRequest,
+    Finished,
     StreamOptions,
+    finished,
     read_request,
-    usage_row,
+    usage_of,
 )
 from kapelle.services.refusals import Biases, Body, Penalty, Refusal, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
-"""Of one call."""
+"""Most prompts of one call."""
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(Body):
-    """One request; other parameters are refused."""
+    """One request; other parameters raise a Refusal."""
 
     model: str
-    prompt: str | list[Any]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
     """A text or token ids, or several of either."""
     max_tokens: int | None = None
     temperature: float | None = None
@@ -46,58 +51,45 @@ class CompletionRequest(Body):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # Accepted with their neutral values only.
+    # Only their neutral values are accepted.
     echo: Literal[False] = False
     best_of: int = Field(default=1, ge=1, le=1)
     suffix: Literal[""] = ""
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Biases = Field(default={})
-    # It changes nothing.
+    # It has no effect.
     user: str | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Return its prompts; Refusal (400) where they are none."""
-        given = self.prompt
-        if isinstance(given, str) or (given and all(_is_id(each) for each in given)):
-            return [given]
-        good = all(
-            isinstance(each, str) or (each and all(map(_is_id, each))) for each in given if _is_some(each)
-        )
-        if not given or not good or not all(map(_is_some, given)):
-            raise wrong("`prompt` is a text or a list of token ids, or a list of such.", "prompt")
-        if len(given) > MOST_PROMPTS:
-            raise wrong(
-                f"`prompt` has {len(given)} prompts; at most {MOST_PROMPTS} are answered at once.", "prompt"
-            )
-        return given
+        """Its prompts, as a list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        several = [each for each in self.prompt if not isinstance(each, int)]
+        return several or [[each for each in self.prompt if isinstance(each, int)]]
 
 
-def _is_id(each: object) -> bool:
-    return isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 31
-
-
-def _is_some(each: object) -> bool:
-    return isinstance(each, str | list)
+_Begun = tuple[Chat, AsyncIterator[NewTokens | Sampled]]
+"""A prompt that is being answered, and its choices."""
 
 
 @dataclass
 class CompletionForm:
-    """One call: what it asks of an agent, and its answer."""
+    """One call and its answer."""
 
     given: CompletionRequest
     prompts: Sequence[str | Sequence[int]]
     request: ChatRequest
-    """How answers are sampled."""
+    """The chat request with the same sampling settings."""
 
     @classmethod
     def read(cls, body: Json) -> CompletionForm:
-        """Read a call; raises Refusal (400) that names the first parameter that is wrong or not supported."""
+        """Parse a call; Refusal (400) names the first parameter that is incorrect or not supported."""
         if isinstance(body, dict):
             body = dict(body)
             if body.get("best_of") == (body.get("n") or 1):
-                body.pop("best_of", None)  # of as many samples all are returned
+                body.pop("best_of", None)  # the best n of n samples are all of them
         given = read_body(CompletionRequest, body)
         settings = given.model_dump(
             include={"model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream"},
@@ -109,37 +101,30 @@ class CompletionForm:
 
     @property
     def answers(self) -> int:
-        """How many answers it asks for."""
+        """Number of answers."""
         return self.given.n * len(self.prompts)
 
-    async def ask(self, agents: Agents, model: str) -> list[tuple[Chat, AsyncIterator[News | Done]]]:
+    async def begin(self, agents: Agents, model: str) -> list[_Begun]:
         """Return a chat for each prompt, with its answers; Refusal (400) for a prompt that the agent cannot read."""
         agent = model.rpartition("/")[2]
         renderer = agents.play.engine.renderer(agents.play.team.policy(agent).name)
         if not isinstance(renderer, ReadsPrompts):
-            raise wrong(f"'{agent}' reads conversations alone here. Ask for a chat completion.", "model")
-        asked = list[tuple[Chat, AsyncIterator[News | Done]]]()
+            raise wrong(f"'{agent}' only reads conversations. Use `/v1/chat/completions`.", "model")
+        begun = list[_Begun]()
         try:
             for prompt in self.prompts:
-                words = prompt if isinstance(prompt, str) else ""
-                request = self.request.model_copy(
-                    update={"messages": [ChatMessage(role="user", content=words)]}
-                )
-                chat = await read_chat(agents, model, agent, request).prompted(
-                    partial(renderer.plain, prompt)
-                )
-                asked.append((chat, agents.answers(chat.prompt, listening=self.given.stream)))
+                message = ChatMessage(role="user", content=prompt if isinstance(prompt, str) else "")
+                request = self.request.model_copy(update={"messages": [message]})
+                chat = read_chat(agents, model, agent, request)
+                chat = await chat.prompted(partial(renderer.plain, prompt))
+                begun.append((chat, agents.answers(chat.prompt, listening=self.given.stream)))
         except Refusal as refusal:
             raise _renamed(refusal) from None
-        return asked
+        return begun
 
-    async def whole(self, asked: Sequence[tuple[Chat, AsyncIterator[News | Done]]]) -> Json:
+    async def whole(self, begun: Sequence[_Begun]) -> Json:
         """Return the answer."""
-
-        async def ended(chat: Chat, answers: AsyncIterator[News | Done]) -> list[Ended]:
-            return [each async for each in chat.heard(answers) if isinstance(each, Ended)]
-
-        answers = await asyncio.gather(*(ended(*each) for each in asked))
+        answers = await asyncio.gather(*(finished(*each) for each in begun))
         choices = [
             self._choice(k * self.given.n + each.choice, each.message["content"], each.tokens, each.reason)
             for k, several in enumerate(answers)
@@ -149,33 +134,30 @@ class CompletionForm:
         return {
             **self._head(),
             "choices": choices,
-            "usage": _usage(answers),
+            "usage": usage_of([each for several in answers for each in several]),
             "system_fingerprint": first.about["weights_hash"],
             "kapelle": dict(first.about),
         }
 
-    async def events(
-        self, asked: Sequence[tuple[Chat, AsyncIterator[News | Done]]]
-    ) -> AsyncGenerator[Json | str, None]:
+    async def events(self, begun: Sequence[_Begun]) -> AsyncGenerator[Json | str, None]:
         """Yield the answer in pieces, one prompt after the other."""
-        head, answers = self._head(), list[list[Ended]]()
+        head, done = self._head(), list[Finished]()
         yield {**head, "choices": [self._choice(k, "", None, None) for k in range(self.answers)]}
-        for k, (chat, coming) in enumerate(asked):
-            answers.append([])
+        for k, (chat, answers) in enumerate(begun):
             offsets = [0] * self.given.n
-            async with aclosing(chat.heard(coming)) as heard:
-                async for each in heard:
+            async with aclosing(chat.pieces(answers)) as coming:
+                async for each in coming:
                     reason = None
-                    if isinstance(each, Ended):
+                    if isinstance(each, Finished):
                         reason = each.reason
-                        answers[-1].append(each)
+                        done.append(each)
                     if each.words or each.tokens or reason:
                         index = k * self.given.n + each.choice
                         row = self._choice(index, each.words, each.tokens, reason, offsets[each.choice])
                         offsets[each.choice] += len(each.words)
                         yield {**head, "choices": [row]}
         if self.given.stream_options is not None and self.given.stream_options.include_usage:
-            yield {**head, "choices": [], "usage": _usage(answers)}
+            yield {**head, "choices": [], "usage": usage_of(done)}
         yield "[DONE]"
 
     failed = staticmethod(Refusal.row)
@@ -211,8 +193,3 @@ class CompletionForm:
 def _renamed(refusal: Refusal) -> Refusal:
     name = {"messages": "prompt", "top_logprobs": "logprobs"}.get(refusal.parameter or "", refusal.parameter)
     return Refusal(refusal.status, refusal.message, name, refusal.code)
-
-
-def _usage(answers: Sequence[Sequence[Ended]]) -> Json:
-    read = sum(several[0].usage[0] for several in answers)
-    return usage_row(read, sum(each.usage[1] for several in answers for each in several))

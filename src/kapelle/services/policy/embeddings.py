@@ -1,6 +1,6 @@
-"""Texts as vectors (`POST /v1/embeddings`), by a model of sentence-transformers that stands beside the team (`--embedder`).
+"""Embeddings of texts (`POST /v1/embeddings`) by a model of sentence-transformers beside the team (`--embedder`).
 
-It serves programs with a memory or a retriever, which take their chat model's address for their embedder too.
+It serves programs with a memory or a retriever, which use one address for their chat model and their embedder.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from kapelle.services.refusals import Body, read_body, wrong
 from kapelle.types import Json
 
 MOST_TEXTS = 2048
-"""Of one call, as OpenAI has it."""
+"""Most texts of one call, as in OpenAI's API."""
 
 
 class EmbeddingRequest(Body):
-    """One request; other parameters are refused."""
+    """One request; other parameters raise a Refusal."""
 
     model: str
     input: str | list[Any]
     """A text, or several."""
     encoding_format: Literal["float", "base64"] = "float"
-    """Numbers, or their bytes as float32 of the lowest byte first: what OpenAI's client asks for by itself."""
+    """Numbers, or the bytes of little-endian float32 numbers, which OpenAI's client requests by default."""
     dimensions: int | None = Field(default=None, ge=1)
-    # It changes nothing.
+    # It has no effect.
     user: str | None = None
 
     @property
     def texts(self) -> list[str]:
-        """Return its texts; Refusal (400) where they are none."""
+        """Its texts; Refusal (400) for anything else."""
         given = [self.input] if isinstance(self.input, str) else self.input
         if given and all(isinstance(each, int | list) for each in given):
             raise wrong(
-                "`input` has token ids, and the embedder has a tokeniser of its own. Send texts: `OpenAIEmbeddings` of LangChain "
-                "does with check_embedding_ctx_length=False.",
+                "`input` has token ids, but the embedder has another tokeniser. Send texts: set "
+                "check_embedding_ctx_length=False for `OpenAIEmbeddings` of LangChain.",
                 "input",
             )
         if not given or not all(isinstance(each, str) and each for each in given):
-            raise wrong("`input` is a text or a list of texts, none of them empty.", "input")
+            raise wrong("`input` must be a non-empty text or a list of non-empty texts.", "input")
         if len(given) > MOST_TEXTS:
-            raise wrong(f"`input` has {len(given)} texts; at most {MOST_TEXTS} are read at once.", "input")
+            raise wrong(f"`input` has {len(given)} texts, but at most {MOST_TEXTS} are allowed.", "input")
         return given
 
 
@@ -55,13 +55,13 @@ class Embedder:
     """A model of sentence-transformers behind a name."""
 
     def __init__(self, path: str) -> None:
-        """Load a folder, or a model of the hub; AbsentPackage and ModelError say why one cannot be loaded."""
+        """Load a folder or a model of the hub; raises AbsentPackage and ModelError."""
         self.name = Path(path).resolve().name if Path(path).is_dir() else path
         self._read = load_sentences(path)
         self._one_at_a_time = Lock()
 
     async def answer(self, body: Json) -> Json:
-        """Return the vectors of a call's texts in OpenAI's form; Refusal (400) names the first parameter that is wrong."""
+        """Return the vectors of a call's texts in OpenAI's form; Refusal (400) names the first incorrect parameter."""
         given = read_body(EmbeddingRequest, body)
         texts = given.texts
         vectors, tokens = await asyncio.to_thread(self._vectors, texts)

@@ -1,7 +1,7 @@
-"""The server that outside programs call while a run trains on what its agents do for them.
+"""The server that outside programs call while a run trains on their episodes.
 
-Calls go to the episodes of the run's own loop (`environments.external`), which samples, trains and publishes as with any
-other environment. This module handles no weights.
+Calls go to the episodes of the run's loop (`environments.external`), which samples, trains and publishes as with any other
+environment.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from kapelle.services.http import (
     answer_refusal,
     route,
 )
-from kapelle.services.policy.agents import Agents, Chat, Done, News, ends_of_one_call, too_long
-from kapelle.services.policy.asked_forms import form_asked
+from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
+from kapelle.services.policy.asked_forms import constraint_of
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.service import PolicyService, ServingLimits
 from kapelle.services.refusals import Refusal
@@ -61,13 +61,13 @@ def serve_outside(
     key: str | None = None,
     door: Path | None = None,
 ) -> Iterator[None]:
-    """Let outside programs play the episodes of a run while the block runs; ConfigError if the port is taken.
+    """Let outside programs run the episodes of a run while the block runs; ConfigError if the port is taken.
 
-    Its worlds find the server by `key`, or the environment's own. Programs in sandboxes call by a Unix socket, the `door`, and
-    get answers of the agents only. `say` tells the run's user where programs call (`serving`), and later what has happened to them (`program`).
+    Episodes find the server by `key`, by default the environment's. Programs in sandboxes call through the Unix socket `door`, and
+    only get answers of agents. `say` reports to the user where programs call (`serving`), and their failures (`program`).
     """
     if isinstance(play.engine, ServesCallers):
-        play.engine.serve()  # programs wait for each answer; their runs do not repeat to the bit anyway
+        play.engine.serve()  # answer at once: runs of outside programs do not repeat anyway
     environment.check_server()
     binding = Binding(
         environment.host,
@@ -81,10 +81,10 @@ def serve_outside(
     agents = Agents(play, LoopThread(), environment.tool_form)
     desk = OutsideDesk(board, agents, environment.absence)
     limits = ServingLimits(calls=65_536, seconds=play.patience.episode)
-    # Of several agents a program names the one that it means: a guess would train the wrong one.
+    # With several agents a program has to name one: a guess could train another agent.
     alone = play.team.names[0] if len(play.team.names) == 1 else None
     service = PolicyService(ANY_TEAM, agents, limits, int(time.time()), desk, alone, play.run)
-    # An open connection shows that a program lives, so the server keeps those that a program may still use.
+    # An open connection shows that its program is alive, so the server keeps idle ones open.
     idle = play.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)
     application: ASGIApp = Application(binding, service.routes(), agents.metrics.called)
@@ -100,15 +100,15 @@ def serve_outside(
 CALLED_FROM_SANDBOXES = re.compile(
     r"/sessions/([^/]+)/v1/(chat/completions|completions|responses(/[^/]+)?|models(/.+)?)"
 )
-"""What a program in a sandbox may ask: answers of the agents, in its own session. Not tasks, and not its reward."""
+"""The calls of a program in a sandbox: answers of the agents in its own session, but no tasks and no reward."""
 MOST_AT_ONCE = 64
-"""Calls of one such program at once; a further one is told to wait."""
+"""Most calls of one such program at once; a further one gets status 429."""
 
 
 def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
-    """Return an application that answers all that comes over TCP, and what is in `CALLED_FROM_SANDBOXES` where it comes by a Unix socket.
+    """Return an application that answers all calls over TCP, and `CALLED_FROM_SANDBOXES` over a Unix socket.
 
-    The token, which programs in sandboxes do not learn, is added to what they ask.
+    Programs in sandboxes do not know the token, so it is added to their calls.
     """
     under_way: Counter[str] = Counter()
 
@@ -118,17 +118,13 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
             return
         found = CALLED_FROM_SANDBOXES.fullmatch(scope["path"])
         if found is None:
-            refusal = Refusal(
-                404, "A program in a sandbox can call its agents, and nothing else.", None, "not_found"
-            )
-            await answer_refusal(refusal)(scope, receive, send)
+            why = "A program in a sandbox can only call its agents."
+            await answer_refusal(Refusal(404, why, None, "not_found"))(scope, receive, send)
             return
         session = found[1]
         if under_way[session] >= MOST_AT_ONCE:
-            refusal = Refusal(
-                429, f"{MOST_AT_ONCE} calls are under way. Wait for one.", None, "rate_limit_exceeded"
-            )
-            await answer_refusal(refusal)(scope, receive, send)
+            why = f"{MOST_AT_ONCE} calls are in progress. Wait for one."
+            await answer_refusal(Refusal(429, why, None, "rate_limit_exceeded"))(scope, receive, send)
             return
         kept = [
             (name, value)
@@ -149,7 +145,7 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
 
 
 class OutsideDesk(Recorder):
-    """Records sessions whose turns are taken in episodes of the run."""
+    """Records sessions that are episodes of the run."""
 
     def __init__(self, board: Switchboard, agents: Agents, absence: float = math.inf) -> None:
         self._board = board
@@ -162,39 +158,38 @@ class OutsideDesk(Recorder):
         return (*super().routes(), route("POST", "/v1/task", self.task))
 
     async def task(self, call: Call) -> JsonAnswer:
-        """Wait for an episode to play, and return its task and session."""
+        """Wait for an episode, and return its task and session."""
         if call.body:
-            raise Refusal(400, "Ask for a task with an empty object.", None, "invalid_request")
-        seat = await self._take(call)
-        data = seat.task.data
-        task = {"id": seat.task.id, "split": data["split"], "index": data["index"]}
-        return JsonAnswer({"session": seat.name, "task": task, "seed": seat.seed})
+            raise Refusal(400, "The body must be an empty object.", None, "invalid_request")
+        episode = await self._take(call)
+        data = episode.task.data
+        task = {"id": episode.task.id, "split": data["split"], "index": data["index"]}
+        return JsonAnswer({"session": episode.name, "task": task, "seed": episode.seed})
 
     def _dead(self, name: str, seconds: float) -> None:
-        seat = self._board.seat(name)
-        if seat is not None:
+        episode = self._board.seat(name)
+        if episode is not None:
             with suppress(Over):
                 why = (
-                    f"Its program closed its last connection {seconds:g} s ago, posted no reward and has not called since "
-                    "(`environment.absence`). One that works on for longer keeps a connection open (one client for the whole "
-                    f"episode), asks GET /v1/sessions/{name} meanwhile, or has a greater `environment.absence`."
+                    f"Its program closed its last connection {seconds:g} s ago and posted no reward (`environment.absence`). Use one "
+                    f"client for the whole episode, call GET /v1/sessions/{name} meanwhile, or set a greater `environment.absence`."
                 )
-                seat.fail(ProgramEnded(why))
+                episode.fail(ProgramEnded(why))
 
     async def _take(self, call: Call) -> WaitingEpisode:
         taken = self._board.take()
         try:
-            seat = await asyncio.wrap_future(taken)
-            seat.take()
+            episode = await asyncio.wrap_future(taken)
+            episode.take()
         except Over:
             raise _over() from None
         except asyncio.CancelledError:
             if taken.done() and not taken.cancelled() and taken.exception() is None:
                 self._board.offer(taken.result())
             raise
-        self.sessions.begin(seat.name).named = False
-        self.presence.begin(seat.name, call.peer)
-        return seat
+        self.sessions.begin(episode.name).named = False
+        self.presence.begin(episode.name, call.peer)
+        return episode
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
         for each in (self.sessions, self.presence):
@@ -208,116 +203,115 @@ class OutsideDesk(Recorder):
         self.presence.called(name, call.peer)
         return self.sessions.place(chat.prompt.agent, chat.request, name, chat.reader)
 
-    async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
-        return chat, self._answered(chat, place)  # the episode makes the prompt
+    async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
+        return chat, self._answers_of_episode(chat, place)  # the episode makes the prompt
 
-    async def _answered(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[News | Done]:
-        seat = self._board.seat(place.session.name)
-        if seat is None:
+    async def _answers_of_episode(self, chat: Chat, place: ContinuedAt) -> AsyncIterator[NewTokens | Sampled]:
+        episode = self._board.seat(place.session.name)
+        if episode is None:
             raise _over()
-        heard = chat.prompt.messages if place.after is None else place.heard
+        messages = chat.prompt.messages if place.after is None else place.new_messages
         limits = (chat.request.max_tokens, chat.request.max_completion_tokens)
-        asked_form = form_asked(chat.request, chat.reader, self._agents.play, place.agent)
-        asked: Mapping[str, Json] = {
-            "messages": [[message.role, message.content, message.structured] for message in heard],
+        constraint = constraint_of(chat.request, chat.reader, self._agents.play, place.agent)
+        request: Mapping[str, Json] = {
+            "messages": [[message.role, message.content, message.structured] for message in messages],
             "after": None if place.after is None else place.after.turn.index,
             "max_tokens": min((limit for limit in limits if limit is not None), default=None),
             "stop": _stops(chat),
-            "constraint": None if asked_form is None else [asked_form.kind, asked_form.text],
+            "constraint": None if constraint is None else [constraint.kind, constraint.text],
         }
         calls: list[asyncio.Future[Mapping[str, Json]]] = []
         try:
-            calls += (asyncio.wrap_future(seat.call(place.agent, asked)) for _ in range(chat.request.n))
+            calls += (asyncio.wrap_future(episode.call(place.agent, request)) for _ in range(chat.request.n))
             for choice, coming in enumerate(calls):
-                said = await coming
-                if "too_long" in said:
-                    raise too_long(said["too_long"])
+                row = await coming
+                if "too_long" in row:
+                    raise too_long(row["too_long"])
                 completion = Completion(
-                    tuple(said["ids"]),
-                    tuple(said["logprobs"]),
-                    said["finish_reason"],
-                    said["text"],
-                    said["version"],
-                    said["weights_hash"],
+                    tuple(row["ids"]),
+                    tuple(row["logprobs"]),
+                    row["finish_reason"],
+                    row["text"],
+                    row["version"],
+                    row["weights_hash"],
                 )
-                self._agents.metrics.spoke(place.agent, said["prompt_tokens"], len(completion.ids))
-                yield Done(choice, completion, said["prompt_tokens"], said["turn"])
+                self._agents.metrics.answered(place.agent, row["prompt_tokens"], len(completion.ids))
+                yield Sampled(choice, completion, row["prompt_tokens"], row["turn"])
         except Over:
             raise _over() from None
         finally:
             for left in calls:
-                left.cancel()  # the caller went away
+                left.cancel()  # the caller has disconnected
 
     def _finish(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
-        """Take a rewarded session back to its episode."""
-        seat = self._board.seat(session.name)
-        if seat is None:
+        """Finish the episode of a rewarded session."""
+        episode = self._board.seat(session.name)
+        if episode is None:
             raise _over()
-        spoke = {turn.agent for turn in session.turns}
-        rewards = {name: paid for name, paid in reward.by_agent(seat.agents).items() if name in spoke}
+        acted = {turn.agent for turn in session.turns}
+        rewards = {name: value for name, value in reward.by_agent(episode.agents).items() if name in acted}
         info = {**reward.info, "session": session.name, **dict(session.counts)}
         try:
-            seat.finish(Outcome(rewards, reward.success, info))
+            episode.finish(Outcome(rewards, reward.success, info))
         except Over:
             raise _over() from None
         return {}
 
     def _give_up(self, session: ChatSession) -> None:
-        seat = self._board.seat(session.name)
-        if seat is None:
+        episode = self._board.seat(session.name)
+        if episode is None:
             raise _over()
         with suppress(Over):
-            seat.fail(EpisodeError("Its program has given it up, by DELETE of its session."))
+            episode.fail(EpisodeError("Its program has deleted its session."))
 
 
 class Presence:
-    """Which programs with an episode have a connection open; lives in the server's event loop.
+    """The open connections of programs with an episode; used in the server's event loop.
 
-    When a program ends, however it does, its connections close. A program that works on without one shows that it lives by
-    calling again in time.
+    When a program ends, its connections close. A program that continues without a connection has to call again in time.
     """
 
     def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
-        """Call `dead` with a session that has had no connection for `seconds`."""
+        """Call `dead` with a session that has had no open connection for `seconds`."""
         self._dead, self._seconds = dead, seconds
         self._carried: dict[Peer, set[str]] = {}
-        """Open connection → the sessions whose calls came by it."""
+        """Open connection → the sessions that have used it."""
         self._open: dict[str, set[Peer]] = {}
-        """Session → the open connections by which its calls came."""
+        """Session → the open connections that it has used."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """Sessions without an open connection."""
-        self._asked: dict[str, Peer] = {}
-        """Session → the connection that has asked for its task and not called in it since."""
+        self._fetched: dict[str, Peer] = {}
+        """Session → the connection that has fetched its task, until the session's first call."""
 
     def opened(self, peer: Peer) -> None:
-        """Learn of a new connection."""
+        """Note a new connection."""
         self._carried[peer] = set()
 
     def closed(self, peer: Peer) -> None:
-        """Learn that a connection is gone."""
+        """Note the end of a connection."""
         for name in self._carried.pop(peer, ()):
             if name in self._open:
                 self._open[name].discard(peer)
                 self._wait(name)
 
     def begin(self, name: str, peer: Peer | None) -> None:
-        """Watch a session from now on; `peer` asked for its task."""
+        """Watch a session from now on; `peer` has fetched its task."""
         if peer is not None:
             self._open[name] = set()
             self.called(name, peer)
-            self._asked[name] = peer
+            self._fetched[name] = peer
 
     def called(self, name: str, peer: Peer | None) -> None:
-        """Learn of a call in a session; one that is not watched is ignored."""
+        """Note a call in a session, if the session is watched."""
         if name not in self._open or peer is None:
             return
         self._stop(name)
-        asked = self._asked.pop(name, peer)
-        if asked != peer and asked in self._carried:
-            # The program that asked has handed its task on, as a launcher does to its workers: their connections count from now on.
-            self._carried[asked].discard(name)
-            self._open[name].discard(asked)
-        if peer in self._carried:  # else it is gone already
+        fetcher = self._fetched.pop(name, peer)
+        if fetcher != peer and fetcher in self._carried:
+            # The program that fetched the task was a launcher: from now on the connections of its workers count.
+            self._carried[fetcher].discard(name)
+            self._open[name].discard(fetcher)
+        if peer in self._carried:  # otherwise it is closed by now
             self._carried[peer].add(name)
             self._open[name].add(peer)
         self._wait(name)
@@ -326,7 +320,7 @@ class Presence:
         """Stop watching the sessions whose names are `over`."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
-            self._asked.pop(name, None)
+            self._fetched.pop(name, None)
             for peer in self._open.pop(name):
                 self._carried[peer].discard(name)
 
@@ -344,15 +338,13 @@ class Presence:
 
 
 def _stops(chat: Chat) -> tuple[str, ...]:
-    """Return what ends the answer beside the agent's own strings."""
-    held = chat.prompt.sampling.constraint is not None
-    return (*chat.request.stops, *(() if held else ends_of_one_call(chat.request, chat.reader.form)))
+    """Return the stop strings of an answer beside the agent's own."""
+    constrained = chat.prompt.sampling.constraint is not None
+    return (*chat.request.stops, *(() if constrained else ends_of_one_call(chat.request, chat.reader.form)))
 
 
 def _over(why: str | None = None) -> Refusal:
-    said = (
-        "This session is over, or training is; it gets no more answers."
-        if why is None
-        else f"This session is over. {why}"
+    message = (
+        "This session, or the training run, has ended." if why is None else f"This session has ended. {why}"
     )
-    return Refusal(410, said, None, "session_over")
+    return Refusal(410, message, None, "session_over")

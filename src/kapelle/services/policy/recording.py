@@ -1,9 +1,9 @@
-"""Recording: sessions of outside programs, which become episodes once their rewards are posted.
+"""Record sessions of outside programs, which become episodes when their rewards are posted.
 
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
 
-An episode is written as a run writes its own (`runs.episode_json`), a line in `episodes.jsonl`: exact token ids,
-log-probs, agents, versions and hashes of the weights. Sessions without a reward are dropped.
+An episode is a line in `episodes.jsonl`, in the form of a run's episodes (`runs.episode_json`): exact token ids, log-probs, agents,
+versions and hashes of the weights. Sessions without a reward are dropped.
 """
 
 from __future__ import annotations
@@ -32,90 +32,90 @@ from kapelle.rollout.outcomes import in_range, plain
 from kapelle.rollout.scene import said
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.services.http import Call, JsonAnswer, Peer, route
-from kapelle.services.policy.agents import Agents, Chat, Done, News
+from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled
 from kapelle.services.policy.chat_form import NAMED, PLAINLY, ChatRequest, MessageReader
-from kapelle.services.policy.speech import Speech
+from kapelle.services.policy.speech import ParsedAnswer
 from kapelle.services.policy.teams import PlayedAnswer, Spoken
 from kapelle.services.refusals import Body, Refusal, busy, read_body, wrong
 from kapelle.types import Episode, Json, Message, Task, Turn
 
-# -------- Sessions, and which conversation a call continues
+# -------- Sessions
 #
-# An agent reads its own earlier words as the very tokens that it sampled, so a call must be matched with the conversation that it
-# continues. Callers name their session by a header or by the address that they call. Without a name the conversation itself is
-# matched: it continues the longest beginning that ends with an answer given here. One that matches none (because the
-# program edited or compacted its history) begins anew and is counted.
+# An agent reads its earlier answers as the exact tokens that it sampled, so a call must be matched with the conversation that it
+# continues. Callers name their session by a header or in the address. Without a name the conversation itself is matched: the call
+# continues the longest known beginning that ends with an answer of this server. A conversation that matches none (because the
+# program edited or compacted its history) starts again, and is counted.
 
 MOST_TURNS = 4096
-"""Of one session."""
+"""Most turns of one session."""
 
 
 @dataclass(eq=False, slots=True)
 class ReadPrefix:
-    """An answer from which conversations may continue."""
+    """An answer that conversations may continue."""
 
     session: ChatSession
     turn: Turn
     continued: int = 0
-    """How many answers continue from it."""
+    """Number of answers that continue it."""
     before: tuple[Message, ...] = ()
-    """The conversation up to this answer, with the tokens of answers."""
+    """The conversation up to this answer."""
 
 
 @dataclass(eq=False, slots=True)
 class ChatSession:
-    """One run of a caller's program: the turns that its agents have taken."""
+    """One run of a caller's program, with the turns of its agents."""
 
     name: str
     named: bool
-    """Whether the caller named it; others are recognised by their conversations."""
+    """Whether the caller named it; other sessions are matched by their conversations."""
     task: str | None = None
-    """The task that the caller says it works at; None for one of its own."""
+    """The task that the caller names; None for a task of its own."""
     turns: list[Turn] = field(default_factory=list)
     nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
-    """(agent, digest of a conversation up to an answer) → such answers."""
+    """(agent, digest of a conversation up to an answer) → its answers."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`branches`: calls that continue from an answer that was continued before. `restarts`: conversations that begin anew
-    although the agent has spoken already."""
+    """`branches`: calls that continue an answer which another call continues too. `restarts`: conversations that start again
+    although the agent has taken a turn."""
     under_way: int = 0
-    """Answers that are being sampled."""
+    """Answers in progress."""
     called: float = 0.0
-    """When it was last called, by the monotonic clock, in seconds."""
+    """Time of its last call, in seconds of the monotonic clock."""
 
 
 Join = Callable[[ChatSession], None]
-"""Counts the answers of a call as under way in its session."""
+"""Counts the answers of a call in its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuedAt:
-    """Where a call continues."""
+    """The place in a session at which a call continues."""
 
     session: ChatSession
     agent: str
     after: ReadPrefix | None
-    """The answer that it continues from; None where it begins."""
-    heard: tuple[Message, ...]
-    """The messages since."""
+    """The answer that it continues; None at the start of a conversation."""
+    new_messages: tuple[Message, ...]
+    """The messages after that answer."""
     digest: bytes
-    """Of the whole conversation."""
+    """Digest of the whole conversation."""
     seen: int
-    """How many turns of the session were complete."""
+    """Number of complete turns of the session."""
 
 
 class Sessions:
-    """All sessions under way; used by one thread."""
+    """The open sessions; used by one thread."""
 
     def __init__(
         self, most: int = 1024, lifetime: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep at most `most` sessions; one that has had no call for `lifetime` seconds makes room for a new one."""
+        """Keep at most `most` sessions; if there are more, drop those without a call for `lifetime` seconds."""
         self._most = most
         self._lifetime = lifetime
         self._clock = clock
         self._open: dict[str, ChatSession] = {}
         self.dropped = 0
-        """How many sessions ended without a reward to make room."""
+        """Number of sessions that were dropped to make room."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -124,13 +124,13 @@ class Sessions:
         return iter(self._open.values())
 
     def known(self, name: str | None) -> ChatSession | None:
-        """Return the session of that name if it is under way, else None."""
+        """Return the open session of that name, or None."""
         return None if name is None else self._open.get(name)
 
     def get(self, name: str) -> ChatSession:
-        """Return a session; Refusal (404) if it is not under way."""
+        """Return an open session; Refusal (404) if there is none of that name."""
         if name not in self._open:
-            raise Refusal(404, "There is no such session under way.", None, "session_not_found")
+            raise Refusal(404, "There is no open session of this name.", None, "session_not_found")
         return self._open[name]
 
     def begin(self, name: str | None = None) -> ChatSession:
@@ -139,7 +139,7 @@ class Sessions:
             known.called = self._clock()
             return known
         if len(self._open) >= self._most:
-            # Those idle for longer than the lifetime make room, else the one without a name that was idle for longest.
+            # Drop the sessions that were idle for longer than the lifetime, else the longest idle one without a name.
             now = self._clock()
             idle = [each for each in self._open.values() if not each.under_way]
             leaving = [each for each in idle if now - each.called > self._lifetime]
@@ -153,8 +153,7 @@ class Sessions:
                     else f"a session without calls is dropped after {self._lifetime:g} s"
                 )
                 raise busy(
-                    f"{self._most} sessions are under way. Post their rewards, end those that will get none (DELETE "
-                    f"/v1/sessions/NAME), or try again later: {lasting}."
+                    f"{self._most} sessions are open. Post their rewards, or end them (DELETE /v1/sessions/NAME): {lasting}."
                 )
             for each in leaving:
                 del self._open[each.name]
@@ -166,11 +165,11 @@ class Sessions:
 
     @contextmanager
     def ending(self, name: str) -> Iterator[ChatSession]:
-        """End a session, unless the block raises: then it stays under way, and its caller may try once more."""
+        """End a session; it stays open if the block raises, so that its caller can retry."""
         session = self.get(name)
         if session.under_way:
             raise Refusal(
-                409, "Answers of this session are under way. Wait for them first.", None, "session_busy"
+                409, "Answers of this session are in progress. Wait for them.", None, "session_busy"
             )
         del self._open[name]
         try:
@@ -180,14 +179,14 @@ class Sessions:
             raise
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Drop the sessions whose names are `over`, without a reward."""
+        """Drop the sessions whose names are `over`."""
         for name in [name for name in self._open if over(name)]:
             del self._open[name]
 
     def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[ReadPrefix, int] | None:
-        """Return the answer that a conversation continues and the number of messages up to it; None if it begins.
+        """Return the answer that a conversation continues and the number of messages up to it; None for a new conversation.
 
-        Without a name, all sessions without a name are searched.
+        Without a name, search all sessions without a name.
         """
         digests = _digests(agent, request)
         searched = [s for s in self if (s.name == name if name is not None else not s.named)]
@@ -201,7 +200,7 @@ class Sessions:
     def place(
         self, agent: str, request: ChatRequest, name: str | None, reader: MessageReader = PLAINLY
     ) -> ContinuedAt:
-        """Return where a call continues; it may begin a session. The agent's `reader` reads what it heard since."""
+        """Return the place at which a call continues, in a new session if necessary; `reader` reads the new messages."""
         found = self.find(agent, request, name)
         session = self.begin(name) if found is None else found[0].session
         session.called = self._clock()
@@ -213,20 +212,20 @@ class Sessions:
             after.continued += 1
         elif any(turn.agent == agent for turn in session.turns):
             session.counts["restarts"] += 1
-        heard = reader.messages(request.messages, count)
+        new = reader.messages(request.messages, count)
         digest = _digests(agent, request)[-1]
-        return ContinuedAt(session, agent, after, heard, digest, len(session.turns))
+        return ContinuedAt(session, agent, after, new, digest, len(session.turns))
 
     def keep(
-        self, place: ContinuedAt, turn: Turn, said: Speech, conversation: tuple[Message, ...] = ()
+        self, place: ContinuedAt, turn: Turn, answer: ParsedAnswer, conversation: tuple[Message, ...] = ()
     ) -> Turn:
-        """Record an answer, of which the caller was told what it said, and return it with its number.
+        """Record a turn and return it with its number.
 
-        `conversation` is all up to this answer.
+        `answer` is the turn as its caller reads it, and `conversation` the one up to this turn.
         """
         session = place.session
         kept = record(session, turn, place.seen)
-        words, calls = said.words, [[call.name, _plain(call.arguments)] for call in said.calls]
+        words, calls = answer.words, [[call.name, _plain(call.arguments)] for call in answer.calls]
         digest = _extended(place.digest, ["assistant", words.strip() if calls else words, calls])
         session.nodes.setdefault((place.agent, digest), []).append(
             ReadPrefix(session, kept, before=conversation)
@@ -242,7 +241,7 @@ def record(session: ChatSession, turn: Turn, seen: int) -> Turn:
 
 
 def _digests(agent: str, request: ChatRequest) -> list[bytes]:
-    """Return a digest of every beginning of a conversation, the empty one first; all include the tools."""
+    """Return a digest of every beginning of a conversation, from the empty one on; all include the tools."""
     tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
     digests = [_extended(b"", [agent, tools])]
     for message in request.messages:
@@ -256,7 +255,7 @@ def _digests(agent: str, request: ChatRequest) -> list[bytes]:
             calls.append([call.function.name, arguments])
         role = "system" if message.role == "developer" else message.role
         who = [message.name] if message.name is not None and role in NAMED else []
-        # Some clients keep the spaces around words beside calls, others drop them.
+        # Some clients drop the spaces around words beside calls.
         words = message.text.strip() if calls else message.text
         digests.append(_extended(digests[-1], [role, words, calls, *who]))
     return digests
@@ -268,7 +267,7 @@ def _extended(digest: bytes, what: Json) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """Return a value with its numbers as texts, so that 1 and 1.0 are the same."""
+    """Return a value with its numbers as texts, so that 1 and 1.0 are equal."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -278,23 +277,23 @@ def _plain(value: Json) -> Json:
     return repr(float(value))
 
 
-# -------- What a program posts when it knows how well its agents did
+# -------- Rewards
 
 
 class PostedReward(Body):
-    """What the agents of a session have earned."""
+    """The rewards of the agents of a session."""
 
     reward: float | None = None
-    """Of every agent that spoke."""
+    """Reward of every agent with a turn."""
     rewards: dict[str, float] = Field(default={}, max_length=1024)
-    """Of agents by name, in place of `reward`."""
+    """Rewards of agents by name, instead of `reward`."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The success of the team as a whole."""
+    """Success of the team."""
     info: dict[str, Any] = Field(default={}, max_length=64)
-    """Further facts, kept with the episode."""
+    """Further facts for the episode's `info`."""
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
-        """Return what each agent has earned."""
+        """Return the reward of each agent."""
         shared = {} if self.reward is None else dict.fromkeys(team, self.reward)
         return {**shared, **self.rewards}
 
@@ -302,27 +301,24 @@ class PostedReward(Body):
 def read_reward(
     body: Json, team: Sequence[str], bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> PostedReward:
-    """Return a reward; Refusal (400) if it pays no agent, or if an episode could not hold it.
+    """Parse a reward; Refusal (400) if no agent receives one, or for a value that an episode cannot hold.
 
     `bounds` are the least and the greatest reward of an agent.
     """
     reward = read_body(PostedReward, body)
     if reward.reward is None and not reward.rewards:
-        raise wrong("Post `reward`, for all agents that spoke, or `rewards` by agent.", "reward")
+        raise wrong("Post `reward`, for all agents with a turn, or `rewards` by agent.", "reward")
     for name in reward.rewards:
         if name not in team:
+            raise wrong(f"`rewards` names an unknown agent. The team has: {', '.join(team)}.", "rewards")
+    values = {f"rewards.{name}": value for name, value in reward.rewards.items()}
+    if reward.reward is not None:
+        values = {"reward": reward.reward, **values}
+    for place, value in values.items():
+        if not in_range(value, bounds):
             raise wrong(
-                f"`rewards` names an agent that the team does not have. It has: {', '.join(team)}.", "rewards"
-            )
-    shared = {} if reward.reward is None else {"reward": reward.reward}
-    for place, paid in {
-        **shared,
-        **{f"rewards.{name}": paid for name, paid in reward.rewards.items()},
-    }.items():
-        if not in_range(paid, bounds):
-            raise wrong(
-                f"`{place}` is {paid:g}, and rewards of this run lie in [{bounds[0]:g}, {bounds[1]:g}] "
-                "(`environment.rewards` of its recipe). Post one in that range; the session still waits for it.",
+                f"`{place}` is {value:g}, outside of the range [{bounds[0]:g}, {bounds[1]:g}] of this run's rewards "
+                "(`environment.rewards`). Post one in that range; the session is still open.",
                 place,
             )
     try:
@@ -334,13 +330,13 @@ def read_reward(
 
 # -------- The recorder
 #
-# A client that gets no answer sends its call again; OpenAI's own does so twice. A second sample would be one more turn of the episode,
-# trained on by a reward that only the first one has earned. So a repeated call gets its first answer, and is counted once.
+# A client that gets no answer repeats its call; OpenAI's does so twice. A second sample would be another turn of the episode, trained
+# with a reward that belongs to the first one. So a repeated call gets its first answer.
 
 KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
-"""Headers that say that a call may be a repetition: a key of its own, or how often it was sent before."""
+"""Headers that identify a repeated call: its key, or how often it was sent before."""
 MOST = 4096
-"""Answers, and rewards, that are remembered for repeated calls."""
+"""Most answers and rewards that are kept for repeated calls."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -353,14 +349,14 @@ def _remember(known: OrderedDict[K, V], name: K, value: V) -> None:
 
 
 TASK = "x-kapelle-task"
-"""Header that names a program's task: episodes of one task are one group."""
+"""Header that names a program's task; the episodes of one task are a group."""
 FILE = "episodes.jsonl"
 _BEGINS = b'{"step":'
-"""What every line of it begins with."""
+"""The beginning of each of its lines."""
 
 
 class Recorder:
-    """Records sessions, and hands them on when they are rewarded."""
+    """Records sessions, and passes them on when their rewards are posted."""
 
     def __init__(
         self,
@@ -371,20 +367,20 @@ class Recorder:
         lifetime: float = math.inf,
         called: Callable[[str, Peer | None], None] = lambda _name, _peer: None,
     ) -> None:
-        """`take` gets each session that is over with its reward, and returns further facts for its caller.
+        """`take` receives each session with its reward, and returns further facts for its caller.
 
-        `drop` gets those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` is how
-        long a session is kept after its last call, in seconds, when others need its place. `called` gets session and connection of
-        each call that asks about a session or rewards it.
+        `drop` receives those that end without a reward. `bounds` are the least and the greatest reward of an agent; `lifetime` are
+        the seconds after its last call for which a session is kept if others need its place. `called` receives session and
+        connection of each call that shows or rewards a session.
         """
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
-            tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Done]]
+            tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Sampled]]
         ] = OrderedDict()
         """(session, agent, digest of the body) → the session, the call's key, and its answer."""
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
-        """Session → digest of its reward, and the answer to that."""
-        self._rewarded, self._dropped, self._bounds, self._called = take, drop, bounds, called
+        """Session → digest of its reward, and the answer to the call."""
+        self._on_reward, self._on_drop, self._bounds, self._called = take, drop, bounds, called
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
@@ -401,10 +397,7 @@ class Recorder:
         """Begin a session and return its name."""
         if call.body:
             raise Refusal(
-                400,
-                "A session is begun with an empty object; its task is named by a header.",
-                None,
-                "invalid_request",
+                400, "The body must be an empty object; a header names the task.", None, "invalid_request"
             )
         session = self.sessions.begin(call.session)
         session.named = True
@@ -426,8 +419,8 @@ class Recorder:
     async def drop(self, call: Call) -> JsonAnswer:
         """End a session without a reward."""
         with self.sessions.ending(call.path) as ended:
-            if self._dropped is not None:
-                self._dropped(ended)
+            if self._on_drop is not None:
+                self._on_drop(ended)
         return JsonAnswer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
 
     async def reward(self, call: Call) -> JsonAnswer:
@@ -439,22 +432,24 @@ class Recorder:
         self._called(name, call.peer)
         reward = read_reward(call.body, self._agents.play.team.names, self._bounds)
         if self.sessions.known(name) is None and name in self._rewards:
-            digest, told = self._rewards[name]
+            digest, answer = self._rewards[name]
             if digest == _extended(b"", call.body):
-                return JsonAnswer(dict(told))
+                return JsonAnswer(dict(answer))
             raise Refusal(
                 404, "This session ended with its first reward, which stays.", None, "session_not_found"
             )
         if not self.sessions.get(name).turns:
-            raise Refusal(409, "No agent has said anything in this session.", None, "session_empty")
+            raise Refusal(409, "This session has no turns yet.", None, "session_empty")
         with self.sessions.ending(name) as ended:
-            told = self._rewarded(ended, reward)
-        said: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **told}
-        _remember(self._rewards, name, (_extended(b"", call.body), said))
-        return JsonAnswer(said)
+            facts = self._on_reward(ended, reward)
+        row: dict[str, Json] = {"session": name, "turns": len(ended.turns), **dict(ended.counts), **facts}
+        _remember(self._rewards, name, (_extended(b"", call.body), row))
+        return JsonAnswer(row)
 
-    async def answers(self, chat: Chat, call: Call, join: Join) -> tuple[Chat, AsyncIterator[News | Done]]:
-        """Return a chat with its prompt and session, and its answers, each recorded before its caller has it."""
+    async def answers(
+        self, chat: Chat, call: Call, join: Join
+    ) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
+        """Return a chat with its prompt and session, and its answers, each of which is recorded before its caller gets it."""
         session = self.sessions.known(call.session)
         known = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
         key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
@@ -462,28 +457,28 @@ class Recorder:
             _, known_key, known_chat, done = known
             if key == known_key if key is not None else count.isdecimal() and int(count[:9]) > 0:
 
-                async def again() -> AsyncIterator[News | Done]:
+                async def first_answers() -> AsyncIterator[NewTokens | Sampled]:
                     for each in done:
                         yield each
 
-                return known_chat, again()
+                return known_chat, first_answers()
         place = await self._place(chat, call)
         join(place.session)
         place.session.task = call.headers.get(TASK, place.session.task)
         chat = replace(chat, head=replace(chat.head, session=place.session.name))
-        chat, answers = await self._asked(chat, place)
-        return chat, self._kept(chat, place, answers, call)
+        chat, answers = await self._begin(chat, place)
+        return chat, self._recorded(chat, place, answers, call)
 
     def team_answers(
         self, request: ChatRequest, call: Call, join: Join, answers: AsyncIterator[Spoken | PlayedAnswer]
     ) -> tuple[str, AsyncIterator[Spoken | PlayedAnswer]]:
-        """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is told.
+        """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is sent.
 
-        Refusal (400) for several answers at once: they would be one session, and one of them would be rewarded for the others.
+        Refusal (400) for several answers at once: they would be one session with one reward.
         """
         if request.n > 1:
             raise wrong(
-                "The team's answers are recorded one at a time. Ask again, each time in a session of its own.",
+                "The team's answers are recorded one at a time. Set `n` to 1.",
                 "n",
             )
         session = self.sessions.begin(call.session)
@@ -491,39 +486,40 @@ class Recorder:
         session.task = call.headers.get(TASK, session.task)
         before = len(session.turns)
 
-        async def kept() -> AsyncIterator[Spoken | PlayedAnswer]:
-            async with aclosing(answers) as told:  # type: ignore[type-var]
-                async for each in told:
+        async def recorded() -> AsyncIterator[Spoken | PlayedAnswer]:
+            async with aclosing(answers) as coming:  # type: ignore[type-var]
+                async for each in coming:
                     if isinstance(each, PlayedAnswer):
                         for turn in each.episode.turns:
                             record(session, replace(turn, index=-1), before + turn.seen)
                     yield each
 
-        return session.name, kept()
+        return session.name, recorded()
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
-        """Return where a call continues."""
+        """Return the place at which a call continues."""
         return self.sessions.place(chat.prompt.agent, chat.request, call.session, chat.reader)
 
-    async def _asked(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[News | Done]]:
-        """Return a chat with its prompt, and its answers: a conversation that continues reads the very tokens of its beginning."""
+    async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
+        """Return a chat with its prompt, and its answers; a continued conversation keeps the exact tokens of its beginning."""
         known = None
         if place.after is not None:
             turn, play = place.after.turn, self._agents.play
             policy = play.team.policy(place.agent).name
             renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy))
-            read = turn.prompt_ids, turn.completion_ids, place.heard, place.after.before
-            known = partial(renderer.extend, *read)
+            known = partial(
+                renderer.extend, turn.prompt_ids, turn.completion_ids, place.new_messages, place.after.before
+            )
         chat = await chat.prompted(known)
         return chat, self._agents.answers(chat.prompt, listening=chat.request.stream)
 
-    async def _kept(
-        self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[News | Done], call: Call
-    ) -> AsyncIterator[News | Done]:
-        done: list[Done] = []
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            async for each in told:
-                if isinstance(each, Done):
+    async def _recorded(
+        self, chat: Chat, place: ContinuedAt, answers: AsyncIterator[NewTokens | Sampled], call: Call
+    ) -> AsyncIterator[NewTokens | Sampled]:
+        done: list[Sampled] = []
+        async with aclosing(answers) as coming:  # type: ignore[type-var]
+            async for each in coming:
+                if isinstance(each, Sampled):
                     play, completion = self._agents.play, each.completion
                     policy = play.team.policy(place.agent)
                     renderer = agent_renderer(play.team[place.agent], play.engine.renderer(policy.name))
@@ -531,8 +527,8 @@ class Recorder:
                     if place.after is not None:
                         before = place.after.before
                         past = place.after.turn.prompt_ids + place.after.turn.completion_ids
-                        # Where earlier thoughts are left out, the prompt begins anew.
-                        heard = place.heard if chat.prompt.ids[: len(past)] == past else heard
+                        # A template that removes earlier thoughts makes a new prompt.
+                        heard = place.new_messages if chat.prompt.ids[: len(past)] == past else heard
                     turn = Turn(
                         agent=place.agent,
                         policy=policy.name,
@@ -550,10 +546,10 @@ class Recorder:
                         constraint=completion.constraint,
                         thoughts=renderer.thoughts(chat.prompt.ids, completion.ids, completion.text)[1],
                     )
-                    news = chat.prompt.messages if place.after is None else place.heard
-                    conversation = (*before, *news, said(turn, renderer))
-                    spoken = chat.said(completion.ids, completion.text)
-                    self.sessions.keep(place, turn, spoken, conversation)
+                    new = chat.prompt.messages if place.after is None else place.new_messages
+                    conversation = (*before, *new, said(turn, renderer))
+                    answer = chat.parsed(completion.ids, completion.text)
+                    self.sessions.keep(place, turn, answer, conversation)
                     done.append(each)
                     if len(done) == chat.request.n and call.session is not None:
                         name = (place.session.name, place.agent, _extended(b"", call.body))
@@ -565,7 +561,7 @@ class EpisodeFile:
     """Writes rewarded sessions as episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError if it cannot be written."""
+        """Append to a folder's episodes; raises OutputError if that is impossible."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
@@ -581,7 +577,7 @@ class EpisodeFile:
                     raise OutputError(
                         f"{self.path} ends with something that is not an episode. Name another folder, or end its last line."
                     )
-                os.truncate(self.path, end)  # of a process that was killed while it wrote
+                os.truncate(self.path, end)  # remove the last line of a killed process
                 for episode in recorded:
                     self._groups.setdefault(episode.task.id, len(self._groups))
                     self._written += 1
@@ -594,10 +590,10 @@ class EpisodeFile:
     def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
         """Write an episode and return its number."""
         task = Task(session.task or session.name, "")
-        spoke = {turn.agent for turn in session.turns}  # agents that said nothing earn nothing
+        acted = {turn.agent for turn in session.turns}  # agents without a turn receive no reward
         info = {"session": session.name, **dict(session.counts), **reward.info}
-        earned = {agent: paid for agent, paid in reward.by_agent(self._team).items() if agent in spoke}
-        episode = Episode(task, 0, self._team, tuple(session.turns), earned, reward.success, info)
+        rewards = {agent: value for agent, value in reward.by_agent(self._team).items() if agent in acted}
+        episode = Episode(task, 0, self._team, tuple(session.turns), rewards, reward.success, info)
         group = self._groups.setdefault(task.id, len(self._groups))
         left = memoryview(dump_episode(episode, step=max(t.version for t in session.turns), group=group))
         before = self._file.seek(0, os.SEEK_END)
@@ -618,15 +614,15 @@ class EpisodeFile:
 
 
 def read_recorded(folder: Path) -> list[Episode]:
-    """Return the episodes that `--record` has written to a folder, in order; an incomplete last line is left out.
+    """Return the episodes that `--record` has written to a folder, in order, without an incomplete last line.
 
-    Raises DataError if the file holds something else.
+    Raises DataError for a file of another form.
     """
     return _read_lines(folder / FILE)[0]
 
 
 def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
-    """Return the episodes of a file's complete lines, where the last of these ends, and what follows it."""
+    """Return the episodes of a file's complete lines, the end of the last one, and the bytes after it."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     rows = []

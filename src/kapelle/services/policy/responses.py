@@ -1,4 +1,4 @@
-"""Responses: calls of OpenAI's Responses API, and the answers that later calls continue from, read again or delete."""
+"""Responses: calls of OpenAI's Responses API, and the kept answers that later calls continue, read or delete."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.routing import Route
 
 from kapelle.services.http import Call, JsonAnswer, route
-from kapelle.services.policy.agents import Ended, Heard
-from kapelle.services.policy.chat_form import ChatMessage, ChatRequest, Head
+from kapelle.services.policy.chat_form import Answering, ChatMessage, ChatRequest
 from kapelle.services.policy.responses_form import (
     ResponseRequest,
     ResponseWriter,
@@ -25,46 +24,33 @@ from kapelle.services.refusals import Refusal
 from kapelle.types import Json
 
 MOST = 4096
-"""Responses that are kept."""
+"""Most responses that are kept."""
 MOST_CHARACTERS = 64 << 20
-"""Of all conversations that they continue from, counted with each of them."""
-
-
-class Heeded(Protocol):
-    """A request that is being answered, by an agent or by the team."""
-
-    @property
-    def head(self) -> Head:
-        """What all parts of the answer have in common."""
-        ...
-
-    def heard(self, answers: AsyncIterator[Any]) -> AsyncGenerator[Heard | Ended, None]:
-        """Yield the words of the answer as they come, and the answer when it is complete."""
-        ...
+"""Most characters of their conversations together."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """An answer from which calls may continue."""
+    """An answer that calls may continue."""
 
     row: Json
     session: str | None
-    """The session that it belongs to; None for a call that named none, where nothing is recorded."""
+    """Its session; None without recording, for calls that named none."""
     items: Sequence[Json]
     """The input of its own call."""
     messages: Sequence[ChatMessage]
-    """The whole conversation, the answer included and instructions left out."""
+    """The whole conversation with the answer, without instructions."""
     size: int
     """Characters of the conversation."""
 
 
 class KeptResponses:
-    """The responses that can be named; the oldest ones make room. Used by one thread."""
+    """The kept responses, of which the oldest ones are dropped first; used by one thread."""
 
     def __init__(
         self, under_way: Callable[[str], bool], most: int = MOST, characters: int = MOST_CHARACTERS
     ) -> None:
-        """Keep so many; those of a session that is no longer `under_way` are unknown, like the session."""
+        """Keep so many responses and characters; drop those of sessions that are no longer `under_way`."""
         self._under_way = under_way
         self._most, self._characters = most, characters
         self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
@@ -74,7 +60,7 @@ class KeptResponses:
         return len(self._kept)
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes of what is kept."""
+        """Return the routes of kept responses."""
         return (
             route("GET", "/v1/responses/{name:path}", self.show),
             route("DELETE", "/v1/responses/{name:path}", self.delete),
@@ -92,13 +78,13 @@ class KeptResponses:
         return JsonAnswer({"object": "list", "data": list(kept.items), "has_more": False, **ends})
 
     async def delete(self, call: Call) -> JsonAnswer:
-        """Forget a response; those that continue from it stay as they are."""
+        """Delete a response; those that continue it stay."""
         self.get(call.path, call.session)
         self._drop(call.path)
         return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
 
     def get(self, name: str, session: str | None, parameter: str | None = None) -> KeptResponse:
-        """Return a response; Refusal (404) with its name where it is unknown, deleted, or of another session."""
+        """Return a response; Refusal (404) if it is unknown, deleted, or of another session."""
         kept = self._kept.get(name)
         if kept is not None and kept.session is not None and not self._under_way(kept.session):
             self._drop(name)
@@ -106,8 +92,8 @@ class KeptResponses:
         if kept is None or (session is not None and session != kept.session):
             raise Refusal(
                 404,
-                f"There is no response {name[:128]!r} here: it was deleted or never kept (`store`), it belongs to another "
-                "session, or its session is over.",
+                f"There is no response {name[:128]!r}: it was deleted or never kept (`store`), or it belongs to a session that has "
+                "ended or is not this one.",
                 parameter,
                 "response_not_found",
             )
@@ -125,10 +111,10 @@ class KeptResponses:
 
 
 class ResponseForm:
-    """One call of `POST /v1/responses`: what it asks of an agent, and its answer."""
+    """One call of `POST /v1/responses` and its answer."""
 
     def __init__(self, call: Call, kept: KeptResponses) -> None:
-        """Read a call; raises Refusal for one that is wrong (400), or that continues from an unknown response (404)."""
+        """Parse a call; Refusal for an incorrect one (400), or one that continues an unknown response (404)."""
         self._request: ResponseRequest = read_response_request(call.body)
         self._kept = kept
         earlier: Sequence[ChatMessage] = ()
@@ -137,28 +123,28 @@ class ResponseForm:
             earlier, call = before.messages, replace(call, session=before.session)
         self.call = call
         """The call, in the session of the response that it continues."""
-        chat, self._said = as_chat(self._request, earlier)
+        chat, self._messages = as_chat(self._request, earlier)
         self.request: ChatRequest = chat
-        """What the agent is asked."""
+        """The same request as a chat completion."""
         self._writer: ResponseWriter | None = None
 
-    async def whole(self, asked: Heeded, answers: AsyncIterator[Any]) -> Json:
+    async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
         """Return the answer."""
-        async with aclosing(self.events(asked, answers)) as events:
+        async with aclosing(self.events(answering, answers)) as events:
             last = [event async for event in events][-1]
         return last["response"]
 
-    async def events(self, asked: Heeded, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+    async def events(self, answering: Answering, answers: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """Yield the answer as events."""
-        writer = self._writer = ResponseWriter(self._request, asked.head.session)
-        async with aclosing(writer.events(asked.heard(answers))) as events:
+        writer = self._writer = ResponseWriter(self._request, answering.head.session)
+        async with aclosing(writer.events(answering.pieces(answers))) as events:
             async for event in events:
                 if self._request.store and writer.message:
                     self._keep(writer, event["response"])
                 yield event
 
     def failed(self, refusal: Refusal) -> Json:
-        """Return the event that ends a stream which failed."""
+        """Return the last event of a stream that fails."""
         assert self._writer is not None, "a stream begins with its first event"
         return self._writer.failed(renamed(refusal))
 
@@ -166,7 +152,7 @@ class ResponseForm:
         given = self._request.input
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         rows = [_as_item(item) for item in items]
-        messages = [*self._said, ChatMessage.model_validate(writer.message)]
+        messages = [*self._messages, ChatMessage.model_validate(writer.message)]
         size = sum(
             len(message.text) + sum(len(call.function.arguments) for call in message.tool_calls or ())
             for message in messages
@@ -176,7 +162,7 @@ class ResponseForm:
 
 
 def _as_item(given: Mapping[str, Json]) -> Json:
-    """Return an item of the input with a name, and words of a message in parts, as clients read items."""
+    """Return an item of the input with an id and with texts in parts, as clients read items."""
     item = {"type": "message", "id": f"item_{secrets.token_hex(16)}", **given}
     if item["type"] == "message" and isinstance(item["content"], str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"

@@ -1,9 +1,8 @@
-"""The form of OpenAI's Responses API: requests become chat requests, answers become output items, whole or as a stream's events.
+"""OpenAI's Responses API: requests become chat requests, and answers become output items, whole or as a stream's events.
 
-What an agent reads, samples and says is that of a chat completion (`agents.Chat`); this module translates between the two. A
-conversation is a list of items there: messages, function calls and their outputs. An answer of an agent is a message and the
-calls behind it, so items of one answer that stand in a row become one message of the role `assistant`, which is how an answer
-that is sent back is recognised as the one that was sampled.
+Agents answer chat completions (`agents.Chat`); this module translates. A conversation of the Responses API is a list of items:
+messages, function calls and their outputs. A message of an agent and the calls behind it become one message of the role
+`assistant`. So an answer that is sent back is recognised as the one that was sampled.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from kapelle.services.policy.agents import Ended, Heard
 from kapelle.services.policy.chat_form import (
     MOST_ALTERNATIVES,
     ChatMessage,
     ChatRequest,
+    Finished,
+    Piece,
     read_request,
-    words_alone,
 )
 from kapelle.services.refusals import Body, Refusal, read_body, wrong
 from kapelle.types import Json
@@ -32,7 +31,7 @@ from kapelle.types import Json
 
 
 class EffortWords(Body):
-    """How long a model is to think; kapelle's agents think as they have learned to."""
+    """How long a model should think; it has no effect."""
 
     effort: str | None = Field(default=None, max_length=32)
     summary: str | None = Field(default=None, max_length=32)
@@ -47,13 +46,13 @@ class TextWords(Body):
 
 
 class ResponseStreamOptions(Body):
-    """What a stream has beside its events."""
+    """Options of a stream."""
 
     include_obfuscation: Literal[False] = False
 
 
 class ResponseRequest(Body):
-    """One request of `POST /v1/responses`; other parameters are refused."""
+    """One request of `POST /v1/responses`; other parameters raise a Refusal."""
 
     model: str
     input: str | list[dict[str, Any]]
@@ -73,17 +72,16 @@ class ResponseRequest(Body):
     include: list[str] = Field(default=[], max_length=32)
     metadata: dict[str, str] = Field(default={}, max_length=64)
     reasoning: EffortWords | None = None
-    # OpenAI drops items from the beginning with `auto`. Nothing is dropped here: what is too long is refused either way.
+    # With `auto` OpenAI drops the first items. Here a prompt that is too long raises a Refusal either way.
     truncation: Literal["auto", "disabled"] = "disabled"
-    # Of chat completions: beyond OpenAI's form.
+    # Parameters of chat completions, beyond OpenAI's form.
     seed: int | None = None
     stop: str | list[str] | None = None
-    # Accepted with their neutral values only.
+    # Only their neutral values are accepted.
     background: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
-    # They change nothing here.
+    # They have no effect.
     max_tool_calls: int | None = None
-    """Of tools that a provider runs itself."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -99,30 +97,30 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def read_response_request(body: Json) -> ResponseRequest:
-    """Return a request; raises Refusal (400) that names the first parameter that is wrong or not supported."""
+    """Return a request; Refusal (400) names the first parameter that is incorrect or not supported."""
     request = read_body(ResponseRequest, body)
     if request.top_logprobs and not request.wants_logprobs:
         raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")
     if isinstance(request.input, list) and not request.input:
-        raise wrong("`input` is empty: there is nothing to answer.", "input")
+        raise wrong("`input` is empty. Add a message.", "input")
     return request
 
 
 def as_chat(
     request: ResponseRequest, earlier: Sequence[ChatMessage]
 ) -> tuple[ChatRequest, list[ChatMessage]]:
-    """Return the chat request that asks for the same, and its conversation without instructions.
+    """Return the same request as a chat completion, and its conversation without instructions.
 
-    `earlier` is the conversation that it continues. Instructions are those of this request alone, as OpenAI's.
+    `earlier` is the conversation that it continues. As in OpenAI's API, instructions apply to this request alone.
     """
-    said = [*earlier, *read_items(request.input)]
+    conversation = [*earlier, *read_items(request.input)]
     opening = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
-    messages = [*opening, *said]
+    messages = [*opening, *conversation]
     if not messages:
-        raise wrong("`input` has nothing that an agent reads.", "input")
+        raise wrong("`input` has no text for the agent. Add a message.", "input")
     chat: dict[str, Json] = {
         "model": request.model,
-        "messages": [{"role": "user", "content": "?"}],  # read below, and by their own names
+        "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
         "tools": [_tool(tool, k) for k, tool in enumerate(request.tools)],
         "tool_choice": _choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
@@ -142,7 +140,7 @@ def as_chat(
         read = read_request(chat)
     except Refusal as refusal:
         raise renamed(refusal) from None
-    return read.model_copy(update={"messages": messages}), said
+    return read.model_copy(update={"messages": messages}), conversation
 
 
 _NAMES = {
@@ -151,25 +149,22 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "logprobs": "include",
 }
-"""Parameters of chat completions → what they are called here."""
+"""Parameters of chat completions → their names in the Responses API."""
 
 
 def renamed(refusal: Refusal) -> Refusal:
-    """Return a refusal of the chat request with the names that the caller wrote."""
-    name = said = refusal.parameter or ""
-    for chat, own in _NAMES.items():
+    """Return a refusal of the chat request with the names of the Responses API."""
+    name = own = refusal.parameter or ""
+    for chat, responses in _NAMES.items():
         if name == chat or name.startswith(f"{chat}."):
-            said = f"{own}{name.removeprefix(chat)}"
+            own = f"{responses}{name.removeprefix(chat)}"
     if name.startswith("tools."):
-        said = name.replace(".function", "", 1)  # a function's fields stand in the tool itself
-    message = refusal.message.replace(f"`{name}`", f"`{said}`")
-    return Refusal(refusal.status, message, said or None, refusal.code, refusal.headers)
+        own = name.replace(".function", "", 1)  # here a tool has the fields of its function
+    message = refusal.message.replace(f"`{name}`", f"`{own}`")
+    return Refusal(refusal.status, message, own or None, refusal.code, refusal.headers)
 
 
-def _given(value: Json) -> Json:
-    """Return an object without those that are null, which count as left out."""
-    if not isinstance(value, dict):
-        return value
+def _without_nulls(value: Mapping[str, Json]) -> dict[str, Json]:
     return {name: each for name, each in value.items() if each is not None}
 
 
@@ -187,17 +182,10 @@ class FunctionTool(Body):
 def _tool(tool: Mapping[str, Json], place: int) -> Json:
     where = f"tools.{place}"
     if tool.get("type") != "function":
-        raise wrong(
-            f"`{where}.type`: tools are functions of the caller; there are no others here.", f"{where}.type"
-        )
+        raise wrong(f"`{where}.type`: the only supported type of tools is `function`.", f"{where}.type")
     read = read_body(FunctionTool, tool, where)
-    function = {
-        "name": read.name,
-        "description": read.description,
-        "parameters": read.parameters,
-        "strict": read.strict,
-    }
-    return {"type": "function", "function": _given(function)}
+    fields = {"name", "description", "parameters", "strict"}
+    return {"type": "function", "function": read.model_dump(include=fields, exclude_none=True)}
 
 
 def _choice(choice: str | Mapping[str, Json]) -> Json:
@@ -205,13 +193,13 @@ def _choice(choice: str | Mapping[str, Json]) -> Json:
     if isinstance(choice, str):
         return choice
     if choice.get("type") != "function" or not isinstance(choice.get("name"), str) or len(choice) != 2:
-        raise wrong("`tool_choice` is `auto`, `none`, `required` or a function by its name.", "tool_choice")
+        raise wrong("`tool_choice` must be `auto`, `none`, `required` or a function's name.", "tool_choice")
     return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def _format(given: Mapping[str, Json]) -> Json:
     """Return a `text.format` as chat completions write it."""
-    given = _given(given)
+    given = _without_nulls(given)
     if given.get("type") != "json_schema":
         return given
     return {
@@ -224,28 +212,23 @@ def _format(given: Mapping[str, Json]) -> Json:
 
 
 class TextPart(Body):
-    """A piece of what was said."""
+    """A part of a message's text."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] = Field(default=[])
     logprobs: list[Any] = Field(default=[])
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def _is_words(cls, value: object) -> object:
-        return words_alone(value, ("input_text", "output_text", "text", "refusal"))
-
 
 class RefusalPart(Body):
-    """The words with which a model has refused."""
+    """The text of a refusal."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 class MessageItem(Body):
-    """What somebody said."""
+    """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -267,7 +250,7 @@ class CallItem(Body):
 
 
 class OutputItem(Body):
-    """What a function has returned."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -277,7 +260,7 @@ class OutputItem(Body):
 
 
 class ReasoningItem(Body):
-    """What an agent thought before it spoke, as its answer had it."""
+    """Thoughts of an earlier answer."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -296,37 +279,37 @@ _ITEMS: Mapping[str, type[MessageItem | CallItem | OutputItem | ReasoningItem]] 
 
 
 def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
-    """Return a conversation of items as messages; Refusal (400) names the first one that is wrong or of another kind."""
+    """Return a conversation of items as messages; Refusal (400) names the first incorrect item."""
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     messages: list[dict[str, Any]] = []
-    speaking = False  # whether the last message is an answer to which calls may still belong
-    thoughts = ""  # of the answer that comes next
+    is_open = False  # whether calls that follow belong to the last message
+    thoughts = ""  # of the next answer
     for place, item in enumerate(given):
         where = f"input.{place}"
         kind = item.get("type", "message")
         form = _ITEMS.get(kind) if isinstance(kind, str) else None
         if form is None:
-            raise wrong(f"`{where}.type`: an item is one of {', '.join(_ITEMS)}.", f"{where}.type")
+            raise wrong(f"`{where}.type` must be one of {', '.join(_ITEMS)}.", f"{where}.type")
         read = read_body(form, item, where)
         if isinstance(read, ReasoningItem):
-            thoughts, speaking = _thoughts(read), False  # what follows is another answer
+            thoughts, is_open = _thoughts(read), False  # the next item begins another answer
         elif isinstance(read, MessageItem):
             messages.append({"role": read.role, "content": _text(read.content, f"{where}.content")})
-            speaking = read.role == "assistant"
-            if speaking and thoughts:
+            is_open = read.role == "assistant"
+            if is_open and thoughts:
                 messages[-1]["reasoning_content"] = thoughts
             thoughts = ""
         elif isinstance(read, CallItem):
-            if not speaking:
+            if not is_open:
                 messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts or None})
-                thoughts, speaking = "", True
+                thoughts, is_open = "", True
             function = {"name": read.name, "arguments": read.arguments}
             messages[-1].setdefault("tool_calls", []).append({"id": read.call_id, "function": function})
         else:
             output = _text(read.output, f"{where}.output")
             messages.append({"role": "tool", "content": output, "tool_call_id": read.call_id})
-            speaking = False
+            is_open = False
     return [ChatMessage.model_validate(each) for each in messages]
 
 
@@ -338,17 +321,17 @@ def _thoughts(item: ReasoningItem) -> str:
 def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
     if isinstance(content, str):
         return content
-    words = []
+    texts = []
     for place, part in enumerate(content):
         inside = f"{where}.{place}"
         if part.get("type") == "refusal":
-            words.append(read_body(RefusalPart, part, inside).refusal)
+            texts.append(read_body(RefusalPart, part, inside).refusal)
         else:
-            words.append(read_body(TextPart, part, inside).text)
-    return "".join(words)
+            texts.append(read_body(TextPart, part, inside).text)
+    return "".join(texts)
 
 
-# -------- Answers: events of a stream, of which the last one has the whole answer
+# -------- Answers: the events of a stream, of which the last one has the whole answer
 
 
 def _name(kind: str) -> str:
@@ -368,21 +351,21 @@ class ResponseWriter:
     identity: str = field(default_factory=lambda: _name("resp"))
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[dict[str, Json]] = field(default_factory=list)
-    """The items that are complete."""
+    """The complete items."""
     message: Mapping[str, Json] = field(default_factory=dict)
-    """The same as a message of a chat completion, once it is complete."""
+    """The complete answer as a message of a chat completion."""
     _sent: int = 0
 
-    async def events(self, heard: AsyncIterator[Heard | Ended]) -> AsyncGenerator[dict[str, Json], None]:
+    async def events(self, pieces: AsyncIterator[Piece | Finished]) -> AsyncGenerator[dict[str, Json], None]:
         """Yield the events of an answer; the last one has the complete response."""
         yield self._event("created", response=self.row("in_progress"))
         yield self._event("in_progress", response=self.row("in_progress"))
-        thinking = item = thoughts = text = ""  # names of the items that are open, and what stands in them
-        tokens, untold = list[Json](), list[Json]()
-        async with aclosing(heard) as coming:  # type: ignore[type-var]
+        thinking = item = thoughts = text = ""  # ids of the open items, and their texts
+        tokens, unsent = list[Json](), list[Json]()
+        async with aclosing(pieces) as coming:  # type: ignore[type-var]
             async for each in coming:
-                calls = each.message.get("tool_calls", ()) if isinstance(each, Ended) else ()
-                speaks = bool(each.words) or (isinstance(each, Ended) and not calls)
+                calls = each.message.get("tool_calls", ()) if isinstance(each, Finished) else ()
+                has_text = bool(each.words) or (isinstance(each, Finished) and not calls)
                 if each.thoughts:
                     if not thinking:
                         thinking = _name("rs")
@@ -392,29 +375,29 @@ class ResponseWriter:
                             yield event
                     thoughts += each.thoughts
                     yield self._event("reasoning_text.delta", **self._place(thinking), delta=each.thoughts)
-                if thinking and not self.output and (speaks or isinstance(each, Ended)):
+                if thinking and not self.output and (has_text or isinstance(each, Finished)):
                     yield self._event("reasoning_text.done", **self._place(thinking), text=thoughts)
                     part: Json = {"type": "reasoning_text", "text": thoughts}
                     for event in self._over(thinking, _REASONING, part, "completed"):
                         yield event
-                if each.words or not each.thoughts:  # tokens of thoughts have no place
-                    untold += each.tokens or ()
-                if speaks and not item:
+                if each.words or not each.thoughts:  # the form has no place for tokens of thoughts
+                    unsent += each.tokens or ()
+                if has_text and not item:
                     item = _name("msg")
                     for event in self._begun(item, _ANSWER, _text_part("", [])):
                         yield event
                 if each.words:
                     text += each.words
-                    rows = list(untold or ())
+                    rows = list(unsent)
                     yield self._event(
                         "output_text.delta", **self._place(item), delta=each.words, logprobs=rows
                     )
-                    tokens, untold = [*tokens, *untold], []
-                if not isinstance(each, Ended):
+                    tokens, unsent = [*tokens, *unsent], []
+                if not isinstance(each, Finished):
                     continue
                 ended = "incomplete" if each.reason == "length" else "completed"
                 if item:
-                    rows = [*tokens, *untold]
+                    rows = [*tokens, *unsent]
                     yield self._event("output_text.done", **self._place(item), text=text, logprobs=rows)
                     for event in self._over(item, _ANSWER, _text_part(text, rows), ended):
                         yield event
@@ -425,7 +408,7 @@ class ResponseWriter:
                 yield self._event(ended, response=self.row(ended, each))
 
     def failed(self, refusal: Refusal) -> dict[str, Json]:
-        """Return the event that ends an answer which failed on the way."""
+        """Return the last event of an answer that fails."""
         error = {"code": "server_error", "message": refusal.message}
         return self._event("failed", response={**self.row("failed"), "error": error})
 
@@ -434,11 +417,11 @@ class ResponseWriter:
         return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
 
     def _place(self, item: str) -> dict[str, Json]:
-        """Return where the part of an open item stands."""
+        """Return the place of the part of an open item."""
         return {"item_id": item, "output_index": len(self.output), "content_index": 0}
 
     def _begun(self, item: str, about: Mapping[str, Json], part: Json) -> Iterator[dict[str, Json]]:
-        """Yield that an item of one part begins; `about` is what it says of itself."""
+        """Yield the events with which an item of one part begins."""
         row = {"id": item, **about, "status": "in_progress", "content": []}
         yield self._event("output_item.added", output_index=len(self.output), item=row)
         yield self._event("content_part.added", **self._place(item), part=part)
@@ -446,7 +429,7 @@ class ResponseWriter:
     def _over(
         self, item: str, about: Mapping[str, Json], part: Json, status: str
     ) -> Iterator[dict[str, Json]]:
-        """Yield that an item and its part are complete."""
+        """Yield the events with which an item of one part ends."""
         yield self._event("content_part.done", **self._place(item), part=part)
         whole = {"id": item, **about, "status": status, "content": [part]}
         self.output.append(whole)
@@ -471,13 +454,13 @@ class ResponseWriter:
         self.output.append(whole)
         yield self._event("output_item.done", output_index=index, item=whole)
 
-    def row(self, status: str, ended: Ended | None = None) -> dict[str, Json]:
-        """Return the response as it stands."""
-        asked = self.request
-        about: dict[str, Json] = {} if ended is None else dict(ended.about)
+    def row(self, status: str, finished: Finished | None = None) -> dict[str, Json]:
+        """Return the response so far."""
+        request = self.request
+        about: dict[str, Json] = {} if finished is None else dict(finished.about)
         if self.session is not None:
             about["session"] = self.session
-        effort = asked.reasoning or EffortWords()
+        effort = request.reasoning or EffortWords()
         row: dict[str, Json] = {
             "id": self.identity,
             "object": "response",
@@ -486,28 +469,28 @@ class ResponseWriter:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
-            "metadata": asked.metadata,
-            "model": asked.model,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata,
+            "model": request.model,
             "output": list(self.output),
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": asked.previous_response_id,
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": effort.effort, "summary": effort.summary},
             "service_tier": "default",
-            "store": asked.store,
-            "temperature": asked.temperature,
-            "text": {"format": asked.text.format, "verbosity": asked.text.verbosity or "medium"},
-            "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
-            "top_logprobs": asked.top_logprobs,
-            "top_p": asked.top_p,
-            "truncation": asked.truncation,
-            "usage": None if ended is None else _usage(*ended.usage),
-            "user": asked.user,
+            "store": request.store,
+            "temperature": request.temperature,
+            "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
+            "tool_choice": request.tool_choice,
+            "tools": request.tools,
+            "top_logprobs": request.top_logprobs,
+            "top_p": request.top_p,
+            "truncation": request.truncation,
+            "usage": None if finished is None else _usage(*finished.usage),
+            "user": request.user,
         }
-        if ended is not None:
+        if finished is not None:
             row["completed_at"] = int(time.time())
         return {**row, "kapelle": about} if about else row
 

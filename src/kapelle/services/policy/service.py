@@ -1,4 +1,4 @@
-"""The policy server: its routes, how much it takes on, the page on which people talk with the team, and the port.
+"""The policy server: its routes, its limits, its chat page, and the port.
 
 with serve_policy(play, "demo", Binding(), ServingLimits()) as server:
     print(server.url)
@@ -27,8 +27,8 @@ from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
 from kapelle.services.http import SESSION, Application, Call, EventStream, HttpServer, JsonAnswer, route
-from kapelle.services.policy.agents import Agents, Chat, read_chat
-from kapelle.services.policy.chat_form import ChatRequest, Head, read_request
+from kapelle.services.policy.agents import Agents, read_chat
+from kapelle.services.policy.chat_form import Answering, ChatForm, ChatRequest, Head, read_request
 from kapelle.services.policy.completions import CompletionForm
 from kapelle.services.policy.embeddings import Embedder
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
@@ -42,30 +42,30 @@ from kapelle.types import Json
 
 T = TypeVar("T")
 
-# -------- How many answers are under way at once, and how long each may take
+# -------- Limits
 
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What a policy server takes on."""
+    """Limits of a policy server."""
 
     calls: int = 1024
-    """Answers under way at once, each of `n` choices counted; further calls are refused for now (429)."""
+    """Most answers in progress, counting each of `n` choices; further calls get status 429."""
     seconds: float = 600.0
-    """Longest duration of one call, its time in the queue included."""
+    """Longest duration of one call, with its time in the queue."""
     idle: float = 3600.0
-    """Seconds after its last call for which a recorded session keeps its place when others need one."""
+    """Seconds after its last call for which a recorded session is kept if others need its place."""
 
 
 class Ticket:
-    """Room for the answers of one call, until `release`; further releases have no effect."""
+    """A reservation for the answers of one call until `release`; a second release has no effect."""
 
     def __init__(self, service: PolicyService, answers: int) -> None:
-        """Take the room; Refusal (429) if there is none."""
+        """Reserve; Refusal (429) beyond the limit."""
         limits = service.limits
         if service.under_way + answers > limits.calls:
             raise busy(
-                f"{service.under_way} answers are under way, of {limits.calls} at most. Try again later."
+                f"{service.under_way} answers are in progress, of {limits.calls} at most. Try again later."
             )
         service.under_way += answers
         self._service, self._answers = service, answers
@@ -74,19 +74,19 @@ class Ticket:
         self.late = Refusal(504, f"No answer within {limits.seconds:g} s.", None, "timeout")
 
     def join(self, session: ChatSession) -> None:
-        """Count the answers as under way in a session too."""
+        """Count the answers in a session too."""
         self._session = session
         session.under_way += self._answers
 
     def release(self) -> None:
-        """Give the room back."""
+        """End the reservation."""
         for counts in (self._service, self._session):
             if counts is not None:
                 counts.under_way -= self._answers
         self._answers = 0
 
     async def bounded(self, pieces: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield pieces within the call's time, then give the room back; Refusal (504) when it takes longer."""
+        """Yield pieces within the call's time, then release; Refusal (504) after that time."""
         async with AsyncExitStack() as closing:
             closing.callback(self.release)
             await closing.enter_async_context(aclosing(pieces))  # type: ignore[type-var]
@@ -101,13 +101,13 @@ class Ticket:
                 yield piece
 
 
-# -------- The page on which people talk with the team: nothing inline, and nothing from elsewhere
+# -------- The chat page: without inline code, and without anything from other sites
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The page may load and call its own server alone."""
+"""The page may load from and call only its own server."""
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
@@ -124,32 +124,16 @@ async def show_file(content: bytes, kind: str, _call: Call) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BegunAnswer:
     """A call that is being answered."""
 
     whole: Callable[[], Awaitable[Json]]
     events: Callable[[], AsyncIterator[Json | str]]
     failed: Callable[[Refusal], Json]
-    """What a stream ends with that fails on the way."""
+    """Returns the last event of a stream that fails."""
     headers: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
-    """Whether events are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatForm:
-    """The form of a call of chat completions."""
-
-    request: ChatRequest
-    failed = staticmethod(Refusal.row)
-
-    async def whole(self, asked: Chat | TeamChat, answers: AsyncIterator[Any]) -> Json:
-        """Return the answer."""
-        return await asked.whole(answers)
-
-    def events(self, asked: Chat | TeamChat, answers: AsyncIterator[Any]) -> AsyncIterator[Json | str]:
-        """Yield the answer in pieces."""
-        return asked.chunks(answers)
+    """Whether events have names."""
 
 
 class PolicyService:
@@ -166,17 +150,16 @@ class PolicyService:
         run: str = "",
         embedder: Embedder | None = None,
     ) -> None:
-        """Serve a team under a name; `started` is the time that clients are told its models are from, in Unix seconds.
+        """Serve a team under a name; `started` is the creation time of its models, in Unix seconds.
 
-        In training, where every team has one name, `run` is a second one: the run's, by which the team is known where it is served.
-
-        Of a team that outside programs play, which has no workflow here, `spokesman` is the agent that answers calls of the team.
+        In training, where every team has the same name, `run` is a second name of the team. If outside programs run the team,
+        so that there is no workflow, the agent `spokesman` answers calls of the team.
         """
         self.name, self.limits = name, limits
         self._spokesman, self._embedder = spokesman, embedder
         self._run = run.replace("/", "-") or name
         self.under_way = 0
-        """How many answers are being made; used by one thread."""
+        """Number of answers in progress; used by one thread."""
         self._agents = agents
         self._started = started
         self._recorder = recorder
@@ -205,7 +188,7 @@ class PolicyService:
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return that it serves, and how much room is left."""
+        """Return its status, and how many more answers it accepts."""
         room = self.limits.calls - self.under_way
         return JsonAnswer({"status": "ok", "under_way": self.under_way, "room": room})
 
@@ -221,7 +204,7 @@ class PolicyService:
         return JsonAnswer(self._row(self._known(call.path)))
 
     async def chat(self, call: Call) -> Response:
-        """Return what an agent, or the team, answers."""
+        """Return the answer of an agent or the team."""
         return await self._answer(call, ChatForm(read_request(call.body)))
 
     async def respond(self, call: Call) -> Response:
@@ -233,37 +216,37 @@ class PolicyService:
             raise renamed(refusal) from None
 
     async def complete(self, call: Call) -> Response:
-        """Return what an agent writes behind a plain prompt."""
+        """Return how an agent continues a plain prompt."""
         form = CompletionForm.read(call.body)
-        model = self._asked(form.given.model)
+        model = self._answering(form.given.model)
         if self._recorder is not None:
             raise Refusal(
                 400,
-                "Sessions record conversations, and a plain prompt is none. Ask for a chat completion here.",
+                "A server that records sessions takes conversations only. Use `/v1/chat/completions`.",
                 None,
                 "not_recorded",
             )
         if model == self.name:
-            raise wrong("A team answers questions. Name an agent in `model`.", "model")
+            raise wrong("A team cannot continue a plain prompt. Name an agent in `model`.", "model")
 
-        async def ask(_ticket: Ticket) -> Asked:
-            asked = await form.ask(self._agents, model)
-            return Asked(partial(form.whole, asked), partial(form.events, asked), form.failed)
+        async def begin(_ticket: Ticket) -> BegunAnswer:
+            begun = await form.begin(self._agents, model)
+            return BegunAnswer(partial(form.whole, begun), partial(form.events, begun), form.failed)
 
-        return await self._within(form.answers, ask, stream=form.given.stream)
+        return await self._within(form.answers, begin, stream=form.given.stream)
 
     async def embed(self, call: Call) -> Response:
-        """Return texts as vectors. Without an embedder OpenAI's client raises NotFoundError at once, without a retry."""
-        asked = call.body.get("model") if isinstance(call.body, dict) else None
+        """Return the embeddings of texts; without an embedder 404, which OpenAI's client does not retry."""
+        named = call.body.get("model") if isinstance(call.body, dict) else None
         if self._embedder is None:
             raise Refusal(
                 404,
-                "There is no embedding model here: the models of this server are the agents of a team, which answer in words. Start it "
-                "with `--embedder MODEL`, or give the embedder of your program a `base_url` and a key of its own.",
+                "This server has no embedding model. Start it with `--embedder MODEL`, or set another `base_url` for your program's "
+                "embedder.",
                 "model",
                 "model_not_found",
             )
-        if isinstance(asked, str) and asked != self._embedder.name:
+        if isinstance(named, str) and named != self._embedder.name:
             raise Refusal(
                 404, f"The embedding model here is '{self._embedder.name}'.", "model", "model_not_found"
             )
@@ -277,16 +260,16 @@ class PolicyService:
             ticket.release()
 
     async def metrics(self, call: Call) -> Response:
-        """Return what Prometheus reads."""
+        """Return the metrics for Prometheus."""
         engine = self._agents.play.engine
         gauges: dict[str, tuple[str, float]] = {
-            "kapelle_answers_in_flight": ("Answers that are being made.", self.under_way),
-            "kapelle_answers_most": ("Answers that may be made at once (`--calls`).", self.limits.calls),
-            "kapelle_responses_kept": ("Responses from which calls may continue.", len(self._kept)),
+            "kapelle_answers_in_flight": ("Answers in progress.", self.under_way),
+            "kapelle_answers_most": ("Most answers in progress (`--calls`).", self.limits.calls),
+            "kapelle_responses_kept": ("Responses that calls may continue.", len(self._kept)),
         }
         if self._recorder is not None:
             sessions = len(self._recorder.sessions)
-            gauges["kapelle_sessions"] = ("Recorded sessions that are under way.", sessions)
+            gauges["kapelle_sessions"] = ("Recorded sessions in progress.", sessions)
         if isinstance(engine, HasQueue):
             gauges["kapelle_requests_waiting"] = (
                 "Requests that wait for a row of the engine's batch.",
@@ -296,33 +279,34 @@ class PolicyService:
 
     async def _answer(self, call: Call, form: ChatForm | ResponseForm, *, named: bool = False) -> Response:
         request = form.request
-        model = self._asked(request.model)
+        model = self._answering(request.model)
 
-        async def ask(ticket: Ticket) -> Asked:
-            of = self._ask_team if model == self.name else self._ask_agent
-            asked, answers = await of(model, request, call, ticket)
-            headers = {} if asked.head.session is None else {SESSION: asked.head.session}
-            whole, events = partial(form.whole, asked, answers), partial(form.events, asked, answers)
-            return Asked(whole, events, form.failed, headers, named)
+        async def begin(ticket: Ticket) -> BegunAnswer:
+            of = self._begin_team if model == self.name else self._begin_agent
+            answering, answers = await of(model, request, call, ticket)
+            headers = {} if answering.head.session is None else {SESSION: answering.head.session}
+            given = answering, answers
+            whole, events = partial(form.whole, *given), partial(form.events, *given)
+            return BegunAnswer(whole, events, form.failed, headers, named)
 
-        return await self._within(request.n, ask, stream=request.stream)
+        return await self._within(request.n, begin, stream=request.stream)
 
     async def _within(
-        self, answers: int, ask: Callable[[Ticket], Awaitable[Asked]], *, stream: bool
+        self, answers: int, begin: Callable[[Ticket], Awaitable[BegunAnswer]], *, stream: bool
     ) -> Response:
-        """Return the answer to a call that asks for so many, whole or as a stream, in the room and the time that it may take."""
+        """Return the answer to a call, whole or as a stream, within the limits of the server."""
         ticket = Ticket(self, answers)
         try:
             async with asyncio.timeout_at(ticket.until):
-                asked = await ask(ticket)
+                begun = await begin(ticket)
                 if not stream:
-                    answer = JsonAnswer(await asked.whole(), headers=asked.headers)
+                    answer = JsonAnswer(await begun.whole(), headers=begun.headers)
                     ticket.release()
                     return answer
-                # Its first piece is taken here: closing an async generator that was never begun would not release what it holds.
-                pieces = ticket.bounded(asked.events())
+                # Take the first piece here: closing an async generator that never began would not release the ticket.
+                pieces = ticket.bounded(begun.events())
                 first = await anext(pieces)
-                return EventStream(pieces, asked.headers, [first], asked.failed, named=asked.named)
+                return EventStream(pieces, begun.headers, [first], begun.failed, named=begun.named)
         except TimeoutError:
             ticket.release()
             raise ticket.late from None
@@ -330,39 +314,39 @@ class PolicyService:
             ticket.release()
             raise
 
-    async def _ask_agent(
+    async def _begin_agent(
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket
-    ) -> tuple[Chat, AsyncIterator[Any]]:
+    ) -> tuple[Answering, AsyncIterator[Any]]:
         chat = read_chat(self._agents, model, model.rpartition("/")[2], request)
         if self._recorder is not None:
             return await self._recorder.answers(chat, call, ticket.join)
         chat = await chat.prompted()
         return chat, self._agents.answers(chat.prompt, listening=request.stream)
 
-    async def _ask_team(
+    async def _begin_team(
         self, model: str, request: ChatRequest, call: Call, ticket: Ticket
-    ) -> tuple[TeamChat, AsyncIterator[Any]]:
+    ) -> tuple[Answering, AsyncIterator[Any]]:
         answers, session = team_answers(self._agents, request, listening=request.stream), None
         if self._recorder is not None:
             session, answers = self._recorder.team_answers(request, call, ticket.join, answers)
-        return TeamChat(request, Head(model, session)), answers
+        return TeamChat(Head(model, session)), answers
 
     @property
     def names(self) -> list[str]:
-        """What clients may name as `model`."""
+        """Names for `model`."""
         return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.play.team.names)]
 
     def _known(self, model: str) -> str:
-        """Return one of `names` for what a caller calls it: an agent's own name will do, and `team` or the run's name for the team."""
+        """Return the one of `names` that a caller means: an agent's own name is enough, and `team` or the run's name is the team."""
         agent = f"{self.name}/{own_name(own_name(model, self.name), self._run)}"
         for name in (model, agent, self.name if model in (ANY_TEAM, self._run) else ""):
             if name in self.names:
                 return name
         hint = did_you_mean(model[:200], [*self.names, *self._agents.play.team.names])
-        raise Refusal(404, f"There is no such model here.{hint}", "model", "model_not_found")
+        raise Refusal(404, f"There is no such model.{hint}", "model", "model_not_found")
 
-    def _asked(self, model: str) -> str:
-        """Return which of `names` answers: for the team its spokesman, if it has one."""
+    def _answering(self, model: str) -> str:
+        """Return the one of `names` that answers: for the team its spokesman, if it has one."""
         known = self._known(model)
         return f"{self.name}/{self._spokesman}" if known == self.name and self._spokesman else known
 
@@ -371,7 +355,7 @@ class PolicyService:
 
 
 def spokesman(play: Play) -> str | None:
-    """Return the agent that answers for a team that outside programs play, its first one; None for a team with a workflow."""
+    """Return the first agent of a team that outside programs run, which answers for it; None for a team with a workflow."""
     return play.team.names[0] if offers(play.environment, PlayedFromOutside) else None
 
 
@@ -380,11 +364,11 @@ def spokesman(play: Play) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PolicyServer:
-    """A policy server that listens."""
+    """A running policy server."""
 
     url: str
     models: Sequence[str]
-    """What clients may name as `model`."""
+    """Names for `model`."""
     service: PolicyService
     http: HttpServer
 
@@ -403,9 +387,9 @@ def serve_policy(
     tool_form: Form | None = None,
     embedder: Embedder | None = None,
 ) -> Iterator[PolicyServer]:
-    """Serve a team while the block runs; `record` is the folder of rewarded episodes, None to record nothing.
+    """Serve a team while the block runs; rewarded episodes are written to the folder `record`, if there is one.
 
-    Agents call tools in the `tool_form`, or as their chat templates do. Texts become vectors by the `embedder`.
+    Agents call tools in the `tool_form`, by default in that of their chat templates. `embedder` answers `/v1/embeddings`.
 
     Raises ConfigError if the port is taken, OutputError for a folder that cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus: calls, tokens and times; names of routes and agents, and nothing that a caller has said."""
+"""Prometheus metrics of a server: calls, tokens and durations by route and agent, without any text of callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServiceMetrics:
-    """Counts of one server since it began; used by one thread."""
+    """Counts of one server since its start; used by one thread."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, int]] = Counter()
@@ -23,22 +23,22 @@ class ServiceMetrics:
         self._written: Counter[str] = Counter()
 
     def called(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a call that is over, its stream included; status 499 is a caller who went away before the answer."""
+        """Count a finished call with its stream; status 499 means that the caller disconnected before the answer."""
         self._calls[method, route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BOUNDS, seconds)] += 1
 
-    def spoke(self, agent: str, read: int, written: int) -> None:
+    def answered(self, agent: str, read: int, written: int) -> None:
         """Count the tokens of one answer of an agent."""
         self._read[agent] += read
         self._written[agent] += written
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return everything in Prometheus' text format; `gauges` are further names with what they mean and their values now."""
+        """Return all metrics in Prometheus' text format; `gauges` maps further names to their meanings and values."""
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, tuple[str, float]]) -> Iterator[str]:
-        yield from _head("kapelle_calls_total", "counter", "Calls that are over, by route and status.")
+        yield from _head("kapelle_calls_total", "counter", "Finished calls by route and status.")
         for (method, route, status), count in sorted(self._calls.items()):
             yield _line("kapelle_calls_total", {"method": method, "route": route, "status": status}, count)
         yield from _head(

@@ -1,7 +1,8 @@
-"""What an agent's text says: thoughts, words and calls of tools, whole and while the text still grows.
+"""Parse an agent's text into thoughts, words and calls of tools, when it is complete and while it grows.
 
-A model thinks between `<think>` and `</think>` at the beginning of its answer, Mistral's also between `[THINK]` and `[/THINK]`, or
-in harmony's channel `analysis`; where the chat template opens the thoughts itself, the answer has their end alone. Calls stand in the form that the chat template knows.
+Thoughts are at the beginning of an answer, between `<think>` and `</think>`, for Mistral also between `[THINK]` and `[/THINK]`, or in
+harmony's channel `analysis`. If the chat template opens the thoughts, the answer has only their end. Calls have the form of the chat
+template.
 """
 
 from __future__ import annotations
@@ -24,65 +25,67 @@ from kapelle.runtime.thoughts import EVERY_PAIR, THOUGHTS, THOUGHTS_OF_MISTRAL, 
 from kapelle.types import Json
 
 
-class Speech(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """An answer of an agent."""
 
     thoughts: str
-    """Without the spaces around them."""
+    """Thoughts without the spaces around them."""
     words: str
-    """All words outside of thoughts and calls; what stands before the first call as it is, but for the spaces at its end."""
+    """The text outside of thoughts and calls; before the first call without spaces at its end."""
     calls: tuple[ReadCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
-    """How one answer is read."""
+    """How one answer is parsed."""
 
     form: Form = "hermes"
     tools: bool = True
-    """Whether calls are looked for; else a text that calls is a text."""
+    """Whether to parse calls; otherwise they are words."""
     thinking: bool = False
     """Whether the prompt has opened the thoughts."""
     schemas: Sequence[Json] = ()
-    """Of the tools: they say which values are texts, where a form writes texts without quotes."""
+    """Schemas of the tools: they define which values are texts, for forms that write texts without quotes."""
 
-    def read(self, text: str) -> Speech:
-        """Return what a complete text says; one that breaks the form of calls calls nothing."""
+    def read(self, text: str) -> ParsedAnswer:
+        """Parse a complete text; text that violates the form of calls belongs to the words."""
         if self.form == "harmony":
             thoughts, words, calling = _harmony(text)
             try:
                 calls = parse_calls(text, ("harmony",)) if self.tools and calling else ()
             except NotCalls:
                 calls = ()
-            return Speech(thoughts, words if calls or not calling else _together(words, calling), calls)
+            if calling and not calls:
+                words = "\n".join(filter(None, (words, calling)))
+            return ParsedAnswer(thoughts, words, calls)
         thoughts, rest, _ = split_thoughts(text, thought_marks(self.form), thinking=self.thinking)
         if not self.tools:
-            return Speech(thoughts, rest, ())
+            return ParsedAnswer(thoughts, rest, ())
         try:
             calls = parse_calls(rest, (self.form,), self.schemas)
         except NotCalls:
             calls = ()
         if not calls:
-            return Speech(thoughts, rest, ())
-        return Speech(thoughts, _words_beside(rest, self.form), calls)
+            return ParsedAnswer(thoughts, rest, ())
+        return ParsedAnswer(thoughts, _words_beside(rest, self.form), calls)
 
-    def heard(self, text: str) -> tuple[str, str]:
-        """Return the thoughts and words of a text that still grows, as far as nothing that follows can take them back."""
+    def read_partial(self, text: str) -> tuple[str, str]:
+        """Return the thoughts and words of a growing text that no later text can change."""
         if self.form == "harmony":
             text = _BEGUN_MARK.sub("", text)
             if not text.strip():
-                return "", ""  # a mark may follow, before which spaces say nothing
+                return "", ""  # a mark may follow
             return _harmony(text)[:2]
         around = thought_marks(self.form)
         if any(opening.startswith(text.lstrip()) for opening, _ in around):
             return "", ""
-        thoughts, rest, thought = split_thoughts(text, around, thinking=self.thinking)
-        if not thought:
+        thoughts, rest, complete = split_thoughts(text, around, thinking=self.thinking)
+        if not complete:
             return _without_begun(thoughts, [closing for _, closing in around]).rstrip(), ""
         if not self.tools:
             return thoughts, rest
         begins = rest.rfind("</think>") + len("</think>") if "</think>" in rest else 0
-        if _HOLDS.get(self.form, _never)(rest[begins:]):
+        if (unmarked := _UNMARKED.get(self.form)) and unmarked.match(rest[begins:]):
             return thoughts, rest[:begins]
         marks = _MARKS[self.form]
         places = [place for mark in marks if (place := rest.find(mark)) >= 0]
@@ -98,28 +101,21 @@ _MARKS: Mapping[Form, tuple[str, ...]] = {
     "llama": (),
     "pythonic": (),
 }
-"""Form → what opens its calls."""
+"""Form → the opening marks of its calls."""
 
 _BEGINS_AS_JSON = re.compile(r"\s*(?:[{\[`<]|$)")
 _BEGINS_AS_CALL = re.compile(r"\s*(?:[\[`]|[^\W\d][\w.]*\s*(?:\(|$)|$)")
-_HOLDS: Mapping[Form, Callable[[str], object]] = {
-    "llama": _BEGINS_AS_JSON.match,
-    "pythonic": _BEGINS_AS_CALL.match,
-}
-"""Form → whether a text so far may be nothing but calls, in forms without a mark."""
-
-
-def _never(_text: str) -> None:
-    return None
+_UNMARKED: Mapping[Form, re.Pattern[str]] = {"llama": _BEGINS_AS_JSON, "pythonic": _BEGINS_AS_CALL}
+"""Form without marks → the beginning of a text that may be a call."""
 
 
 def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
-    """Return what may stand around the thoughts of a model whose calls have this form."""
+    """Return the pairs of marks around the thoughts of a model whose calls have this form."""
     return EVERY_PAIR if form == "mistral" else (THOUGHTS,)
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
-    """Return a text without what may be the beginning of a mark at its end."""
+    """Return a text without the beginning of a mark at its end."""
     place = len(text)
     for mark in marks:
         longest = min(len(mark) - 1, len(text))
@@ -129,9 +125,9 @@ def _without_begun(text: str, marks: Sequence[str]) -> str:
 
 
 def _words_beside(text: str, form: Form) -> str:
-    """Return the words outside of the calls of a text that has some."""
+    """Return the words of a text with calls."""
     places = [place for mark in _MARKS[form] if (place := text.find(mark)) >= 0]
-    if not places:  # the calls are all that stands behind thoughts, even those that nothing opened
+    if not places:  # the calls are the whole text after the thoughts, even if no mark opened these
         before, closing, _ = text.rpartition("</think>")
         return before + closing
     if form not in ("hermes", "glm", "qwen_coder"):
@@ -143,22 +139,18 @@ def _words_beside(text: str, form: Form) -> str:
 
 
 def _harmony(text: str) -> tuple[str, str, str]:
-    """Return the thoughts and words of a text of gpt-oss, and what it says to tools."""
-    said = harmony_messages(text)
-    thoughts = [each.text for each in said if each.recipient is None and each.channel == "analysis"]
-    words = [each.text for each in said if each.recipient is None and each.channel != "analysis"]
-    calls = [each.text for each in said if each.recipient is not None]
+    """Return the thoughts of a text of gpt-oss, its words, and its messages to tools."""
+    messages = harmony_messages(text)
+    thoughts = [each.text for each in messages if each.recipient is None and each.channel == "analysis"]
+    words = [each.text for each in messages if each.recipient is None and each.channel != "analysis"]
+    calls = [each.text for each in messages if each.recipient is not None]
     return "\n".join(thoughts), "\n".join(words), "\n".join(calls)
-
-
-def _together(*texts: str) -> str:
-    return "\n".join(filter(None, texts))
 
 
 _BEGUN_MARK = re.compile(r"<(?:\|[a-z]{0,9}\|?)?\Z")
 """The beginning of a mark of harmony at the end of a text."""
 
-# -------- The form that a chat template knows
+# -------- The form of a chat template's calls
 
 _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
     (("<|channel|>",), "harmony"),
@@ -168,10 +160,10 @@ _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
     (("<tool_call>", "<function=", "<parameter="), "qwen_coder"),
     (("<tool_call>",), "hermes"),
     (("<|python_tag|>",), "llama"),
-    (('{"name": ', '"parameters": '), "llama"),  # 3.2 in small, which runs no code
+    (('{"name": ', '"parameters": '), "llama"),  # small models of 3.2, without code execution
     (("func_name1(",), "pythonic"),
 )
-"""What stands in a chat template, all of it → the form of its calls, the surest sign first."""
+"""Texts that a chat template contains, all of them → the form of its calls; the most reliable first."""
 
 _DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 _HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
@@ -186,22 +178,22 @@ MARKS: Mapping[Form, frozenset[str]] = {
     "deepseek": frozenset({*THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
-"""Form → tokens that tell thoughts and calls from words, and that a tokeniser may drop from texts as special ones."""
+"""Form → special tokens that separate thoughts and calls from words; tokenisers may drop them from texts."""
 
 
 def form_of(template: str) -> Form | None:
-    """Return the form of tool calls that a chat template writes; None where it writes none."""
+    """Return the form of tool calls in a chat template; None if it writes none."""
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
 
 
 def writes_calls(called: Callable[[str, Mapping[str, Json]], str], form: Form) -> bool:
-    """Return whether what a template writes for a call is read in a form; `called` returns the answer that makes a call."""
+    """Return whether a template writes calls in a form; `called` returns the answer that makes a call."""
     call = ReadCall("kapelletool", {"word": "kapellecalled"})
     return SpeechForm(form).read(called(call.name, call.arguments)).calls == (call,)
 
 
 def call_form(form: Form, template: str) -> CallForm | None:
-    """Return how a forced call is written in a form, as this template writes calls; None where none can be forced."""
+    """Return how a template with this form writes a forced call; None if calls cannot be forced."""
     if form == "mistral" and "[ARGS]" in template:
         return constraints.MISTRAL_NAMED
     if form == "deepseek" and "```json" in template:

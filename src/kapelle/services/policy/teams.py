@@ -1,4 +1,4 @@
-"""Answers of the whole team: the run's workflow, played on the caller's question."""
+"""Answers of the whole team: the run's workflow, on the caller's question."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from kapelle.environments.tool_questions import OffersTools
 from kapelle.rollout.episodes import play_episode
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
-from kapelle.services.policy.agents import Agents, Decodes, Ended, Heard, Tell, TextStream, told, too_long
-from kapelle.services.policy.chat_form import ChatRequest, Head, usage_row
+from kapelle.services.policy.agents import Agents, Decodes, Send, TextStream, relayed, too_long
+from kapelle.services.policy.chat_form import ChatRequest, Finished, Head, Piece, TextFormat
 from kapelle.services.refusals import Refusal, wrong
-from kapelle.types import Episode, Json, Task
+from kapelle.types import Episode, Task
 
-# -------- A caller's question as an environment: the run's workflow plays it, and there is no answer to compare with
+# -------- A caller's question as an environment, without an answer to compare with
 
 
 @dataclass(frozen=True)
 class AskedEnvironment(Answerable):
-    """What an episode asks of its environment, for one question of a caller; every answer counts as right."""
+    """The environment of one question of a caller; every answer counts as correct."""
 
     name: str
     environment: Environment
-    """The run's own; its tools and its form of answers are kept."""
+    """The run's own, which has the tools and the form of answers."""
     answers: list[str] = field(default_factory=list)
-    """What the agents of each move said, the last one last: the team's answer where its workflow names none."""
+    """The agents' texts of each move. The last one is the team's answer if the workflow names none."""
 
     reward_range = (0.0, 1.0)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
-        """Open the world of the question."""
+        """Start the episode of the question."""
         world = _AskedWorld(task, agents, self.answers)
         own = self.environment
         return own.around(world, agents) if isinstance(own, OffersTools) and own.tools else world
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text, as the run's environment reads it."""
-        assert offers(self.environment, Answerable), "`team_answers` has asked"
+        """Return the final answer of a text, as the run's environment extracts it."""
+        assert offers(self.environment, Answerable), "`team_answers` has checked it"
         return self.environment.extract(text)
 
 
@@ -55,22 +55,22 @@ class _AskedWorld(QuestionWorld):
         self._answers = answers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        said = [text if len(actions) == 1 else f"{name}: {text}" for name, text in actions.items()]
-        self._answers.append("\n\n".join(said))
+        texts = [text if len(actions) == 1 else f"{name}: {text}" for name, text in actions.items()]
+        self._answers.append("\n\n".join(texts))
         return await super().step(actions, final)
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """New words of an agent."""
+    """New text of an agent."""
 
     choice: int
     agent: str
     text: str
     begins: bool = False
-    """Whether the agent's turn begins with them."""
+    """Whether the agent's turn begins with it."""
     ends: bool = False
-    """Whether it ends with them."""
+    """Whether the turn ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,180 +79,122 @@ class PlayedAnswer:
 
     choice: int
     text: str
-    """The team's answer."""
     episode: Episode
 
 
 def team_answers(
     agents: Agents, request: ChatRequest, *, listening: bool
 ) -> AsyncIterator[Spoken | PlayedAnswer]:
-    """Yield a team's answers; `listening` also yields the words of its agents as they come.
+    """Yield a team's answers; with `listening` also yield the text of its agents as it comes.
 
-    Raises Refusal (400), before anything is asked, for requests that only single agents can answer.
+    Raises Refusal (400) at once for requests that only single agents support.
     """
     play = agents.play
     names = ", ".join(play.team.names)
     if offers(play.environment, PlayedFromOutside):
-        raise wrong(f"A program plays this team and calls its agents one by one. Name one: {names}.", "model")
+        raise wrong(f"A program runs this team and calls its agents one by one. Name one: {names}.", "model")
     if not asks_questions(play.environment):
-        raise wrong(
-            f"The team plays a game of moves and answers no questions. Ask its agents: {names}.", "model"
-        )
-    asked_of_one = {
+        raise wrong(f"The team plays a game and answers no questions. Name an agent: {names}.", "model")
+    for_one_agent = {
         "tools": bool(request.tools),
         "tool_choice": request.tool_choice not in ("auto", "none"),
-        "response_format": request.response_format != {"type": "text"},
+        "response_format": not isinstance(request.response_format, TextFormat),
         "stop": bool(request.stop),
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs > 0,
     }
-    for name, given in asked_of_one.items():
+    for name, given in for_one_agent.items():
         if given:
-            raise wrong(
-                f"`{name}` is for one agent; the team speaks by its workflow. Name an agent in `model`.", name
-            )
+            raise wrong(f"`{name}` is not supported for the whole team. Name an agent in `model`.", name)
 
     # The question is the conversation's only message, or all of them by role.
-    said = [message for message in request.messages if message.text]
-    if not said or said[-1].role != "user":
-        raise wrong("A team answers a message of the role `user`, which must be the last one.", "messages")
-    texts = [f"{each.name or each.role}: {each.text}" for each in said] if said[1:] else [said[0].text]
-    task = Task("served", "\n\n".join(texts))
+    messages = [message for message in request.messages if message.text]
+    if not messages or messages[-1].role != "user":
+        raise wrong("The last message for a team must have the role `user`.", "messages")
+    texts = [f"{each.name or each.role}: {each.text}" for each in messages]
+    task = Task("served", "\n\n".join(texts) if messages[1:] else messages[0].text)
     first = secrets.randbits(62) if request.seed is None else request.seed
 
-    async def play_all(tell: Tell) -> None:
+    async def play_all(send: Send) -> None:
         for choice in range(request.n):
             environment = AskedEnvironment(play.environment.name, play.environment)
-            asked = replace(
+            question = replace(
                 play,
                 environment=cast("Environment", environment),
                 sampling={agent.name: request.sampling(agent.sampling) for agent in play.team.agents},
-                generate=partial(_overheard, play.engine, choice, tell) if listening else None,
+                generate=partial(_streamed, play.engine, choice, send) if listening else None,
             )
             seed = first if choice == 0 else derive_seed(first, "choice", choice)
-            episode = await play_episode(asked, task, seed)
+            episode = await play_episode(question, task, seed)
             if episode.error is not None:
                 kind, _, why = episode.error.partition(": ")
                 if kind.startswith("ContextError"):
                     raise too_long(why)
-                # Its message may quote the question.
+                # The message may quote the question.
                 LOG.error("The team could not answer: its workflow failed with %s.", kind.partition(":")[0])
                 raise Refusal(
                     500, "The team's workflow failed; the service's log says why.", None, "workflow"
                 )
-            said = (
-                environment.answers[-1] if environment.answers and episode.final is None else episode.answer
-            )
-            tell(PlayedAnswer(choice, said, episode))
+            last = environment.answers[-1] if environment.answers and episode.final is None else None
+            send(PlayedAnswer(choice, episode.answer if last is None else last, episode))
 
-    return _counted(agents, told(agents.thread, play_all))
+    return _counted(agents, relayed(agents.thread, play_all))
 
 
 async def _counted(
     agents: Agents, answers: AsyncIterator[Spoken | PlayedAnswer]
 ) -> AsyncGenerator[Spoken | PlayedAnswer, None]:
     """Yield answers, and count the tokens of their turns."""
-    async with aclosing(answers) as told:  # type: ignore[type-var]
-        async for each in told:
+    async with aclosing(answers) as coming:  # type: ignore[type-var]
+        async for each in coming:
             if isinstance(each, PlayedAnswer):
                 for turn in each.episode.turns:
-                    agents.metrics.spoke(turn.agent, len(turn.prompt_ids), len(turn.completion_ids))
+                    agents.metrics.answered(turn.agent, len(turn.prompt_ids), len(turn.completion_ids))
             yield each
 
 
-async def _overheard(engine: RolloutEngine, choice: int, tell: Tell, request: Request) -> Completion:
-    """Return what the engine answers, and tell its words as they come."""
+async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Request) -> Completion:
+    """Return the engine's answer, and send its text as it comes."""
     renderer = engine.renderer(request.policy)
-    words = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
-    say = partial(Spoken, choice, request.agent)
-    tell(say("", begins=True))
+    text = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
+    spoken = partial(Spoken, choice, request.agent)
+    send(spoken("", begins=True))
 
     def on_tokens(ids: Sequence[int], _logprobs: Sequence[float]) -> None:
-        if words is not None and (text := words.hear(ids)):
-            tell(say(text))
+        if text is not None and (new := text.add(ids)):
+            send(spoken(new))
 
     completion = await stream_or_generate(engine, request, on_tokens)
-    tell(say(completion.text if words is None else words.end(completion.text), ends=True))
+    send(spoken(completion.text if text is None else text.rest(completion.text), ends=True))
     return completion
-
-
-# -------- A team's answer to one request: whole, or as the chunks of a stream in which each agent is heard as it speaks
 
 
 @dataclass(frozen=True, slots=True)
 class TeamChat:
-    """A request to a team that is being answered."""
+    """A request to a team that is being answered; in streams the texts of its agents come beside the content."""
 
-    request: ChatRequest
     head: Head
 
-    async def whole(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> Json:
-        """Return the answer, with the turns behind it."""
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            played = [each async for each in told if isinstance(each, PlayedAnswer)]
-        choices = [
-            {
-                "index": each.choice,
-                "message": {"role": "assistant", "content": each.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": "stop",
-                "kapelle": {"turns": _turn_rows(each.episode)},
-            }
-            for each in played
-        ]
-        row = {**self.head.row("chat.completion"), "choices": choices, "usage": _usage(played)}
-        return row if self.head.session is None else {**row, "kapelle": self.head.extra}
-
-    async def chunks(self, answers: AsyncIterator[Spoken | PlayedAnswer]) -> AsyncIterator[Json | str]:
-        """Yield the answer in pieces: what agents say beside the content, then the team's answer as the content."""
-        played: list[PlayedAnswer] = []
-        for choice in range(self.request.n):
-            yield self.head.opening(choice)
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            async for each in told:
-                if isinstance(each, Spoken):
-                    said = {"agent": each.agent, "text": each.text, "begins": each.begins, "ends": each.ends}
-                    yield self.head.chunk(each.choice, {"content": ""}, extra=said)
-                    continue
-                played.append(each)
-                yield self.head.chunk(each.choice, {"content": each.text})
-                turns = {"turns": _turn_rows(each.episode)}
-                yield self.head.chunk(each.choice, {}, reason="stop", extra=turns)
-        if self.request.wants_usage:
-            yield {**self.head.row("chat.completion.chunk"), "choices": [], "usage": _usage(played)}
-        yield "[DONE]"
-
-    async def heard(
+    async def pieces(
         self, answers: AsyncIterator[Spoken | PlayedAnswer]
-    ) -> AsyncGenerator[Heard | Ended, None]:
-        """Yield the team's answers, each when it is complete."""
-        async with aclosing(answers) as told:  # type: ignore[type-var]
-            async for each in told:
-                if isinstance(each, PlayedAnswer):
-                    message = {"role": "assistant", "content": each.text, "refusal": None}
-                    turns = each.episode.turns
-                    usage = (
-                        sum(len(turn.prompt_ids) for turn in turns),
-                        sum(len(turn.completion_ids) for turn in turns),
-                    )
-                    about = {"turns": _turn_rows(each.episode)}
-                    yield Ended(each.choice, "", each.text, None, message, "stop", usage, about)
-
-
-def _turn_rows(episode: Episode) -> list[Json]:
-    """Return the turns behind a team's answer."""
-    return [
-        {
-            "agent": turn.agent,
-            "text": turn.text,
-            "finish_reason": turn.finish_reason,
-            "tokens": len(turn.completion_ids),
-        }
-        for turn in episode.turns
-    ]
-
-
-def _usage(played: Sequence[PlayedAnswer]) -> Json:
-    """Return how many tokens all agents read and wrote."""
-    turns = [turn for each in played for turn in each.episode.turns]
-    return usage_row(sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns))
+    ) -> AsyncGenerator[Piece | Finished, None]:
+        """Yield the agents' texts as they come, and each answer with its turns when it is complete."""
+        async with aclosing(answers) as coming:  # type: ignore[type-var]
+            async for each in coming:
+                if isinstance(each, Spoken):
+                    extra = {"agent": each.agent, "text": each.text, "begins": each.begins, "ends": each.ends}
+                    yield Piece(each.choice, "", "", extra=extra)
+                    continue
+                turns = each.episode.turns
+                rows = [
+                    {
+                        "agent": turn.agent,
+                        "text": turn.text,
+                        "finish_reason": turn.finish_reason,
+                        "tokens": len(turn.completion_ids),
+                    }
+                    for turn in turns
+                ]
+                message = {"role": "assistant", "content": each.text, "refusal": None}
+                usage = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns)
+                yield Finished(each.choice, "", each.text, None, message, "stop", usage, {"turns": rows})
