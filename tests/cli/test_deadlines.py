@@ -107,7 +107,7 @@ def test_a_signal_ends_a_run_that_is_stuck_and_it_goes_on_later(
     said = Path("said").read_text()
     assert process.exitcode == code, said
     assert "Traceback" not in said
-    assert ("holds the process" in said) == (way in ("deep", "swallow"))
+    assert ("blocks the process" in said) == (way in ("deep", "swallow"))
     Path("tell").write_text("nothing gets stuck")
     # Tasks are looked at before there is a run.
     words = ("stuck.yaml", *stuck, "--run-dir", "run") if place == "task" else ("--resume", "run")

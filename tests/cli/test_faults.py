@@ -108,7 +108,7 @@ def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
             read()
     file.unlink()
     file.mkdir()
-    with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: it is no plain file")):
+    with pytest.raises(RunDirectoryError, match=re.escape(f"Cannot read {file}: it is not a plain file")):
         read_groups(run, 1)
 
 

@@ -12,7 +12,6 @@ from tests.support.cluster import Cluster, Learned
 from tests.support.cluster import learned as run
 from tests.support.tiny import frozen_copy, same_bits
 from tests.training.test_queue import PPO, SMALL
-from tests.training.test_ranks import furthest
 
 from kapelle import Trainer
 from kapelle.cluster import actors
@@ -44,15 +43,6 @@ def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cl
     assert there.is_same(alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["counterfactual", "c3"])
-def test_a_worker_plays_episodes_on_and_lets_them_branch(name: str, cluster: Callable[..., Cluster]) -> None:
-    settings = {**SETTINGS, "algorithm": {"name": name, "group_size": 4}}
-    alone = run(settings, evaluates=True)
-    cluster(workers(1))
-    assert run(settings, evaluates=True).is_same(alone)
-
-
 def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     rows = [{"question": f"{k} and {k}?", "answer": f"#### {2 * k}"} for k in range(4)]
     for split, own in (("train", rows[:1]), ("test", rows[1:])):
@@ -80,14 +70,7 @@ def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], t
 
 
 @pytest.mark.slow
-def test_several_workers_play_the_same_to_rounding(cluster: Callable[..., Cluster]) -> None:
-    alone = learned()
-    cluster(workers(2))
-    assert furthest(learned().weights, alone.weights) <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["here", "begin", "play"])
+@pytest.mark.parametrize("method", ["begin", "play"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, cluster: Callable[..., Cluster]
 ) -> None:
@@ -131,28 +114,8 @@ def test_workers_that_join_and_leave_change_nothing(
     assert disturbed.is_same(all_there)
 
 
-def test_a_worker_that_joins_and_cannot_play_is_left_out(
-    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    begin = RayPlayer._begin
-
-    def other_files(player: RayPlayer, said: Any) -> bytes:
-        found = json.loads(begin(player, said))
-        others.append(player)
-        return json.dumps(found if len(others) == 1 else {"hashes": {"base": "another"}}).encode()
-
-    others: list[RayPlayer] = []
-    monkeypatch.setattr(RayPlayer, "_begin", other_files)
-    made = cluster({**workers(2), "least_rollout_workers": 1})
-    with Trainer(**SETTINGS) as trainer:
-        next(trainer.steps())
-        assert (made.started, made.ended) == (2, [1])
-    assert {number for number, method in made.asked if method == "play"} == {0}
-    assert "cannot play: A rollout worker has read other weights for 'embedded' (another)" in caplog.text
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0.0, 0.5])
+@pytest.mark.parametrize("left", [0.5])
 def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], left: float) -> None:
     ends = []
     for overlap in (False, True):
@@ -217,19 +180,3 @@ def test_other_weights_on_the_disk_are_refused(
     monkeypatch.setattr(RayPlayer, "_begin", lambda *_: json.dumps({"hashes": {"base": "another"}}).encode())
     with pytest.raises(ConfigError, match="has read other weights for 'embedded' \\(another\\)"):
         learned()
-
-
-def test_workers_that_play_for_nobody_are_ended(
-    cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = cluster(workers(2))
-
-    def stop() -> None:
-        raise StopRequested
-
-    with Trainer(**SETTINGS) as trainer:
-        monkeypatch.setattr(actors, "stop_if_asked", stop)
-        with pytest.raises(StopRequested):
-            next(trainer.steps())
-        assert made.ended == [0, 1]
-        monkeypatch.undo()

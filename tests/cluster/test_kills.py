@@ -154,17 +154,6 @@ def test_a_scoring_worker_scores_as_the_rank_does_and_is_replaced(judge: str, tm
 
 
 @pytest.mark.ranks
-def test_a_rank_that_dies_resumes_with_scoring_workers(judge: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert run(tmp_path / "here", *paid_by(judge, 0))[0] == 0
-    code, said = run(folder, *paid_by(judge, 1), kill=("update", "rank"))
-    assert code == 2, said
-    assert "Rank 0 was killed by signal 9" in said
-    assert run(folder)[0] == 0
-    check_same(folder, end_of(tmp_path / "here"))
-
-
-@pytest.mark.ranks
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_ranks_share_scoring_workers(engine: str, judge: str, tmp_path: Path) -> None:
     ends = []
@@ -201,20 +190,6 @@ def test_a_team_in_two_pools_plays_as_one_in_one_place_and_a_sampling_worker_is_
     check_same(tmp_path / "run", end_of(tmp_path / "apart"))
     for one, other in zip(end_of(tmp_path / "apart")[1], end_of(tmp_path / "together")[1], strict=True):
         assert one == pytest.approx(other, abs=1e-5)
-
-
-@pytest.mark.ranks
-def test_a_pool_without_its_agent_is_refused(tmp_path: Path) -> None:
-    code, said = run(tmp_path / "run", "ray.pools={big: {agents: [agent_7]}}")
-    assert code == 2
-    assert "`ray.pools.big.agents` names 'agent_7', which is no agent of this team" in said
-
-
-@pytest.mark.ranks
-def test_nothing_to_score_is_refused(tmp_path: Path) -> None:
-    code, said = run(tmp_path / "run", "ray.scoring_workers=1")
-    assert code == 2
-    assert "`ray.scoring_workers` is 1, but nothing of this run is only scored" in said
 
 
 ENDS = {
@@ -262,13 +237,3 @@ def test_it_is_the_run_without_ray_to_the_bit(tmp_path: Path) -> None:
     with Trainer(alone, run_dir=tmp_path / "alone") as trainer:
         trainer.train()
     check_same(one, end_of(tmp_path / "alone"))
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("moment", ["rollout", "save"])
-def test_another_rank_ends_the_run_too(moment: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    code, said = run(folder, "--processes", "2", kill=(moment, "rank"))
-    assert code == 2, said
-    assert "Rank 1 was killed by signal 9" in said
-    assert run(folder, "--processes", "2")[0] == 0

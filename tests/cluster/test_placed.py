@@ -132,11 +132,3 @@ def test_workers_that_cannot_serve_are_refused(
         check_workers(config, ranks)
     ahead = {"steps": 1, "tasks_per_step": 4, **LEFT, "overlap": True}
     check_workers(resolve(sections(ray={"rollout_workers": 2}, training=ahead)), 2)
-
-
-def test_a_rank_is_told_by_a_variable() -> None:
-    placed = RayPlacement(
-        "10.0.0.1:6379", "of this run", "kapelle-1", Bundles((RolloutPlace(2, (3, 4)),), (7,))
-    )
-    assert placement_here(placed.variable()) == placed
-    assert placement_here({"RANK": "0"}) is None

@@ -10,13 +10,11 @@ import pytest
 import torch
 from tests.algorithms.test_every_algorithm import run_of
 from tests.support.cluster import Cluster, learned
-from tests.support.tiny import frozen_copy, same_bits, tiny_model
-from tests.training.test_ranks import furthest
+from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.cluster import actors, ray_workers
 from kapelle.cluster.scoring import RayScorer, dump_samples, load_samples
-from kapelle.errors import ConfigError, EngineError
+from kapelle.errors import ConfigError
 from kapelle.rows import Sample
 from kapelle.setup.team_builder import REWARD_BASE
 from kapelle.team import VERIFIER
@@ -68,42 +66,7 @@ def test_the_rank_holds_nothing_of_what_is_only_scored(judge: str, cluster: Call
     assert there[name] == alone[name]
 
 
-def test_rollout_workers_hold_nothing_of_it_either(
-    judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {"path": judge, "device": "cpu"}
-    alone = learned(paid(judge, reward_model=own))
-    held: list[set[str]] = []
-    begin = ray_workers.RayPlayer._begin
-
-    def noted(player: ray_workers.RayPlayer, said: Any) -> bytes:
-        answer = begin(player, said)
-        assert player._team is not None
-        held.append(set(player._team.hashes))
-        return answer
-
-    monkeypatch.setattr(ray_workers.RayPlayer, "_begin", noted)
-    cluster(workers(1, players=1))
-    ray = {"rollout_workers": 1, "scoring_workers": 1}
-    assert learned(paid(judge, reward_model=own, ray=ray)).is_same(alone)
-    assert held == [{"base"}]
-
-
-def test_several_workers_score_the_same_to_rounding(judge: str, cluster: Callable[..., Cluster]) -> None:
-    alone = learned(paid(judge))
-    made = cluster(workers(3))
-    there = learned(paid(judge, ray={"rollout_workers": 0, "scoring_workers": 3}))
-    assert {number for number, method in made.asked if method == "score"} == {0, 1, 2}
-    assert furthest(there.weights, alone.weights) <= 1e-5
-    assert there.rows[0][f"verifier_score/{'agent_0'}"] == pytest.approx(
-        alone.rows[0]["verifier_score/agent_0"], abs=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    "algorithm",
-    [{"name": "distill", "teacher": "embedded"}, {"name": "qmix", "group_size": 2, "embedder": "embedded"}],
-)
+@pytest.mark.parametrize("algorithm", [{"name": "qmix", "group_size": 2, "embedder": "embedded"}])
 def test_teachers_and_embedding_models_are_scored_there_too(
     algorithm: dict[str, Any], cluster: Callable[..., Cluster]
 ) -> None:
@@ -116,7 +79,7 @@ def test_teachers_and_embedding_models_are_scored_there_too(
     assert {"score", "embed"} & {method for _, method in made.asked[3:]}
 
 
-@pytest.mark.parametrize("method", ["here", "begin", "score"])
+@pytest.mark.parametrize("method", ["begin", "score"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     method: str, judge: str, cluster: Callable[..., Cluster]
 ) -> None:
@@ -149,26 +112,6 @@ def test_a_run_goes_on_with_and_without_them(
     assert same_bits(weights, whole.weights)
 
 
-def test_workers_that_die_again_and_again_stop_the_run(judge: str, cluster: Callable[..., Cluster]) -> None:
-    made = cluster(workers(1), lambda _, asked: asked == "score")
-    with pytest.raises(EngineError, match=r"5 scoring workers in a row have died before.*it was killed"):
-        learned(paid(judge))
-    assert made.started == actors.DEATHS
-
-
-def test_what_a_worker_raises_is_raised_here(
-    judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster(workers(1))
-
-    def fail(*_: object) -> dict[str, str]:
-        raise EngineError("no memory for the verifier")
-
-    monkeypatch.setattr(RayScorer, "_begin", fail)
-    with pytest.raises(EngineError, match="no memory for the verifier"):
-        learned(paid(judge))
-
-
 def test_other_weights_on_the_disk_are_refused(
     judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,14 +119,6 @@ def test_other_weights_on_the_disk_are_refused(
     monkeypatch.setattr(RayScorer, "_begin", lambda *_: {"base": "another"})
     with pytest.raises(ConfigError, match=r"has read other weights for 'embedded' \(another\)"):
         learned(paid(judge))
-
-
-def test_a_model_in_memory_is_refused(cluster: Callable[..., Cluster]) -> None:
-    cluster(workers(1))
-    settings = run_of("distill")
-    settings["ray"] = {"rollout_workers": 0, "scoring_workers": 1}
-    with pytest.raises(ConfigError, match=r"'teacher' is in the trainer's memory.*`ray.scoring_workers: 0`"):
-        Trainer(**settings, models={"teacher": tiny_model()})
 
 
 def test_samples_survive_the_way() -> None:

@@ -36,7 +36,7 @@ def test_what_fails_or_dies_takes_nothing_with_it(tmp_path: Path) -> None:
     found = dict(in_processes(work, [(kind, str(tmp_path / str(k))) for k, kind in enumerate(kinds)], 1))
     assert {k: failure and failure.reason for k, failure in found.items()} == {
         0: None,
-        1: "its process was killed by signal 9 (SIGKILL). If nobody sent the signal, memory ran out: `dmesg` says so, and `kapelle plan` what a run needs.",
+        1: "its process was killed by signal 9 (SIGKILL). Perhaps memory ran out: see `dmesg`, and `kapelle plan` for what a run needs.",
         2: "ConfigError: no good",
         3: None,
     }

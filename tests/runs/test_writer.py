@@ -200,7 +200,7 @@ def test_a_refused_directory_is_not_kept_locked(tmp_path: Path) -> None:
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(RunDirectoryError, match="a file stands where a folder should be"):
+    with pytest.raises(RunDirectoryError, match="a file has the name"):
         open_run(tmp_path / "run")
 
 

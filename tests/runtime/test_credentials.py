@@ -20,19 +20,13 @@ from kapelle.errors import ConfigError, EngineError
 from kapelle.runs.model_card import check_push
 from kapelle.runtime.credentials import bearer
 from kapelle.runtime.hub import hub_fault
-from kapelle.setup.preparation import check_keys
-from kapelle.team import Agent, Endpoint, Policy, Team
+from kapelle.team import Endpoint
 
 VARIABLE = "KAPELLE_TEST_TOKEN"
 
 
 def an_endpoint(address: str) -> None:
     EndpointEngine({"far": Endpoint(address, "m", VARIABLE)})
-
-
-def an_endpoint_of_a_team(address: str) -> None:
-    policy = Policy("far", "", trained=False, endpoint=Endpoint(address, "m", VARIABLE))
-    check_keys(Team((Agent("ada"),), {"far": policy}, {"ada": "far"}), None)
 
 
 def a_judge(address: str) -> None:
@@ -52,10 +46,6 @@ def an_mcp_server(address: str) -> None:
     assert Mcp(url=address, key_env=VARIABLE).headers == {"Authorization": "Bearer secret"}
 
 
-def an_mcp_header(address: str) -> None:
-    assert Mcp(url=address, headers_env={"X-API-Key": VARIABLE}).headers == {"X-API-Key": "secret"}
-
-
 def vllm(address: str) -> None:
     Vllm(server=address).check()
 
@@ -64,12 +54,10 @@ def vllm(address: str) -> None:
     "send",
     [
         an_endpoint,
-        an_endpoint_of_a_team,
         a_judge,
         a_reward_server,
         a_search,
         an_mcp_server,
-        an_mcp_header,
         vllm,
     ],
 )
@@ -86,19 +74,6 @@ def test_whoever_sends_a_token_refuses_to_send_it_in_the_clear(
         ) as refused:
             send(address)
         assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("send", [an_endpoint, an_endpoint_of_a_team, a_judge, a_reward_server, vllm])
-def test_without_a_token_there_is_nothing_to_read(
-    send: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for given in (None, ""):
-        for variable in (VARIABLE, "VLLM_API_KEY"):
-            if given is None:
-                monkeypatch.delenv(variable, raising=False)
-            else:
-                monkeypatch.setenv(variable, given)
-        send("http://far.example")
 
 
 def test_the_hub_gets_no_token_in_the_clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,18 +86,14 @@ BUSY = said(b"", "503 Busy")
     "before",
     [
         [BUSY, RESET],
-        [RESET, BUSY, RESET],
-        [said(GOOD, length=100)],
         [said(GOOD[:5])],
-        [said(b"")],
         [said(b"<html>The gateway starts again.</html>", "200 OK", "content-type: text/html")],
         [said(b'{"error": {"code": 502, "message": "the model is loading"}}')],
         [b"this is no HTTP\r\n\r\n"],
-        [said(b"", "429 Slow down", "retry-after: 0")],
         [b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"ok"'],
     ],
 )
-async def test_what_may_pass_is_asked_again(before: list[bytes], pauses: list[float]) -> None:
+async def test_temporary_failures_are_retried(before: list[bytes], pauses: list[float]) -> None:
     async with playing(*before, said(GOOD)) as script:
         assert await ask(script) == GOOD
         assert script.asked == len(before) + 1
@@ -110,18 +106,17 @@ async def test_what_may_pass_is_asked_again(before: list[bytes], pauses: list[fl
     [
         (
             said(b"", "307 Elsewhere", "location: https://user:pw@other.example/v1?sig=secret"),
-            r"^HTTP 307, which sends on to https://other.example/v1$",
+            r"^HTTP 307, .* https://other.example/v1$",
         ),
         (
             said(b'{"error": {"code": "bad_model", "message": "no such model my-secret"}}'),
             "^HTTP 200 with an error inside: no such model …$",
         ),
-        (said(b'{"error": "it is off"}'), "^HTTP 200 with an error inside$"),
         (said(b"x" * 10, "200 OK", "content-encoding: gzip"), "compressed"),
         (said(b"x", "403 No"), "^HTTP 403$"),
     ],
 )
-async def test_what_will_not_pass_is_said_at_once(answer: bytes, why: str, pauses: list[float]) -> None:
+async def test_permanent_failures_are_reported_at_once(answer: bytes, why: str, pauses: list[float]) -> None:
     async with playing(answer, said(GOOD)) as script:
         with pytest.raises(NoAnswer, match=why):
             await ask(script)
@@ -129,14 +124,7 @@ async def test_what_will_not_pass_is_said_at_once(answer: bytes, why: str, pause
     assert pauses == []
 
 
-async def test_what_never_passes_is_told_as_it_was_last(pauses: list[float]) -> None:
-    async with playing(BUSY, said(b"<html>")) as script:
-        with pytest.raises(NoAnswer, match=r"^HTTP 200, and a web page instead of an answer$"):
-            await ask(script, retries=2)
-        assert script.asked == 3
-
-
-async def test_a_trickle_is_bounded_as_a_whole(pauses: list[float]) -> None:
+async def test_the_limit_applies_to_a_whole_answer(pauses: list[float]) -> None:
     """A byte every 20 ms: no silence is long, and the answer would take four seconds."""
     async with playing(said(b" " * 100 + GOOD), drip=0.02) as script:
         started = time.monotonic()
@@ -147,7 +135,7 @@ async def test_a_trickle_is_bounded_as_a_whole(pauses: list[float]) -> None:
         await asyncio.wait_for(script.gone.wait(), 30)
 
 
-async def test_who_is_cancelled_leaves_no_request_behind() -> None:
+async def test_a_cancelled_request_ends() -> None:
     """While an answer comes, and in a pause before the next attempt."""
     async with playing(said(GOOD), drip=0.05) as script:
         asking = asyncio.create_task(ask(script))
@@ -158,7 +146,7 @@ async def test_who_is_cancelled_leaves_no_request_behind() -> None:
     async with playing(said(b"", "503 Busy", "retry-after: 1")) as script:
         asking = asyncio.create_task(ask(script))
         await asyncio.wait_for(script.began.wait(), 30)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         asking.cancel()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.2)
         assert script.asked == 1

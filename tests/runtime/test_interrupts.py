@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -30,30 +29,6 @@ def test_a_second_ctrl_c_raises_and_the_handlers_return() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_schedulers_may_repeat_themselves() -> None:
-    with catch_interrupts() as interrupts:
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupts.exit_code == 143
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.exit_code == 143
-
-
-def test_outside_the_main_thread_nothing_is_touched() -> None:
-    handlers = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def work() -> None:
-        with catch_interrupts() as interrupts:
-            seen.extend([signal.getsignal(signal.SIGINT), interrupts.received])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [handlers, None]
-
-
 LOOP = """
 import sys
 from kapelle.runtime.interrupts import catch_interrupts
@@ -66,7 +41,7 @@ sys.exit(interrupts.exit_code)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143)])
 def test_a_process_finishes_its_step_and_exits_with_the_code(number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

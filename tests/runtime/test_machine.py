@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kapelle.runtime import machine
 from kapelle.runtime.machine import long_lived_apart, refusal
 
 
@@ -60,18 +59,3 @@ def test_what_lives_long_is_apart_from_garbage_until_the_block_ends() -> None:
     assert not gc.get_freeze_count()
     gc.collect()
     assert gone() is None
-
-
-def test_what_the_caller_has_frozen_stays_frozen() -> None:
-    gc.freeze()
-    with long_lived_apart():
-        pass
-    assert gc.get_freeze_count()
-
-
-@pytest.mark.usefixtures("thawed")
-def test_a_block_may_end_after_pythons_modules_have_lost_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So does that of a training run whose script ends in the middle of its steps.
-    with long_lived_apart():
-        monkeypatch.setattr(machine, "gc", None)
-    assert not gc.get_freeze_count()

@@ -52,11 +52,6 @@ def test_the_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     assert draw() == ahead
 
 
-def test_a_checkpoint_of_before_holds_nothing_of_numpy() -> None:
-    state = {key: value for key, value in capture_random().items() if key != "numpy"}
-    restore_random(state)
-
-
 def test_what_a_module_draws_while_it_is_imported_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finders: None
 ) -> None:

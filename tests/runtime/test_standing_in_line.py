@@ -18,7 +18,7 @@ from kapelle.runtime import http
 from kapelle.runtime.deadlines import GaveUp, pause_deadline, within
 from kapelle.runtime.event_loop import run_async
 
-LIMIT = 0.4
+LIMIT = 0.2
 LINE = 3 * LIMIT
 """Seconds until it is the call's turn: long enough for the watchdog to end a call whose line counts."""
 

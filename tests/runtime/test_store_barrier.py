@@ -69,5 +69,5 @@ def test_who_waits_for_a_rank_that_has_ended_hears_why() -> None:
 
 
 def test_nobody_waits_for_ever() -> None:
-    with pytest.raises(EngineError, match="not all ranks have come to 'parts'"):
+    with pytest.raises(EngineError, match="Not all ranks came to 'parts'"):
         barriers(HashStore(), 0.05)[0].all_gather("parts", bytes)

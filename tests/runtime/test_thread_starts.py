@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -40,8 +39,7 @@ def ended(prepare: str, begins: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("prepare", "begins"),
     [
-        pytest.param("pass", "without_memory", id="it says so"),
-        # As where there is no memory to say so either.
+        # The thread cannot report that it has no memory.
         pytest.param(
             'machine.THREAD_START_S = 0.5; deadlines.call("a call", "environment", 1.0, int)',
             "lambda: None",
@@ -55,17 +53,6 @@ def test_a_command_ends_when_a_thread_does_not_begin(prepare: str, begins: str) 
     assert reason.count("\n") == 1
     assert "no memory left to start a thread" in reason
     assert "--resume" in reason
-
-
-def test_threads_that_run_are_not_taken_for_lost() -> None:
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    starts = machine.ThreadStarts()
-    assert not starts.lost(1e9)
-    assert not starts.lost(1e9)
-    stop.set()
-    thread.join()
 
 
 def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

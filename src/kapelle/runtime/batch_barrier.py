@@ -1,12 +1,11 @@
 """The barrier before a batch: the sampler waits until every episode that may still send a request has sent it.
 
-The result of a row depends, in its last bits, on the other rows in its batch. So a run repeats only if batches are made of the
-same rows every time, however long a world, a tool, a grader or an endpoint takes. Whatever can send requests to the sampler
-is a `Participant`: an episode, or a step of its world. A sampler continues only when every participant in its event loop waits
-for an answer.
+The last bits of a row's results depend on the other rows of its batch. A run repeats only if batches always have the same rows,
+however long an environment, a tool, a grader or an endpoint takes. Whatever can send requests to the sampler is a `Participant`: an
+episode, or a step of its environment. A sampler continues only when every participant in its event loop waits for an answer.
 
-A participant is *out* while it is busy elsewhere: it waits neither for an answer nor for a participant within it. They form a
-tree: an episode holds the step that its world takes, and a step may hold the question that it asks a judge.
+A participant is *out* while it is busy elsewhere: it waits neither for an answer nor for an inner participant. Participants form a
+tree: an episode contains the step of its environment, and a step may contain a request to a judge.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from types import TracebackType
 from typing import Self
 
 SLICES = 10
-"""The patience is waited in so many slices: a machine that was asleep uses up only one of them."""
+"""The patience consists of so many slices: a sleeping machine uses up only one of them."""
 
 Order = tuple[int, tuple[int, ...]]
-"""Order of a participant's requests among those that join a batch together: when it was last answered, and its place."""
+"""Order of a participant's requests in a batch: number of its last answer, and its place in the tree."""
 
 
 class BatchBarrier:
@@ -31,13 +30,13 @@ class BatchBarrier:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self.changes = 0
-        """How often a participant began, ended, asked or was answered."""
+        """Number of begins, ends, requests and answers of participants."""
         self.answers = 0
-        """Requests that were answered."""
+        """Number of answered requests."""
         self.begun = 0
-        """Outermost participants that have begun."""
+        """Number of outermost participants that have begun."""
         self.busy: set[Participant] = set()
-        """Participants that are busy elsewhere and waited for."""
+        """Participants that are out."""
         self._waiters: set[asyncio.Future[None]] = set()
 
     def note(self, part: Participant, out: bool) -> None:
@@ -50,7 +49,7 @@ class BatchBarrier:
                     waiter.set_result(None)
 
     async def all_waiting(self, patience: float) -> None:
-        """Wait until no participant is out; after `patience` s without any change, go on without those that are, with a warning."""
+        """Wait until no participant is out; after `patience` s without a change, warn and continue without them."""
         idle = 0
         while self.busy and idle < SLICES:
             before = self.changes
@@ -67,8 +66,8 @@ class BatchBarrier:
             idle = idle + 1 if self.changes == before else 0
         if self.busy:
             warnings.warn(
-                f"The sampler goes on without {len(self.busy)} of its episodes, whose worlds, tools or endpoints have not "
-                f"answered for {patience:g} s (`engine.patience`): from here on this run need not repeat to the bit.",
+                f"The sampler continues without {len(self.busy)} of its episodes, whose environments, tools or endpoints have not "
+                f"answered for {patience:g} s (`engine.patience`). A repetition of this run may differ.",
                 stacklevel=2,
             )
             for part in list(self.busy):
@@ -89,7 +88,7 @@ def batch_barrier() -> BatchBarrier:
 
 
 def current_participant() -> Participant | None:
-    """Return the innermost participant that this code belongs to; None outside every one."""
+    """Return the innermost current participant, or None."""
     part = _current.get()
     if part is None or part.barrier.loop() is not asyncio.get_running_loop():
         return None
@@ -97,32 +96,32 @@ def current_participant() -> Participant | None:
 
 
 def ends_requests() -> None:
-    """Declare that the current participant sends no more requests, so that the sampler does not wait while it cleans up."""
+    """Declare that the current participant sends no more requests, so that the sampler does not wait for its cleanup."""
     part = current_participant()
     if part is not None and not part.followed:
         part.end()
 
 
 class Participant:
-    """Something that may send requests, within another participant or by itself; as a context manager it begins and ends."""
+    """A sender of requests, perhaps inside another participant; a context manager."""
 
     def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
-        """Begin at a place among the participants next to it, by default after those that began before.
+        """Begin at a place among the neighbours, by default after those that began before.
 
-        `followed`: another participant begins once this one has ended, so that its end is waited for.
+        `followed`: another participant begins when this one ends, so the sampler waits for its end.
         """
         self._holder = holder = current_participant()
         self.barrier: BatchBarrier = batch_barrier() if holder is None else holder.barrier
         self.followed = followed
         self.begun = 0
-        """Participants within that have begun."""
+        """Number of inner participants that have begun."""
         self.within: set[Participant] = set()
-        """Those that have not ended."""
-        self._asking = 0
+        """Inner participants that have not ended."""
+        self._requests = 0
         self._late = False
         self._token: Token[Participant | None] | None = None
         self.ended: bool = holder is not None and holder.ended
-        """Whether the sampler does not wait for it; what begins within a participant that has ended is not waited for either."""
+        """Whether it has ended, so that the sampler does not wait for it; its inner participants begin as ended."""
         scope: BatchBarrier | Participant = self.barrier if holder is None else holder
         scope.begun += 1
         answered, path = self.barrier.answers, tuple[int, ...]()
@@ -131,7 +130,7 @@ class Participant:
             holder.note()
             answered, path = holder.order
         self.order: Order = answered, (*path, scope.begun - 1 if place is None else place)
-        """Order of its requests among those of others; by default after all others next to it."""
+        """Order of its requests among those of others."""
         self.note()
 
     def __enter__(self) -> Self:
@@ -142,33 +141,36 @@ class Participant:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-        token, self._token = self._token, None  # it holds the context, which may hold this participant
+        token, self._token = (
+            self._token,
+            None,
+        )  # the token refers to the context, which may refer to this participant
         assert token is not None
         try:  # noqa: SIM105 - three calls fewer than `suppress`, for every episode
             _current.reset(token)
-        except ValueError:  # a discarded coroutine is closed in another context than it ran in
+        except ValueError:  # a discarded coroutine is closed in another context
             pass
 
     def began_request(self) -> None:
-        """Note that one more request waits for its answer."""
-        self._asking += 1
+        """Note a new request."""
+        self._requests += 1
         self._late = False
         self.note()
 
     def ended_request(self) -> None:
-        """Note that a request was answered."""
+        """Note an answer."""
         self.barrier.answers += 1
-        self._asking -= 1
+        self._requests -= 1
         self.order = (self.barrier.answers, self.order[1])
         self.note()
 
     def give_up(self) -> None:
-        """Let the sampler go on without this participant, until it asks again."""
+        """Let the sampler continue without this participant until its next request."""
         self._late = True
         self.note()
 
     def end(self) -> None:
-        """Send no more requests, and end all participants within; a second call does nothing."""
+        """Send no more requests, and end all inner participants; a second call has no effect."""
         if self.ended:
             return
         self.ended = True
@@ -180,5 +182,5 @@ class Participant:
         self.note()
 
     def note(self) -> None:
-        """Tell the barrier whether it is out."""
-        self.barrier.note(self, not (self.ended or self._late or self._asking or self.within))
+        """Report to the barrier whether it is out."""
+        self.barrier.note(self, not (self.ended or self._late or self._requests or self.within))

@@ -1,4 +1,4 @@
-"""Text that can be encoded and shown: JSON and Python allow halves of characters and what a terminal obeys."""
+"""Make texts safe to encode and to print: JSON and Python allow lone surrogates and control characters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def replace_surrogates(text: str) -> str:
-    """Return a text with every half of a character (a lone surrogate, U+D800 to U+DFFF) replaced by U+FFFD."""
+    """Return a text with U+FFFD in place of every lone surrogate (U+D800 to U+DFFF)."""
     return _HALF.sub(_REPLACEMENT, text)
 
 
 def cleaned(text: str) -> str:
-    """Return a text for a terminal: its lines and tabs, and each other control character (C0, C1, directions, halves) escaped.
+    """Return a text for a terminal: control characters other than line breaks and tabs (C0, C1, directions, surrogates) are escaped.
 
-    Joiners stay: Persian words and many emoji are written with them.
+    Joiners stay, because Persian words and many emoji need them.
     """
     if all(line.isprintable() for line in text.split("\n")):
         return text
@@ -38,11 +38,11 @@ CHAT_MARKS = re.compile(
     r"<\|(?:im_start|im_end|start_header_id|end_header_id|eot_id|endoftext|begin_of_text|system|user|assistant|tool"
     r"|end)\|>|\[/?INST\]|<</?SYS>>|</s>|<(?:start|end)_of_turn>"
 )
-"""What opens and closes messages in the chat templates of common models."""
+"""Marks around messages in the chat templates of common models."""
 
 
 def defused(messages: Sequence[Message]) -> list[Message]:
-    """Return messages for another server, whose tokeniser is unknown: no such mark stands whole in their texts."""
+    """Return messages for another server, whose tokeniser is unknown: a space breaks every chat mark in their texts."""
     return [
         replace(each, content=CHAT_MARKS.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}", each.content))
         for each in messages

@@ -1,8 +1,7 @@
-"""Waiting that does not count the time in which this process was stopped.
+"""Time limits that do not count the time in which this process was stopped.
 
-A trainer may be paused by closing a laptop or by SIGSTOP. It could not receive what it was waiting for meanwhile, and
-a limit that kept running would fail correct work. So waiting code looks at the clock often, and a time between two
-looks that is longer than even a busy machine would take counts as one ordinary interval.
+Closing a laptop or SIGSTOP pauses a trainer. A limit that continued meanwhile would fail correct work. So waiting code reads the clock
+often. If the time between two readings is longer than a busy machine explains, it counts as one ordinary interval.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 LOOK_EVERY_S = 0.05
-"""Most seconds between two looks at the clock while waiting."""
+"""Most seconds between two readings of the clock while waiting."""
 LOOK_EVERY_TURN_S = 0.25
-"""The same in an event loop, where many wait at once."""
+"""The same in an event loop, where many tasks wait at once."""
 _STOPPED = 5
-"""How many times as long between two looks only a process is that was stopped."""
+"""Multiple of that time after which a process must have been stopped."""
 
 
 class SuspendAwareClock:
-    """Seconds since it was made, without those in which this process did not run.
+    """Seconds since its creation, without those in which this process did not run.
 
     Waiting code must call `now` every `look_every_s` seconds.
     """
@@ -34,7 +33,7 @@ class SuspendAwareClock:
         self._seconds = 0.0
 
     def now(self) -> float:
-        """Return the seconds that count so far."""
+        """Return the counted seconds."""
         looked = time.monotonic()
         passed = looked - self._looked
         self._seconds += passed if passed < _STOPPED * self._look_every_s else self._look_every_s
@@ -43,12 +42,12 @@ class SuspendAwareClock:
 
 
 def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: float) -> bool:
-    """Wait until there is something to read, or the end, or the clock reaches `until`; return whether there is."""
+    """Wait until `source` can be read or has ended, at most until the clock reaches `until`; return whether it can be read."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         while True:
             left = until - clock.now()
-            # A last look after the time is up: what came while this process was stopped has come in time.
+            # Check once more after the time: data that came while this process was stopped came in time.
             if selector.select(max(min(left, LOOK_EVERY_S), 0.0)):
                 return True
             if left <= 0:

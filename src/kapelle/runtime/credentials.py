@@ -1,4 +1,4 @@
-"""Secrets: removed from the URLs in messages, and sent only over connections that others cannot read."""
+"""Secrets: remove them from the URLs in messages, and send them only over private connections."""
 
 from __future__ import annotations
 
@@ -9,54 +9,38 @@ from urllib.parse import urlsplit
 
 from kapelle.errors import ConfigError
 
-_SECRETS = frozenset(
-    [
-        "apikey",
-        "auth",
-        "authorization",
-        "bearer",
-        "credential",
-        "credentials",
-        "jwt",
-        "key",
-        "passwd",
-        "password",
-        "pwd",
-        "sas",
-        "secret",
-        "sig",
-        "signature",
-        "token",
-    ]
+_SECRET = re.compile(
+    "apikey|auth|authorization|bearer|credentials?|jwt|key|passwd|password|pwd|sas|secret|sig|signature|token",
+    re.IGNORECASE,
 )
-"""Words in the names of parameters that hold secrets."""
+"""Words in the names of secret parameters."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _USER = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 _PARAMETER = re.compile(r"(?<=[?&#;])([^=?&#;\s'\"]{1,100})=[^&#;\s'\"]*")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a parameter holds a secret by its name: `api_key`, `X-Amz-Signature`, `accessToken`; not `keyword`."""
-    return any(word.lower() in _SECRETS for word in _WORDS.findall(name))
+    """Return whether the name of a parameter is that of a secret: `api_key`, `X-Amz-Signature`, `accessToken`; not `keyword`."""
+    return any(_SECRET.fullmatch(word) for word in _WORDS.findall(name))
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which the users, passwords and keys of its URLs are an ellipsis."""
+    """Return a text with an ellipsis in place of users, passwords and keys in its URLs."""
     return _PARAMETER.sub(
         lambda found: f"{found[1]}=…" if is_secret(found[1]) else found[0], _USER.sub("…@", text)
     )
 
 
-# -------- Tokens: held in environment variables, and sent only over connections that others cannot read.
+# -------- Tokens, which environment variables hold
 
 TOKEN = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the token that every call of a server of ours has to carry; a command line would show it to others."""
+"""Environment variable with the token for every call of our servers; other users could see a command line."""
 LEAST_TOKEN = 16
-"""Characters of a token beyond loopback."""
+"""Least number of characters of a token beyond loopback."""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this machine alone; names other than `localhost` count as not."""
+    """Return whether only this machine reaches an address; of names this is only `localhost`."""
     if host == "localhost":
         return True
     try:
@@ -66,22 +50,22 @@ def is_loopback(host: str) -> bool:
 
 
 def bearer(variable: str | None, address: str) -> dict[str, str]:
-    """Return the header with the token of an environment variable; none without a variable or where it is not set or empty.
+    """Return the header with the token of an environment variable; empty if there is no variable or no token.
 
-    Raises ConfigError where the token could be read on its way to the address.
+    Raises ConfigError for a connection that others can read.
     """
     token = os.environ.get(variable, "") if variable else ""
     return authorization(token, variable, address) if variable and token else {}
 
 
 def authorization(token: str, held: str, address: str) -> dict[str, str]:
-    """Return the header with a token that is held in a variable (or elsewhere); ConfigError as in `bearer`."""
+    """Return the header with a token of the place `held`; ConfigError as in `bearer`."""
     check_private(held, address)
     return {"Authorization": f"Bearer {token}"}
 
 
 def check_private(held: str, address: str) -> None:
-    """Raise ConfigError where what a variable holds could be read on its way to an address."""
+    """Raise ConfigError if others can read a token on its way to an address."""
     parts = urlsplit(address)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ConfigError(

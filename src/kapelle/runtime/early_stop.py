@@ -1,4 +1,4 @@
-"""A Ctrl-C while the command is imported, before anything can be open: one line in place of a traceback."""
+"""Handle a Ctrl-C while the command is imported, when nothing is open yet: print one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def is_command() -> bool:
-    """Return whether this process is `kapelle`, or `python -m kapelle`, which is called `-m` while its package is imported."""
+    """Return whether this process is `kapelle`, or `python -m kapelle`, whose name is `-m` while its package is imported."""
     called = sys.argv[0] if sys.argv else ""
     name = called.replace("\\", "/").rpartition("/")[2]
     return name in ("kapelle", "kapelle.exe") or (called == "-m" and "kapelle" in sys.orig_argv)
@@ -16,12 +16,12 @@ def is_command() -> bool:
 
 def end_at_once(number: int, _frame: object = None) -> None:
     """End the process on a signal, in one line."""
-    if os.environ.get("RANK", "0") == "0":  # of several ranks, the first one speaks
+    if os.environ.get("RANK", "0") == "0":  # only the first rank prints
         os.write(2, b"kapelle: stopped.\n")
     os._exit(128 + number)
 
 
 def take_ctrl_c() -> None:
-    """Have a Ctrl-C end this process at once, until `cli.main` handles it; where it means something else already it keeps that."""
+    """Let a Ctrl-C end this process at once until `cli.main` handles it, unless SIGINT has another handler."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)

@@ -1,7 +1,7 @@
-"""Files that survive a crash: written to a temporary file, flushed to the disk, then renamed; read with their hash.
+"""Files that survive a crash: write a temporary file, flush it to the disk, rename it; read files with their hash.
 
-A reader sees the old file or the new one, never half of either. No function that writes catches OSError: the caller
-knows what was being saved and turns it into an error of ours with `writing`, or with `explain` into another.
+A reader sees the old file or the new one. Functions that write let OSError through: the caller knows what it saves, and turns the
+error into one of ours with `writing`, or with `explain`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, BinaryIO, cast
 from kapelle.errors import RunDirectoryError
 
 PARTIAL = ".partial"
-"""Suffix of files being written; any that remain are leftovers of a crash and may be deleted."""
+"""Suffix of files that are being written; those that remain after a crash may be deleted."""
 
-_FULL = "Free some space; what was saved before is intact, continue from it with --resume."
+_FULL = "Free some space and continue with --resume: earlier files are intact."
 _REASONS = {
     errno.ENOSPC: f"the disk is full. {_FULL}",
     errno.EDQUOT: f"the disk quota is used up. {_FULL}",
@@ -31,20 +31,20 @@ _REASONS = {
     errno.EACCES: "permission denied. Choose a folder that this user may write.",
     errno.EPERM: "permission denied. Choose a folder that this user may write.",
     errno.EIO: "the disk reports a fault (EIO). Check the disk, then continue elsewhere from a copy.",
-    errno.EEXIST: "a file stands where a folder should be. Choose another folder.",
+    errno.EEXIST: "a file has the name of this folder. Choose another folder.",
     errno.ENOTDIR: "a part of the path is a file, not a folder. Choose another folder.",
 }
 
 
 def explain(error: OSError) -> str:
-    """Return the reason of a failed write in words, with what to do about it."""
+    """Return the reason of a failed write, and how to fix it."""
     known = _REASONS.get(error.errno or 0)
     return known or f"{error.strerror or error}. Check the disk and the path."
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses inside the block into a RunDirectoryError; `path` where the fault names no file."""
+    """Turn an OSError in the block into a RunDirectoryError, which names `path` if the error names no file."""
     try:
         yield
     except OSError as error:
@@ -52,14 +52,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte, also where the system takes them in several pieces."""
+    """Write all bytes, in several pieces if necessary."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that did not exist and flush it to the disk."""
+    """Write a new file and flush it to the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, data)
@@ -69,9 +69,9 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Put `data` in the place of a file in one step; `sync=False` leaves flushing to the caller.
+    """Replace the content of a file in one step; with `sync=False` the caller has to flush it.
 
-    Without flushing the change still survives the death of the process, but not of the machine.
+    Without flushing, the change survives the death of the process, but not of the machine.
     """
     beside = path.with_name(f".{path.name}{PARTIAL}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -87,7 +87,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def own_file(path: Path) -> None:
-    """Create a missing file, and give one that is shared by hard links (`cp -al`) a copy of its own."""
+    """Create a missing file; copy a file that hard links share (`cp -al`)."""
     with path.open("ab") as file:
         shared = os.fstat(file.fileno()).st_nlink > 1
     if shared:
@@ -103,30 +103,30 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-# -------- Reading: plain files alone, hashed while they are read, so that the hash is that of what was read.
+# -------- Reading: only plain files, hashed while they are read, so that the hash belongs to the bytes that were read.
 
 BUFFER = 1 << 20
 HASHED_WHOLE = 256 << 20
-"""Bytes of a folder up to which every file is hashed; of a larger one, names, sizes and times of change."""
+"""Size up to which all files of a folder are hashed; of a larger folder only names, sizes and times."""
 
 
 def check_plain(file: Path, mode: int) -> None:
-    """Raise OSError unless this mode, of `stat`, is that of a plain file: reading a pipe or device might never end."""
+    """Raise OSError unless a mode of `stat` is that of a plain file: reading a pipe or device might never end."""
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "it is no plain file", str(file))
+        raise OSError(errno.EINVAL, "it is not a plain file", str(file))
 
 
 def plain_bytes(file: Path) -> bytes:
-    """Return what a plain file holds; OSError for anything else."""
+    """Return the content of a plain file; OSError for anything else."""
     check_plain(file, file.stat().st_mode)
     return file.read_bytes()
 
 
 @contextmanager
 def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[BinaryIO]:
-    """Open a file to read it, and put its hash into `contents` once it was read without an error; lets OSError through.
+    """Open a file to read it, and put its hash into `contents` after a block without an error; lets OSError through.
 
-    What the reader has left unread is read for that.
+    The rest of the file is read for the hash.
     """
     with file.open("rb", buffering=0) as raw:
         watched = _Watched(cast("io.RawIOBase", raw))
@@ -139,10 +139,7 @@ def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[Bi
 
 
 def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True) -> str:
-    """Return one hash of the files beneath a folder: their names and contents; of a large folder, see `HASHED_WHOLE`.
-
-    Files that cannot be read count as such.
-    """
+    """Return one hash of the names and contents of a folder's files; of a large folder, see `HASHED_WHOLE`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and chosen(path))
     sizes = dict.fromkeys(files, (0, 0))
     for path in files:
@@ -158,7 +155,7 @@ def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True
 
 
 def content_or_fault(path: Path) -> str:
-    """Return the hash of a file's content, or why it cannot be read."""
+    """Return the hash of a file's content, or the reason why it cannot be read."""
     try:
         return sha256(path)
     except OSError as error:
@@ -166,7 +163,7 @@ def content_or_fault(path: Path) -> str:
 
 
 class _Watched(io.RawIOBase):
-    """A file whose bytes are hashed as they go by."""
+    """A file that hashes the bytes that are read."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -182,7 +179,7 @@ class _Watched(io.RawIOBase):
 
 
 def decompressed(file: BinaryIO) -> BinaryIO:
-    """Return the content of a file of Zstandard frames (RFC 8878), skippable ones passed over; EOFError where it is cut short."""
+    """Return the content of a file of Zstandard frames (RFC 8878), without skippable ones; EOFError if it is cut short."""
     import zstandard
 
     parts: list[bytes] = []
@@ -201,10 +198,10 @@ def decompressed(file: BinaryIO) -> BinaryIO:
     return io.BytesIO(b"".join(parts))
 
 
-# -------- Manifests: lists of files with their sizes and hashes, as stored with checkpoints and weights.
+# -------- Manifests: lists of files with their sizes and hashes, for checkpoints and weights.
 
 FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
-"""The name of a checkpoint's folder: its step, and a number where there are several of a step."""
+"""The name of a checkpoint's folder: its step, and a number if there are several of one step."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -221,15 +218,15 @@ def sha256(path: Path) -> str:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON as a dictionary; ValueError when a key stands twice."""
-    # A name that has turned into another's would else take its place, and one file would no longer be looked at.
+    """Return a JSON object as a dictionary; ValueError for a repeated key."""
+    # A damaged name that equals another one would otherwise hide a file from the check.
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key is repeated")
     return dict(pairs)
 
 
 def check_listed(files: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError unless every file is listed by its size and SHA-256."""
+    """Raise ValueError or TypeError unless every file has its size and SHA-256."""
     for expected in files.values():
         if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
             raise ValueError("another form of a file's entry")

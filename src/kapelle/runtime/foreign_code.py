@@ -1,6 +1,6 @@
-"""Errors of code that is not kapelle's own, or that runs in another process.
+"""Errors of user code, and errors of other processes.
 
-What other people's code raises, an environment's above all, becomes one sentence that names the line (`reason`, `asked`).
+An error of user code, such as an environment, becomes one sentence that names the line (`reason`, `asked`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 class Unfit(ConfigError):
-    """Other people's code breaks what it promises; the message says which method, and what to write."""
+    """User code violates its contract; the message names the method and the fix."""
 
 
 NOT_THEIRS = {"kapelle", "torch", "numpy", "pydantic", *sys.stdlib_module_names} - {"__main__"}
-"""Packages through whose code a mistake may surface; other people's own code is outside them."""
+"""Packages that are not user code."""
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of other people's code that an error came through, `my_env.py, line 42`; empty without one."""
+    """Return the innermost line of user code in an error's traceback, as `my_env.py, line 42`; empty without one."""
     frame, own = error.__traceback__, None
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in NOT_THEIRS:
@@ -41,36 +41,36 @@ def place_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the message of what other people's code raised in one line, without links to pydantic's pages."""
+    """Return the message of an error in one line, without links to pydantic's pages."""
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_url=False)[0]
         frozen = first["type"] == "frozen_instance"
-        said = "settings are frozen, and nothing can be set on them" if frozen else first["msg"]
-        return f"`{'.'.join(map(str, first['loc']))}`: {said}"
+        message = "settings are frozen, and nothing can be set on them" if frozen else first["msg"]
+        return f"`{'.'.join(map(str, first['loc']))}`: {message}"
     try:
-        said = re.sub(r"\s*For further information visit https://errors\.pydantic\.dev\S*", "", str(error))
-        said = " ".join(said.split())[:300]
-    except Exception as again:  # noqa: BLE001 - an error's class may be theirs too
-        return f"its message cannot be read, {type(again).__name__}"
-    if re.match(r"'coroutine' object ", said):
-        said += ". Is an `await` missing?"
-    return said
+        message = re.sub(r"\s*For further information visit https://errors\.pydantic\.dev\S*", "", str(error))
+        message = " ".join(message.split())[:300]
+    except Exception as second:  # noqa: BLE001 - the error's class may be user code too
+        return f"its message cannot be read, {type(second).__name__}"
+    if message.startswith("'coroutine' object "):
+        message += ". Is an `await` missing?"
+    return message
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line what other people's code raised, and the last line of it that is theirs."""
-    said = words_of(error)
+    """Return an error of user code in one line, with the line of code that raised it."""
+    message = words_of(error)
     if isinstance(error, KapelleError | GaveUp):
-        return said
+        return message
     where = place_of(error)
-    return f"{type(error).__name__}{f': {said}' if said else ''}{f' ({where})' if where else ''}"
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f' ({where})' if where else ''}"
 
 
 def check_parameters(what: str, function: Callable[..., object], *names: str) -> None:
-    """Raise Unfit where a function cannot be called with arguments of these names, in this order."""
+    """Raise Unfit if a function does not take arguments of these names in this order."""
     try:
         taken = inspect.signature(function)
-    except ValueError:  # one that is written in C need not say what it takes
+    except ValueError:  # a function in C may have no signature
         return
     try:
         taken.bind(*names)
@@ -80,10 +80,10 @@ def check_parameters(what: str, function: Callable[..., object], *names: str) ->
 
 
 def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Return what a call of other people's code returns within `seconds` (`environment.timeout`).
+    """Return the result of a call of user code, which has `seconds` (`environment.timeout`).
 
-    Raises Unfit where it raises, does not return in time, or returns a coroutine. Kapelle's own errors (missing data, a
-    team that does not fit) pass as they are.
+    Raises Unfit if it raises, is late, or returns a coroutine. Kapelle's own errors (missing data, a team that does not fit) are
+    raised as they are.
     """
     try:
         found = call(f"`{what}`", "environment", seconds, work, *given)
@@ -99,15 +99,14 @@ def asked(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
     return found
 
 
-# -------- Errors of another process: sent as plain values, raised here as what they were there.
+# -------- Errors of another process: sent as plain values, raised here with their class.
 #
 #     there:   except Exception as error: answer = {"error": sent_error(error)}
 #     here:    raise received_error(answer["error"], "The sampling process")
 #
-# An error of `kapelle.errors` is one of the same class again, so that it is handled as it would have been there, with the same
-# exit code. Any other class belongs to code that need not exist here. Where kapelle's own code raised it, that is a defect there:
-# it becomes an EngineError that shows the other traceback (`received_error`). Where an environment raised it, it fails one
-# episode: it becomes an error whose class has the same name, which is what the episode's record shows (`environment_error`).
+# An error of `kapelle.errors` keeps its class, and so its handling and its exit code. Any other class may not exist here. If kapelle's
+# own code raised it, that is a defect: it becomes an EngineError with the traceback (`received_error`). If an environment raised it, it
+# fails one episode: it becomes an error whose class has the same name, which the episode's record shows (`environment_error`).
 
 
 class EnvironmentErrorElsewhere(Exception):
@@ -115,25 +114,22 @@ class EnvironmentErrorElsewhere(Exception):
 
 
 def sent_error(error: BaseException) -> dict[str, str]:
-    """Return an error as plain values: `kind`, `message` and `trace`. To be called by the handler that has caught it."""
+    """Return an error as plain values, `kind`, `message` and `trace`; call it in the handler that caught the error."""
     return {"kind": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
 
 
 def received_error(sent: Mapping[str, str], who: str, *, named: bool = False) -> KapelleError:
-    """Return the error that `sent_error` was given in another process (`who`), to be raised here.
-
-    `named` begins the message of a known class with `who`, for processes that stand beside one another.
-    """
+    """Return the error that the process `who` has sent by `sent_error`; if `named`, messages of known classes begin with `who`."""
     same = _same_class(sent["kind"], f"{who}: {sent['message']}" if named else sent["message"])
     return same or EngineError(f"{who} failed: {sent['kind']}: {sent['message']}\n{sent['trace']}")
 
 
 def environment_error(kind: str, message: str) -> BaseException:
-    """Return an error that an environment raised in another process, by the name of its class."""
+    """Return an error that an environment has raised in another process, by the name of its class."""
     same = _same_class(kind, message)
     if same is not None:
         return same
-    # A call that was given up, or a Ctrl-C, means here what it means there.
+    # A late call or a Ctrl-C has the same meaning here.
     if kind in (GaveUp.__name__, KeyboardInterrupt.__name__):
         return GaveUp(message) if kind == GaveUp.__name__ else KeyboardInterrupt(message)
     named: type[Exception] = type(kind, (EnvironmentErrorElsewhere,), {"__module__": __name__})

@@ -1,8 +1,8 @@
-"""Runs a program that must not outlive the process that wants it, however that one ends, even by `kill -9`.
+"""Run a program that must end with the process that started it, even if that process is killed.
 
-It is run as a file of its own, `python guard.py COMMAND…`, so that it imports nothing of kapelle. Its standard input is a pipe
-that the other process holds open: when that closes, or the other process is no longer its parent, it ends the program and
-everything that the program has started in its session. It ends with the program, with its exit code.
+It runs as its own file, `python guard.py COMMAND…`, so that it imports nothing of kapelle. Its standard input is a pipe that the
+other process holds open. When the pipe closes, or the other process is no longer its parent, it ends the program and everything in
+the program's session. It ends with the program, with its exit code.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 from collections.abc import Sequence
 
 LOOK = 0.5
-"""Seconds between two looks at whether the program has ended."""
+"""Seconds between two checks whether the program has ended."""
 GRACE = 10.0
-"""Seconds that the program has to end by itself when it is asked to."""
+"""Seconds for the program to end after SIGTERM."""
 
 
 def guarded(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program under a guard; it ends when `end` is called, or when this process is gone."""
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and file, and what the caller says
+    """Start a program under a guard; it ends with this process, or when `end` is called."""
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and file, and the caller's command
         [sys.executable, __file__, *command],
         env=environment,
         stdin=subprocess.PIPE,
@@ -32,7 +32,7 @@ def guarded(command: Sequence[str], environment: dict[str, str]) -> subprocess.P
 
 
 def end(guard: subprocess.Popen[bytes]) -> None:
-    """End what `guarded` has started; a second call does nothing."""
+    """End the program of `guarded`; a second call has no effect."""
     if guard.stdin is not None:
         guard.stdin.close()
     try:
@@ -43,8 +43,8 @@ def end(guard: subprocess.Popen[bytes]) -> None:
 
 
 def main(command: Sequence[str], parent: int) -> int:
-    """Run a program until it ends or the other process does not want it any more; return its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # those of a terminal are the other process's to act on
+    """Run a program until it ends or the other process closes the pipe; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles signals of the terminal
         signal.signal(number, lambda *_: None)
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - as above
     while program.poll() is None:
@@ -54,7 +54,7 @@ def main(command: Sequence[str], parent: int) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(GRACE)
             break
-    _signal(program, signal.SIGKILL)  # what is left of its session
+    _signal(program, signal.SIGKILL)  # end the rest of its session
     code = program.wait()
     return 128 - code if code < 0 else code
 

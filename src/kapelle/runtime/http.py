@@ -1,7 +1,6 @@
-"""Requests to a server with bounds on its answer (bytes, seconds, connections), and retries where they may help.
+"""Requests to a server with limits on its answer (bytes, seconds, connections), and retries.
 
-The server is another program. It may answer without end, a byte at a time, or not at all; that must neither hold an
-episode for ever nor fill this process's memory.
+The server may answer without end, a byte at a time, or not at all. That must neither block an episode for ever nor fill the memory.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 4 << 20
-"""Most bytes of one answer. 32,000 tokens with every character escaped take less than 1 MiB."""
+"""Most bytes of one answer; 32,000 tokens with all characters escaped take less than 1 MiB."""
 MAX_CONNECTIONS = 256
-"""Connections that may be open at once in one event loop, fewer where the system allows fewer files. Further requests queue;
-the time in the queue counts towards no deadline."""
+"""Most open connections of one event loop; fewer if the system allows fewer files. Further requests wait in a queue, without counting
+towards a deadline."""
 
 KEY = "Idempotency-Key"
 _PRIVATE = re.compile(r"(?<=//)[^/@]*@|[?#].*", re.DOTALL)
-"""In an address: a name with its password, and what may be a signature."""
+"""Secret parts of an address: user, password, query and fragment."""
 _READING = frozenset({"GET", "HEAD"})
 KEPT_S = 2.0
-"""Seconds for which an idle connection is kept for another request; servers close theirs after five or more."""
+"""Seconds for which an idle connection is kept; servers close theirs after five or more."""
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
+    """The answer of a server."""
 
     status: int
     body: bytes
     wait: float | None = None
-    """Seconds after which it wants to be asked again (`Retry-After`)."""
+    """Seconds until a retry (`Retry-After`)."""
     location: str = ""
-    """The address that it redirects to, at most 200 characters; redirects are not followed."""
+    """Target of a redirect, at most 200 characters; redirects are not followed."""
 
 
 async def post(
@@ -70,10 +69,7 @@ async def post(
 
 
 def idempotency_key() -> dict[str, str]:
-    """Return a header by which a server recognises a request that is sent again (draft-ietf-httpapi-idempotency-key-header).
-
-    Every attempt carries the same one, so that a server which heeds it neither acts nor charges twice.
-    """
+    """Return a header by which a server recognises a repeated request (draft-ietf-httpapi-idempotency-key-header)."""
     return {KEY: f'"{uuid.uuid4()}"'}
 
 
@@ -85,19 +81,18 @@ async def exchange(
     seconds: float,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Answer:
-    """Send JSON (nothing for None) and return what the server answers; redirects are not followed.
+    """Send JSON (nothing for None) and return the answer; redirects are not followed.
 
-    Where a kept connection breaks, the server may have acted or not. A request that only reads, or that carries a key of
-    `idempotency_key`, is sent once more over a new connection; others are not sent twice.
+    If a kept connection breaks, the server may have acted or not. Requests that only read, or that have an `idempotency_key`, are
+    sent once more over a new connection.
 
-    `seconds` bounds everything from connecting to the last byte. Raises EpisodeError for an answer that is late,
-    longer than `MAX_BYTES` or compressed, and httpx.HTTPError for what the network does. `transport` replaces the
-    network in tests.
+    `seconds` limits everything from connecting to the last byte. Raises EpisodeError for an answer that is late, longer than
+    `MAX_BYTES` or compressed, and httpx.HTTPError for network errors. `transport` replaces the network in tests.
     """
     pool = _pools.setdefault(asyncio.get_running_loop(), _Pool())
-    # Not compressed, because a few compressed bytes may unpack to very many.
+    # Not compressed, because a few compressed bytes may unpack to many.
     sent = {**headers, "Accept-Encoding": "identity", "Content-Type": "application/json"}
-    # ASCII escapes, because a text may hold a lone surrogate, which UTF-8 cannot encode.
+    # ASCII escapes, because UTF-8 cannot encode a lone surrogate.
     content = None if body is None else json.dumps(body).encode("ascii")
     turn = pause_deadline()
     async with pool.gate:
@@ -125,7 +120,7 @@ class _Pool:
         headers: Mapping[str, str],
         transport: httpx.AsyncBaseTransport | None,
     ) -> Answer:
-        """Return the answer to one request, over a connection that is open already where there is one."""
+        """Return the answer to one request, over an open connection if there is one."""
         import httpx
 
         if transport is not None:
@@ -144,7 +139,7 @@ class _Pool:
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
             if not used or not (method in _READING or KEY in headers):
                 raise
-        # The server may have closed a connection in the moment in which it was used again.
+        # The server may have closed the kept connection just now.
         async with _client() as alone:
             return await _answer(alone, request)
 
@@ -161,7 +156,7 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = weakref.We
 
 
 def _client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """Return a client without cookies, and without timeouts of its own, which would run on while this process is stopped."""
+    """Return a client without cookies, and without timeouts, which would continue while this process is stopped."""
     import httpx
 
     return httpx.AsyncClient(
@@ -178,7 +173,7 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
     try:
         packed = answer.headers.get("content-encoding", "identity")
         if packed != "identity":
-            raise EpisodeError(f"its answer is compressed ({packed[:40]}), which was not asked for")
+            raise EpisodeError(f"its answer is compressed ({packed[:40]}), which was not requested")
         body = bytearray()
         async for piece in answer.aiter_bytes():
             body += piece
@@ -191,12 +186,12 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
         await answer.aclose()
 
 
-def _wait(said: str) -> float | None:
-    """Return the seconds of a `Retry-After`, which are a number or the date until then (RFC 9110, 10.2.3); None for neither."""
+def _wait(header: str) -> float | None:
+    """Return the seconds of a `Retry-After`, a number or a date (RFC 9110, 10.2.3); None for neither."""
     try:
-        if said.strip().isdecimal():
-            return float(said)
-        date = parsedate_to_datetime(said)
+        if header.strip().isdecimal():
+            return float(header)
+        date = parsedate_to_datetime(header)
         return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):
         return None
@@ -204,39 +199,36 @@ def _wait(said: str) -> float | None:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the certificate authorities that connections trust; read once, and not for each client."""
+    """Return the trusted certificate authorities, which are read once."""
     import httpx
 
     return httpx.create_ssl_context()
 
 
 class LateError(EpisodeError):
-    """An answer that was not complete in time; another attempt may get one."""
+    """An answer that was not complete in time; a retry may succeed."""
 
 
-# -------- Retries: after longer and longer pauses, or as long as the server asks to wait.
-#
-# A busy server says so with HTTP 429 or 503, and often with `Retry-After`. Clients that ask again at once make it busier, and
-# clients that wait equally long come back all together. So pauses double, with jitter.
+# -------- Retries: pauses double, with jitter so that clients do not return all together, or last as `Retry-After` says.
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds between the first two attempts, and the most between any two that the server does not ask for."""
+"""Seconds between the first two attempts, and most seconds between two attempts without `Retry-After`."""
 MOST_WAITING = 60.0
-"""Most seconds of all pauses together; a server that asks for more has not answered."""
+"""Most seconds of all pauses together."""
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses of failures that may pass."""
-_jitter = random.Random()  # when to ask again; no result depends on it
+"""Statuses of temporary failures."""
+_jitter = random.Random()  # no result depends on it
 
 
 class NoAnswer(EpisodeError):
-    """A server that gave no answer, or something that is no answer."""
+    """No answer, or an invalid one."""
 
     def __init__(self, reason: str, *, passing: bool, wait: float | None = None) -> None:
         super().__init__(reason)
         self.passing = passing
-        """Whether another attempt may bring one."""
+        """Whether a retry may succeed."""
         self.wait = wait
-        """Seconds after which the server wants to be asked again."""
+        """Seconds until a retry, as the server requests."""
 
 
 async def post_with_retries(
@@ -249,7 +241,7 @@ async def post_with_retries(
 ) -> bytes:
     """Post JSON and return the body of an answer with status 200: JSON without an error. Raises NoAnswer with the last reason.
 
-    All attempts carry one `Idempotency-Key`. `seconds` bounds one attempt, `retries` the attempts after the first one, and
+    All attempts have the same `Idempotency-Key`. `seconds` limits one attempt, `retries` the attempts after the first one, and
     `MOST_WAITING` the pauses between them.
     """
     import tenacity
@@ -269,12 +261,10 @@ async def post_with_retries(
 
 def _pause(state: tenacity.RetryCallState) -> float:
     """Return the seconds until the next attempt."""
-    own = min(FIRST_PAUSE * 2.0 ** min(state.attempt_number - 1, 30), LONGEST_PAUSE) * _jitter.uniform(
-        0.5, 1.0
-    )
+    doubled = min(FIRST_PAUSE * 2.0 ** min(state.attempt_number - 1, 30), LONGEST_PAUSE)
     error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.wait if isinstance(error, NoAnswer) else None
-    return own if asked is None else asked + own
+    requested = error.wait if isinstance(error, NoAnswer) else None
+    return doubled * _jitter.uniform(0.5, 1.0) + (requested or 0.0)
 
 
 async def _attempt(
@@ -296,14 +286,14 @@ async def _attempt(
         raise NoAnswer(f"{type(error).__name__}: {error}", passing=True) from None
     key = headers.get("Authorization", "").removeprefix("Bearer ")
     if answer.status != 200:
-        waits = "" if answer.wait is None else f", to be asked again in {answer.wait:,.0f} s"
+        waits = "" if answer.wait is None else f", retry after {answer.wait:,.0f} s"
         redirects = answer.location and 300 <= answer.status < 400
-        moved = f", which sends on to {answer.location}" if redirects else ""
+        moved = f", a redirect to {answer.location}" if redirects else ""
         reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
         raise NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
-    # With status 200 something else may come: an error, a proxy's page, a body that was cut off.
+    # A body with status 200 may be an error, a proxy's page, or cut off.
     try:
-        said = json.loads(answer.body)
+        content = json.loads(answer.body)
     except ValueError:
         begins = answer.body.lstrip()[:1]
         what = {b"<": "a web page", b"{": "the beginning of one", b"": "nothing"}.get(begins)
@@ -311,8 +301,8 @@ async def _attempt(
             f"HTTP 200, and {what or 'no JSON'} instead of an answer", passing=what is not None
         ) from None
     except RecursionError:
-        return answer.body  # the caller, which reads it too, reports that
-    inside = said.get("error") if isinstance(said, dict) else None
+        return answer.body  # the caller reports this error
+    inside = content.get("error") if isinstance(content, dict) else None
     if inside:
         status = inside.get("code") if isinstance(inside, dict) else None
         reason = f"HTTP 200 with an error inside{error_message(answer.body, key)}"
@@ -321,10 +311,10 @@ async def _attempt(
 
 
 def error_message(body: bytes, key: str = "") -> str:
-    """Return the message of an error in OpenAI's form, in one line of bounded length, without the key; empty for other bodies."""
+    """Return the message of an error in OpenAI's form, as one line of limited length without the key; empty for other bodies."""
     try:
-        said = str(json.loads(body)["error"]["message"])
+        message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    whole = " ".join(said.split())
-    return f": {whole.replace(key, '…') if key else whole}"[:300]  # cut last: half a key is one, too
+    whole = " ".join(message.split())
+    return f": {whole.replace(key, '…') if key else whole}"[:300]  # cut last: a part of a key is secret too

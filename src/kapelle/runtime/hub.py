@@ -1,7 +1,6 @@
-"""Whether the Hugging Face hub has a file, found out in a few seconds; what its libraries draw; where ModelScope's packages keep a model.
+"""Check in a few seconds whether the Hugging Face hub has a file; find and download models of ModelScope.
 
-Where a network is down, the Hugging Face client asks five times for each file, which adds up to minutes, also for files that
-were downloaded before.
+Without a network the Hugging Face client tries five times for each file, also for downloaded ones, which takes minutes.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import Answer, exchange
 
 SECONDS = 4.0
-"""For the hub to answer in, from looking up its name to the last byte."""
+"""Seconds for an answer of the hub, from looking up its name to the last byte."""
 TOKEN_SOURCES = "HF_TOKEN, `hf auth login`"  # noqa: S105 - the names of places
-"""Where its token comes from."""
+"""Sources of its token."""
 
 
 @contextmanager
 def bars_for_people() -> Iterator[None]:
-    """Let libraries that read models and data draw progress bars where somebody watches: on a terminal, or in a notebook.
+    """Let libraries that read models and data draw progress bars only on a terminal or in a notebook.
 
     In a file or a pipe each redraw would be a line of the log.
     """
@@ -36,7 +35,7 @@ def bars_for_people() -> Iterator[None]:
         yield
         return
     enable: list[Callable[[], None]] = []
-    # Asked of what is imported, so that nothing is.
+    # Only libraries that are imported already.
     transformers: Any = sys.modules.get("transformers.utils.logging")
     if transformers is not None and transformers.is_progress_bar_enabled():
         transformers.disable_progress_bar()
@@ -48,22 +47,22 @@ def bars_for_people() -> Iterator[None]:
     try:
         yield
     finally:
-        for again in enable:
-            again()
+        for show in enable:
+            show()
 
 
 @functools.lru_cache(maxsize=256)
 def hub_fault(
     name: str, kind: Literal["models", "datasets"] = "models", file: str = "config.json"
 ) -> str | None:
-    """Return why a file of a model or data set cannot be had from the hub now, as a clause; None where it can.
+    """Return why the hub does not offer a file of a model or data set, as a clause; None if it does.
 
-    The environment variables of the hub's own client are honoured (HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN, proxies).
+    The environment variables of the hub's client apply (HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN, proxies).
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, so the hub is not asked"
+        return "HF_HUB_OFFLINE is set, so the hub is not contacted"
     try:
         answer = ask_hub("HEAD", f"{'' if kind == 'models' else '/datasets'}/{name}/resolve/main/{file}")
     except HubUnreachable as error:
@@ -73,34 +72,34 @@ def hub_fault(
     hub = hub_address()
     key = f"the token that is set ({TOKEN_SOURCES})" if get_token() else f"no token ({TOKEN_SOURCES})"
     if answer.status == 401:
-        return f"{hub} has none of this name that can be seen with {key}: HTTP 401"
+        return f"{hub} shows none of this name with {key}: HTTP 401"
     if answer.status == 403:
-        return f"{hub} gives access only to whom its owner grants it, and was asked with {key}: HTTP 403"
+        return f"{hub} denies access with {key}; its owner has to grant it: HTTP 403"
     if answer.status == 404:
-        return f"{hub} has none of this name, or it lacks that file: HTTP 404"
+        return f"{hub} has none of this name, or not this file: HTTP 404"
     if answer.status == 429 or answer.status >= 500:
         return f"{hub} answers HTTP {answer.status}"
     return None
 
 
 def hub_address() -> str:
-    """Return the hub's address without a slash at its end: HF_ENDPOINT, or the public one."""
+    """Return the hub's address without a final slash: HF_ENDPOINT, or the public one."""
     from huggingface_hub import constants
 
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
 def get_token() -> str | None:
-    """Return the token that the hub's own client would send."""
+    """Return the token that the hub's client would send."""
     import huggingface_hub
 
     return huggingface_hub.get_token()
 
 
 def ask_hub(method: str, path: str) -> Answer | None:
-    """Return what the hub answers, within seconds; None behind a proxy that perhaps its own client alone knows (SOCKS).
+    """Return the hub's answer within seconds; None behind a proxy that only the hub's client may support (SOCKS).
 
-    Raises HubUnreachable, with the reason as a clause, where it does not answer or would get the token in the clear.
+    Raises HubUnreachable, with the reason as a clause, if it does not answer or would get the token in the clear.
     """
     import httpx
 
@@ -117,7 +116,7 @@ def ask_hub(method: str, path: str) -> Answer | None:
 
 
 class HubUnreachable(EngineError):
-    """A hub that cannot be asked, for the reason that is given as a clause."""
+    """A hub that does not answer; the reason is a clause."""
 
     def __init__(self, hub: str, reason: str) -> None:
         super().__init__(f"{without_secrets(hub)} cannot be reached: {reason}")
@@ -126,7 +125,7 @@ class HubUnreachable(EngineError):
 
 @contextmanager
 def offline_hub() -> Iterator[None]:
-    """Let the hub's client use nothing but what was downloaded before."""
+    """Let the hub's client use only downloaded files."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -136,28 +135,28 @@ def offline_hub() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-# -------- ModelScope: models that its package has downloaded, or downloads now
+# -------- ModelScope: models that its package has downloaded or downloads now
 
 MODELSCOPE = "modelscope:"
 """Prefix of a model's name on ModelScope: `modelscope:Qwen/Qwen2.5-0.5B-Instruct`."""
 SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Files that say what a model is and how it reads text; its weights are in others."""
+"""Files with a model's settings and tokeniser, without its weights."""
 
 
 def is_of_modelscope(path: str) -> bool:
-    """Return whether a model's path is a name on ModelScope; an address (`modelscope://…`) is none."""
+    """Return whether a model's path is a name on ModelScope, and not an address (`modelscope://…`)."""
     return path.startswith(MODELSCOPE) and not path.startswith(f"{MODELSCOPE}//")
 
 
 def modelscope_cache() -> Path:
-    """Return the folder in which ModelScope's package keeps what it downloads: MODELSCOPE_CACHE, or its default."""
+    """Return the download folder of ModelScope's package: MODELSCOPE_CACHE, or its default."""
     return Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
 
 
 def modelscope_folder(name: str) -> Path | None:
-    """Return where a model was downloaded to by any version of ModelScope's package; None where it was not.
+    """Return the folder to which any version of ModelScope's package has downloaded a model, or None.
 
-    Since 1.38 that is a folder for each revision, before one in which a dot of the name is written as three underscores.
+    Since 1.38 there is a folder for each revision; before, dots of the name were three underscores.
     """
     owner, _, own = name.partition("/")
     cache, safe = modelscope_cache(), own.replace(".", "___")
@@ -167,22 +166,22 @@ def modelscope_folder(name: str) -> Path | None:
     before = [
         cache / part / owner / each for part in ("models", "hub/models", "", "hub") for each in (safe, own)
     ]
-    # A revision of another name counts only where it is the one there is.
+    # A revision of another name counts only if there is a single one.
     candidates = (*usual, *(revisions if len(revisions) == 1 else ()), *before)
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 
 def modelscope_fault(name: str) -> str | None:
-    """Return why a model that was not downloaded cannot be had from ModelScope here, as a sentence; None where it can be tried."""
+    """Return why a missing model cannot be downloaded from ModelScope, as a clause; None if it may be possible."""
     if find_spec("modelscope") is None:
         return "the package that fetches it is not installed: pip install 'kapelle[modelscope]'"
     if name.count("/") != 1 or not all(name.split("/")):
-        return "its names are OWNER/NAME"
+        return "its names have the form OWNER/NAME"
     return None
 
 
 def fetch_modelscope(name: str, *, weights: bool) -> Path:
-    """Download a model, or without `weights` its settings and tokeniser; return its folder. Raises what the package raises."""
+    """Download a model, or without `weights` its settings and tokeniser, and return its folder; lets the package's errors through."""
     from modelscope import snapshot_download
 
     return Path(snapshot_download(name, **({} if weights else {"allow_patterns": list(SETTINGS)})))

@@ -1,9 +1,9 @@
-"""Names that a package offers and imports by their first use, so that importing the package costs nothing.
+"""Names that a package imports at their first use, so that importing the package is quick.
 
     from kapelle.algorithms import GRPO        # imports kapelle.algorithms.grpo, here and now
 
-A package states them three times: in a table (name → module), in `__getattr__` and `__dir__` made here, and under
-`TYPE_CHECKING` for editors and type checkers. `tests/repository/test_lazy_names.py` holds the three together.
+A package lists them three times: in a table (name → module), in the `__getattr__` and `__dir__` of this module, and under
+`TYPE_CHECKING` for editors and type checkers. `tests/repository/test_lazy_names.py` compares the three.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
         from kapelle.errors import did_you_mean
 
         message += did_you_mean(name, homes)
-        # `from package import Name` would drop the message of an AttributeError, which holds the name that was meant.
+        # `from package import Name` would drop the message of an AttributeError, which suggests a name.
         imports = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"  # noqa: SLF001
         raise ImportError(message) if imports else AttributeError(message)
 

@@ -1,10 +1,9 @@
-"""torch, imported by its first use instead of by the modules that name it.
+"""torch, imported at its first use.
 
     from kapelle.runtime.on_demand import Tensor, torch
 
-Mathematics, algorithms and signals name torch like this, so that settings can be read and a run can be checked and
-described without it: importing torch takes seconds. `Tensor` stands for `torch.Tensor` in annotations alone;
-`isinstance` takes `torch.Tensor`.
+Importing torch takes seconds, and settings can be read and checked without it. `Tensor` is `torch.Tensor` in annotations alone; use
+`torch.Tensor` for `isinstance`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ __all__ = ["Tensor", "torch"]
 
 
 class _OnDemand(ModuleType):
-    """Stands for a module until something of it is asked for."""
+    """A module that is imported when one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
-        # Kept, so that a name is looked up by its first use alone.
+        # Keep the value, so that each name is looked up once.
         found = self.__dict__[name] = getattr(import_module(self.__name__), name)
         return found
 

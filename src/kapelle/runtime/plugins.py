@@ -1,7 +1,7 @@
-"""Finding a plug-in's class: by a built-in name, `module:Class`, `path/file.py:Class`, or an entry point.
+"""Find a plug-in's class by a built-in name, `module:Class`, `path/file.py:Class`, or an entry point.
 
-The built-in ones stand in a literal table, the `BUILTIN` of the package whose pieces they are, so that nothing is registered
-by being imported. Other people's packages add theirs with an entry point.
+Built-in plug-ins are in the table `BUILTIN` of their package, so that no import registers anything. Other packages add plug-ins by
+entry points.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from kapelle.runtime.foreign_code import reason
 
 
 def catalogue(package: str) -> Mapping[str, str]:
-    """Return the catalogue of a package of plug-ins: its `BUILTIN`, which maps a name to `module:Class`.
+    """Return the `BUILTIN` of a package of plug-ins, which maps a name to `module:Class`.
 
-    Contracts name the package and do not import it, so that they know none of its pieces.
+    Callers name the package instead of importing it, so that they depend on none of its modules.
     """
     found: Mapping[str, str] = importlib.import_module(package).BUILTIN
     return found
 
 
 def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
-    """Return every name that needs no path: the built-in ones, and the entry points of `kapelle.<kind>s`."""
+    """Return all names without a path: the built-in ones, and the entry points of `kapelle.<kind>s`."""
     return [*builtin, *(point.name for point in entry_points(group=f"kapelle.{kind.replace(' ', '_')}s"))]
 
 
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
     """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words has an underscore there: `kapelle.train_engines`. Settings of other packages are called by the name they were
-    found by, whatever their field `name` declares. Raises ConfigError for an unknown name, with the closest known one, and for a module
-    that fails. A file is the user's own code and is run as such.
+    A kind of two words has an underscore there: `kapelle.train_engines`. The field `name` of other packages' settings becomes the name
+    by which they were found. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file
+    is user code, which is executed.
     """
     if name in builtin:
         return _checked(kind, name, find_object(builtin[name], kind, name))
@@ -65,30 +65,30 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
 
 
 IN_MEMORY = "in-memory"
-"""Path of rows, and module of functions, that a program passed instead of naming them."""
+"""Path of rows, and module of functions, that a program has passed as objects."""
 
 
 def find_object(
     target: str, kind: str, called: str | None = None, held: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return what `module:name` or `path/file.py:name` names; ConfigError, which calls it a `kind`, for what is not there.
+    """Return the object of `module:name` or `path/file.py:name`; ConfigError, which calls it a `kind`, if it does not exist.
 
-    `called` is what stands in the settings, where that is another name; `held` are the objects of this program that `in-memory:name`
-    names, and AbsentCode is raised where another program had it. A file is the user's own code and is run as such, and so is
-    a module in the folder where kapelle runs, if none that is installed has its name.
+    `called` is its name in the settings, if that is another one. `held` are the objects of this program for `in-memory:name`;
+    AbsentCode is raised for those of another program. A file is user code, which is executed, and so is a module in the folder in
+    which kapelle runs, unless an installed module has its name.
     """
     name = called or target
     module_name, attribute = split_target(target)
     if not module_name or not attribute:
         raise ConfigError(
-            f"The {kind} '{name}' cannot be found by this name. Write `module:name` or `path/file.py:name`."
+            f"The {kind} '{name}' has no valid name. Write `module:name` or `path/file.py:name`."
         )
     if module_name == IN_MEMORY:
         if held and attribute in held:
             return held[attribute]
         raise AbsentCode(
-            f"The {kind} `{attribute}` was in the memory of the program that made this run. Continue from there, or put it into a module "
-            f"and name it in the settings in place of '{target}': `my_module:{attribute}`."
+            f"The {kind} `{attribute}` was in the memory of the program that made this run. Continue there, or put it into a module "
+            f"and write `my_module:{attribute}` instead of '{target}'."
         )
     module = find_module(module_name, f"The {kind} '{name}'", attribute)
     if not hasattr(module, attribute):
@@ -100,15 +100,15 @@ def find_object(
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return the module, or the file, and the name in it of `module:name`, `path/file.py:name`, `module` or `path/file.py`."""
+    """Return module or file, and the name in it, of `module:name`, `path/file.py:name`, `module` or `path/file.py`."""
     module, colon, name = target.rpartition(":")
     return (module, name) if colon and not name.endswith(".py") else (target, "")
 
 
 def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
-    """Return the module `package.module` or `path/file.py`; ConfigError, which begins with `what`, where it is missing or fails.
+    """Return the module `package.module` or `path/file.py`; ConfigError, which begins with `what`, if it is missing or fails.
 
-    Every setting that names code of the user's is resolved here. `attribute` is what is wanted from it, for the message.
+    All settings that name user code are resolved here. `attribute` is the name that the caller needs, for the message.
     """
     if name.endswith(".py"):
         return load_file(name, what)
@@ -135,10 +135,10 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
 
 @contextmanager
 def importable_here(folder: Path | None = None) -> Iterator[None]:
-    """Let the block import modules from the folder where kapelle runs, and from `folder`, where no installed ones have their names.
+    """Let the block import modules from the folder in which kapelle runs, and from `folder`; installed modules come first.
 
-    A script finds its neighbours there, and `python -m` too; the recipe of its run, which names them, is read by commands as well.
-    Python's own option against that (`-P`, PYTHONSAFEPATH) is kept.
+    Scripts and `python -m` find modules there, so commands that read their recipes must too. Python's option against that applies
+    (`-P`, PYTHONSAFEPATH).
     """
     here = [] if sys.flags.safe_path else list(map(str, dict.fromkeys([folder or Path.cwd(), Path.cwd()])))
     sys.path.extend(here)
@@ -153,23 +153,21 @@ def importable_here(folder: Path | None = None) -> Iterator[None]:
 
 
 def load_file(path: str, what: str) -> ModuleType:
-    """Return the module of a Python file; ConfigError, which begins with `what`, where it is missing or fails.
+    """Return the module of a Python file; ConfigError, which begins with `what`, if it is missing or fails.
 
-    The same file is run once in a process, until it changes.
+    A process executes the file once, until the file changes.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise AbsentCode(
-            f"{what}: there is no file '{path}'. Give a path from where kapelle runs, or a whole one."
+            f"{what}: there is no file '{path}'. Use an absolute path, or one relative to the current folder."
         )
     try:
         return _run_file(str(file.resolve()), file.stat().st_mtime_ns)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # it is somebody's code, which may raise anything, SystemExit too
-        alone = (
-            " A file is read alone: name it as a module, `package.module`, from the folder above its package."
-        )
+        alone = " A file has no package: write `package.module`, from the folder above the package."
         hint = alone if "relative import" in str(error) else ""
         raise ConfigError(f"{what}: {path} cannot be imported: {reason(error)}.{hint}") from error
 
@@ -193,7 +191,7 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
-    """Return settings of a class that are called by the name they were found by, whatever `name` they declare."""
+    """Return a subclass of settings whose field `name` is the name by which they were found."""
     if isinstance(vars(found).get("name"), property):
         raise ConfigError(
             f"The class of '{name}' has a property `name`; recipes set it. Write it as a field: `name: str = …`."

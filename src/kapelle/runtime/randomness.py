@@ -1,8 +1,7 @@
-"""Seeds by what they are for, and the random generators that a whole process shares: Python's `random`, NumPy's, torch's.
+"""Seeds by purpose, and the global random generators of a process: Python's `random`, NumPy's, torch's.
 
-What draws from them must go on after a resume where it stopped. Their states are part of a checkpoint, and what a
-module draws while it is imported does not count: a resumed process imports it at another moment than one that was never
-stopped (lazily, at the first use after the states were restored), and all draws after it would differ.
+After a resume their draws must continue, so their states are part of a checkpoint. Draws of a module while it is imported are undone:
+a resumed process imports modules at other times than an uninterrupted one, and all later draws would differ.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def capture_random() -> dict[str, object]:
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Set the global generators to what `capture_random` returned; one that it does not hold stays as it is.
+    """Set the global generators to the states of `capture_random`.
 
-    Where there are fewer devices than there were, the states of the missing ones are left out.
+    If there are fewer devices than before, the states of the missing ones are ignored.
     """
     _set_host_states(state)
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -46,13 +45,13 @@ def restore_random(state: Mapping[str, Any]) -> None:
 
 
 def random_as_lists(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `capture_random` returned as values that JSON can hold."""
+    """Return the states of `capture_random` as JSON values."""
     plain = {**state, "torch": state["torch"].tolist(), "cuda": [each.tolist() for each in state["cuda"]]}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
 
 def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states that `random_as_lists` was given."""
+    """Return the states of `random_as_lists`."""
     version, numbers, gauss = plain["python"]
     return {
         "python": (version, tuple(numbers), gauss),
@@ -63,24 +62,24 @@ def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_imports_from_drawing() -> None:
-    """Let every import from now on leave the global generators as it found them; a second call does nothing.
+    """Let every further import restore the global generators; a second call has no effect.
 
-    Imports in threads other than the main one are left alone, because the main thread may draw at the same time.
+    Imports in other threads than the main one are not changed, because the main thread may draw at the same time.
     """
-    _host_states()  # imports what it needs, before imports are guarded
+    _host_states()  # imports numpy and torch before imports are guarded
     if not any(isinstance(finder, _Guard) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Guard())
 
 
 class _Guard(MetaPathFinder):
-    """Finds what the other finders find, and has it executed between two looks at the generators."""
+    """Finds modules by the other finders, and restores the generators after executing them."""
 
     _executing = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # What a module imports in turn is inside it.
+        # Inner imports are a part of the outer one.
         if self._executing or threading.current_thread() is not threading.main_thread():
             return None
         for finder in sys.meta_path:
@@ -88,9 +87,9 @@ class _Guard(MetaPathFinder):
             spec = None if find is None else find(fullname, path, target)
             if spec is not None:
                 loader = spec.loader
-                # Loaders of built-in and frozen modules are classes that all share; those modules draw nothing.
+                # Built-in and frozen modules share their loader classes, and draw nothing.
                 if loader is not None and not isinstance(loader, type) and "exec_module" not in vars(loader):
-                    # Set on this one loader, which stays the same object for all other callers.
+                    # Change this one loader object only.
                     loader.exec_module = partial(self._execute_unseen, loader.exec_module)
                 return spec  # type: ignore[no-any-return]  # finders are not typed more closely
         return None
@@ -120,6 +119,5 @@ def _set_host_states(state: Mapping[str, Any]) -> None:
     import numpy as np
 
     random.setstate(state["python"])
-    if "numpy" in state:  # a checkpoint of before holds none
-        np.random.set_state(tuple(state["numpy"]))
+    np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(state["torch"])

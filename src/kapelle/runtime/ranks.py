@@ -1,9 +1,8 @@
-"""Processes that run one program on the same data and share its work: *ranks*, as `torchrun` calls them.
+"""Ranks, as `torchrun` calls them: processes that run one program on the same data and share its work.
 
-Heavy work is shared. Decisions are made by every rank for itself, from the same data, so that they are the same. Ranks
-exchange data in `all_gather` (and sums in `add`): each does its share of the work, then all hold every share. Whatever prevents
-one rank from doing its share (an error, a request to stop) is raised in all of them at that point, so that the others do not
-wait for it. `rank_group.py` has the processes; a program that is one process has `ALONE`.
+Heavy work is shared. Every rank makes the same decisions from the same data. Ranks exchange data in `all_gather` (and sums in `add`):
+each does its share of the work, then all have every share. Whatever prevents one rank from doing its share (an error, a stop request)
+is raised in all ranks at that point, so that the others do not wait. `rank_group.py` has the processes; a single process has `ALONE`.
 """
 
 from __future__ import annotations
@@ -18,80 +17,80 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The environment variables by which a launcher tells each process its place, as `torchrun` does."""
+"""The environment variables of a process's place, which launchers such as `torchrun` set."""
 
 
 class Peers:
-    """This process among the ranks, as seen by one of its threads, which exchanges data with the same thread of the others.
+    """The ranks for one thread of this process, which exchanges data with the same thread of the other ranks.
 
-    An object of this class is that of a program that is one process.
+    An object of this class belongs to a single process.
     """
 
     rank: int = 0
-    """Number of this process, from 0; rank 0 writes files and prints."""
+    """Number of this process from 0; rank 0 writes files and prints."""
     size: int = 1
     """Number of processes."""
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this rank's share of something and return all shares, by rank.
+        """Do this rank's share of the work and return all shares, by rank.
 
-        `at` names the exchange; ranks that come to different ones are a defect, and raise EngineError. An error of one rank
-        is raised in every rank, of the same type where it is one of `errors.py`; so is StopRequested.
+        `at` names the exchange; ranks at different exchanges are a defect and raise EngineError. An error of one rank is raised in
+        every rank, with the same type if it is one of `errors.py`, and so is StopRequested.
         """
         return [work()]
 
 
 class Meeting(Peers):
-    """Where processes that each play a part of one step agree in the middle of it; that of a single process.
+    """An agreement of processes in the middle of the rollouts of a step; this one is for a single process.
 
-    It is apart from the exchanges of the ranks, so that the ranks can learn meanwhile.
+    It is separate from the exchanges of the ranks, so that the ranks can update meanwhile.
     """
 
     def begin(self, number: int | None = None) -> int:
-        """Begin with a part, of the play of this number, by default the one after the last; return the number."""
+        """Begin the step of this number, by default the next one; return the number."""
         return 0
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others why this one does not come: each that waits raises PeerFailed. Called where it was caught."""
+        """Report why this process fails: each waiting process raises PeerFailed. Call it in the handler of the error."""
 
     @property
     def form(self) -> Mapping[str, Any] | None:
-        """Plain values by which another process takes this place (`rank_group.meeting_from`); None for one alone."""
+        """Plain values with which another process takes this place (`rank_group.meeting_from`); None for a single process."""
         return None
 
 
 class Ranks(Peers):
-    """This process among the ranks, as seen by its main thread."""
+    """The ranks for the main thread of this process."""
 
     def store_barrier(self) -> Peers:
-        """Return the exchange for another thread of each rank, one at a time, while the main threads do other work."""
+        """Return the exchange for one further thread of each rank, while the main threads do other work."""
         return self
 
     def meeting(self) -> Meeting:
-        """Return where the ranks, or processes that play for them, agree while they play a step."""
+        """Return the agreement of the ranks, or of the processes that roll out for them, in a step."""
         return Meeting()
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place; every rank gives tensors of the same shapes, and gets the same bits."""
+        """Sum each tensor over all ranks, in place; shapes must be equal, and results are bitwise identical."""
 
     def take_waits(self) -> dict[str, float]:
-        """Return the seconds for which this rank has waited for others since the last call, by the name of the exchange."""
+        """Return the seconds of waiting for other ranks since the last call, by the name of the exchange."""
         return {}
 
 
 ALONE = Ranks()
-"""A program that is one process."""
+"""The ranks of a single process."""
 
 
 def broadcast(ranks: Peers, at: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 alone do `work`, and return in every rank what it returned: plain JSON."""
+    """Let only rank 0 do `work`, and return its result, plain JSON, in every rank."""
     if ranks.size == 1:
         return work()
     return json.loads(ranks.all_gather(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
 
 
 def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 do `work`, which writes files, then the others, which find the files; return this rank's own result."""
+    """Let rank 0 do `work`, which writes files, then the others, which find the files; return this rank's result."""
     if ranks.size == 1:
         return work()
     done: list[Any] = []
@@ -106,7 +105,7 @@ def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
-    """Raise ConfigError in every rank unless the values of all ranks, by name, are those of rank 0."""
+    """Raise ConfigError in every rank unless all ranks have the values of rank 0, by name."""
     if ranks.size == 1:
         return
     every = [json.loads(each) for each in ranks.all_gather(at, lambda: json.dumps(own).encode())]
@@ -126,7 +125,7 @@ def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """The place of this process among those that a launcher has started."""
+    """The place of this process among those of a launcher."""
 
     rank: int
     size: int
@@ -137,9 +136,9 @@ class LaunchedRank:
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-    """Return the place that the launcher gave this process; None without one, or where it is alone.
+    """Return the place of this process; None without a launcher, or for a single process.
 
-    Raises ConfigError for a place that makes no sense.
+    Raises ConfigError for an invalid place.
     """
     given = {name: environ[name] for name in VARIABLES if name in environ}
     if len(given) < len(VARIABLES):
@@ -150,9 +149,9 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | Non
     except ValueError:
         rank, size, port, local = 0, 0, 0, 0
     if not 0 <= rank < size:
-        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ConfigError(
-            f"The launcher's variables make no sense: {said}. RANK counts from 0 to WORLD_SIZE - 1. Start the processes with "
-            "`torchrun`, or unset these variables to run alone."
+            f"The launcher's variables are invalid: {shown}. RANK counts from 0 to WORLD_SIZE - 1. Start the processes with "
+            "`torchrun`, or unset these variables for a single process."
         )
     return LaunchedRank(rank, size, given["MASTER_ADDR"], port, local) if size > 1 else None

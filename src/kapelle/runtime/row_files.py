@@ -1,8 +1,7 @@
-"""Rows of data in local files, each with the place where it stands, and the split that a hash gives a row to.
+"""Read rows of data from local files, with the place of each row for messages.
 
-JSON lines and JSON arrays, both also gzipped, JSON lines also in Zstandard (`.jsonl.zst`), and parquet. Every fault names the
-file, the line and the way out, and is found by reading alone: before any model is loaded. Environments read their tasks by
-it, and runs the data that they write.
+The formats are JSON lines and JSON arrays, also gzipped, JSON lines in Zstandard (`.jsonl.zst`), and parquet. Every error names the file,
+the line and a fix, before a model is loaded. Environments read their tasks with it, and runs the data that they write.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet"
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row and where it stands."""
+    """One row and its place."""
 
     place: str
     """Such as `train.jsonl.gz, line 17`; for error messages."""
     fields: Mapping[str, Json]
 
     def text(self, field: str, setting: str) -> str:
-        """Return a field as text; DataError, naming the setting to change, when it is not there."""
+        """Return a field as text; DataError with the setting to change if the field is missing or not a text."""
         if field not in self.fields:
             raise DataError(
                 f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
@@ -50,15 +49,15 @@ class DataRow:
 
 
 def held_out(key: str, share: float) -> bool:
-    """Return whether the row with a key belongs to the test split: a hash of the key decides."""
+    """Return whether the row with a key belongs to the test split, by a hash of the key."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[DataRow, ...]:
-    """Return the rows of one local file; DataError when it is damaged or of another form.
+    """Return the rows of one local file; DataError if it is damaged or of another format.
 
-    A hash of what was in the file goes into `contents`, by its name.
+    The hash of the file is added to `contents` by its name.
     """
     if file.name.endswith(".parquet"):
         try:
@@ -68,7 +67,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
                 f"'{file}' is parquet, which needs an extra: pip install 'kapelle[data]'."
             ) from error
         try:
-            # Parquet is read from its end, so it is hashed by a second reading, which is quick beside parsing.
+            # Parquet is read from its end, so it is read a second time for the hash.
             with hashed(file, contents):
                 read = parquet.read_table(file).to_pylist()
         except (ArrowException, OSError) as error:
@@ -78,8 +77,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
     lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
         raise DataError(
-            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its form is not known. Convert it, or rename it if it "
-            "is one of these."
+            f"'{file}' ends in none of {', '.join(SUFFIXES)}, so its format is unknown. Convert or rename it."
         )
     rows: list[DataRow] = []
     try:
@@ -108,7 +106,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
 
 
 def _columns(place: str, pairs: list[tuple[str, Json]]) -> Json:
-    """Return an object; DataError for a key that stands in it twice, of which JSON would silently keep the last."""
+    """Return an object; DataError for a repeated key, of which JSON would silently keep the last value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -124,7 +122,7 @@ def _parsed(place: str, text: bytes) -> Json:
     except ValueError as error:
         if not isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
             raise DataError(
-                f"{place} holds a whole number of more digits than Python reads (4,300). Write it as a text, in quotes."
+                f"{place} has an integer with more digits than Python reads (4,300). Write it as a text, in quotes."
             ) from error
         raise DataError(f"{place} is not JSON: {error}. Fix it, or fetch the file again.") from error
     except RecursionError as error:

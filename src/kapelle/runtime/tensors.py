@@ -1,7 +1,4 @@
-"""Named tensors outside of this process: in a file of safetensors, packed as bytes, or in memory that two processes share.
-
-Every way in which a file can be missing, cut off or unreadable becomes one error.
-"""
+"""Named tensors outside of this process: in a safetensors file, packed as bytes, or in shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
-    """Yield what hangs in a tree, in order, with the dotted path of keys and indices to it, behind `place`."""
+    """Yield the leaves of a tree in order, with the dotted path of keys and indices after `place`."""
     if not isinstance(tree, Mapping | list | tuple):
         yield place, tree
         return
@@ -29,12 +26,12 @@ def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the elements of each tensor, flat and in float64 on the CPU, with one wait for each device."""
+    """Return each tensor, flat and in float64 on the CPU, with one wait for each device."""
     found: dict[int, Tensor] = {}
     for device in {each.device for each in tensors}:
         here = {id(each): each.detach().reshape(-1) for each in tensors if each.device == device}
         kinds = dict.fromkeys(each.dtype for each in here.values())
-        # One type after another: each is converted in one piece.
+        # Convert the tensors of each type in one piece.
         alike = {key: each for kind in kinds for key, each in here.items() if each.dtype == kind}
         pieces = [
             torch.cat([each for each in alike.values() if each.dtype == kind]).double() for kind in kinds
@@ -45,7 +42,7 @@ def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def copy_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors on the CPU, bit for bit, each in memory of its own, with one wait for each device."""
+    """Return bitwise copies of tensors on the CPU, each in its own memory, with one wait for each device."""
     found: dict[str, Tensor] = {}
     for device in {each.device for each in tensors.values()}:
         here = {
@@ -60,7 +57,7 @@ def copy_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
-    """Return tensors of the CPU on a device, in one transfer that nothing waits for; for the CPU, themselves."""
+    """Return tensors of the CPU on a device, in one asynchronous transfer; for the CPU, the same tensors."""
     if torch.device(device).type == "cpu":
         return list(tensors)
     begins, end = list[int](), 0
@@ -71,7 +68,7 @@ def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list
     for begin, each in zip(begins, tensors, strict=True):
         here[begin : begin + each.nbytes].view(each.dtype).copy_(each.reshape(-1))
     if torch.device(device).type == "cuda":
-        here = here.pin_memory()  # pageable memory is copied once more, and waited for
+        here = here.pin_memory()  # pageable memory would need another copy and a wait
     there = here.to(device, non_blocking=True)
     return [
         there[begin : begin + each.nbytes].view(each.dtype).view(each.shape)
@@ -80,23 +77,23 @@ def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, on the CPU; DataError says why it cannot be read."""
+    """Return the tensors of a file, on the CPU; DataError if it cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(file)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # The library maps the file, twice, and reports the system's refusals in its own words.
+        # The library maps the file, and reports errors of the system in its own words.
         text = " ".join(str(error).split())
         reason = f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
         if os.strerror(errno.EIO).lower() in text.lower():
-            reason = "the disk reports a fault (EIO). Check the disk, then try again, or go on elsewhere from a copy."
+            reason = "the disk reports a fault (EIO). Check the disk, then try again, or continue elsewhere from a copy."
         raise DataError(f"{file} cannot be read: {reason}") from error
 
 
 def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
-    """Return a JSON value, whose floats may be infinite or NaN, and tensors as bytes that `unpacked` takes apart."""
+    """Return a JSON value, whose floats may be infinite or NaN, and tensors as bytes for `unpacked`."""
     from safetensors.torch import save
 
     text = json.dumps(plain).encode()
@@ -108,23 +105,23 @@ def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
-    """Return what `packed` was given; the tensors are on the CPU."""
+    """Return value and tensors from the bytes of `packed`; the tensors are on the CPU."""
     from safetensors.torch import load
 
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), load(data[end:])
 
 
-# -------- Shared memory: one process writes, the other reads, and nothing is sent.
+# -------- Shared memory: one process writes, the other reads.
 #
-# The memory is an open file without a name, of the kernel's memory on Linux and of the disk elsewhere, so that it is gone
-# with the last process that holds it, however that ends. /dev/shm is not used: containers often give it 64 MiB.
+# The memory is an open file without a name, in the kernel's memory on Linux and on the disk elsewhere, so that it ends with the last
+# process that holds it. /dev/shm is not used: in containers it often has 64 MiB.
 
 Layout = Mapping[str, Mapping[str, tuple[str, tuple[int, ...]]]]
 """Name of a policy → name of a tensor → (dtype, shape)."""
 
 ALIGNED = 64
-"""Bytes to whose multiples tensors are moved, as torch's own memory is."""
+"""Tensors begin at multiples of so many bytes, as in torch's own memory."""
 
 
 def layout_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
@@ -142,7 +139,7 @@ class SharedTensors:
     """The tensors of a layout, on memory behind a file descriptor that a child process can inherit."""
 
     def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
-        """Take new memory, or that behind a descriptor, which is closed with this object."""
+        """Create the memory, or use that of a descriptor, which is closed with this object."""
         begins: dict[tuple[str, str], int] = {}
         end = 0
         for policy, own in layout.items():
@@ -150,7 +147,7 @@ class SharedTensors:
                 begins[policy, key] = end
                 size = math.prod(shape) * getattr(torch, dtype).itemsize
                 end += math.ceil(size / ALIGNED) * ALIGNED
-        end = max(end, 1)  # no memory of no bytes can be mapped
+        end = max(end, 1)  # empty memory cannot be mapped
         if descriptor is not None:
             self.descriptor = descriptor
         else:
@@ -174,7 +171,7 @@ class SharedTensors:
                 )
 
     def __contains__(self, policy: str) -> bool:
-        """Return whether there is room for a policy."""
+        """Return whether the layout has a policy."""
         return policy in self._tensors
 
     def __getitem__(self, policy: str) -> Mapping[str, Tensor]:

@@ -1,11 +1,11 @@
-"""Thoughts of a completion: what a model writes between marks at its beginning, before it answers."""
+"""Thoughts of a completion: the text between marks at its beginning, before the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 THOUGHTS = ("<think>", "</think>")
-"""What most models write around their thoughts."""
+"""The marks of most models."""
 THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
 EVERY_PAIR = (THOUGHTS, THOUGHTS_OF_MISTRAL)
 OPENINGS = tuple(opening for opening, _ in EVERY_PAIR)
@@ -15,9 +15,9 @@ THOUGHT_MARKS = frozenset((*THOUGHTS, *THOUGHTS_OF_MISTRAL))
 def split_thoughts(
     text: str, around: Sequence[tuple[str, str]] = EVERY_PAIR, *, thinking: bool
 ) -> tuple[str, str, bool]:
-    """Return thoughts, what follows them, and whether the thoughts are complete (or there are none).
+    """Return thoughts, the rest of the text, and whether the thoughts are complete (or there are none).
 
-    `thinking` says that the prompt has opened the thoughts, so that the text has their end alone.
+    With `thinking` the prompt has opened the thoughts, so that the text has only their end.
     """
     begun = text.lstrip()
     opened = [pair for pair in around if begun.startswith(pair[0])]

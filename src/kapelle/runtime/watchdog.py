@@ -1,4 +1,4 @@
-"""A thread that looks at something ten times a second, whatever the main thread does."""
+"""A thread that runs checks ten times a second, whatever the main thread does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import NoReturn
 from kapelle.runtime import machine
 
 TICK = 0.1
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 MOST = 1.0
-"""Most seconds that one look counts: more of them means that the whole process was stopped."""
+"""Most seconds between two checks that count: a longer time means that the process was stopped."""
 
 _looks: list[Callable[[float], None]] = []
 _starting = threading.Lock()
@@ -25,14 +25,14 @@ _runs = False
 def every_tick(look: Callable[[float], None]) -> None:
     """Call `look` at every tick with the seconds since the last one, without those in which this process was stopped.
 
-    A function that is called already is not added. Raises MemoryError where no thread can start.
+    Has no effect for a function that is called already. Raises MemoryError if no thread can start.
     """
     global _runs  # noqa: PLW0603 - there is one thread
     with _starting:
         if look not in _looks:
             _looks.append(look)
         if not _runs:
-            # Not `Thread.start`: without memory that waits for ever, and only this thread could see it.
+            # Not `Thread.start`: without memory it would wait for ever, and only this thread could notice.
             begun = threading.Event()
             _thread.start_new_thread(_run, (begun,))
             if not begun.wait(machine.THREAD_START_S):

@@ -1,4 +1,4 @@
-"""What all services share: where they listen, who may call, and what is logged when something fails.
+"""Shared parts of all services: where they listen, who may call, and the log of failures.
 
 Services listen on loopback by default; on other addresses they need both TLS and a token.
 """
@@ -22,26 +22,26 @@ __all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "check_installed", "in_url", "log_
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where a service listens and who may call it."""
+    """Where a service listens, and who may call it."""
 
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free port."""
     token: str | None = field(default=None, repr=False)
-    """Every call has to carry it, as `Authorization: Bearer …`; None lets all callers in."""
+    """Every call needs it, as `Authorization: Bearer …`; None admits all callers."""
     certificate: Path | None = None
-    """PEM file of the TLS certificate, its chain included."""
+    """PEM file of the TLS certificate with its chain."""
     key: Path | None = None
     """PEM file of the certificate's private key."""
     names: tuple[str, ...] = ()
-    """Further names by which callers may address the service (`Host`), such as that of this machine."""
+    """Further names for the service in `Host`, such as that of this machine."""
     address: str | None = None
-    """The name or number by which callers reach it, if not `host` (which may stand for all addresses of the machine)."""
+    """The name or number that callers use, if not `host` (which may mean all addresses of the machine)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(
-                f"The port {self.port} does not exist. Name one from 0 to 65535; 0 takes a free one."
+                f"The port {self.port} does not exist. Use one from 0 to 65535; 0 is any free one."
             )
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs a certificate and its key: give both --tls-cert and --tls-key.")
@@ -59,29 +59,26 @@ class Binding:
             lacking.append(f"a token of {LEAST_TOKEN} characters or more (the environment variable {TOKEN})")
         if lacking:
             raise ConfigError(
-                f"'{self.host}' can be reached from other machines, and that needs {' and '.join(lacking)}. Add what is "
-                "missing, or leave --host out to serve this machine only."
+                f"Other machines can reach '{self.host}', which needs {' and '.join(lacking)}. Add this, or serve only this machine "
+                "(without --host)."
             )
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Names in `Host` under which the service may be addressed, in lower case and without a port.
+        """Allowed names in `Host`, in lower case and without a port.
 
-        A foreign page whose name was made to point here (DNS rebinding) sends that name, which is not among them.
+        A page whose foreign name points to this machine (DNS rebinding) sends another name.
         """
         names = ("localhost", "127.0.0.1", "[::1]", in_url(self.host), in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)
 
     @property
     def reached(self) -> str:
-        """The name or number by which callers reach it."""
+        """The name or number that callers use."""
         return self.address or self.host
 
     def tls(self) -> tuple[bytes, bytes] | None:
-        """Return the private key and the certificate's chain in PEM; None without TLS.
-
-        Raises ConfigError if the files are not such a pair.
-        """
+        """Return the private key and the certificate's chain in PEM, or None; ConfigError if they are not a pair."""
         if self.certificate is None or self.key is None:
             return None
         try:
@@ -93,12 +90,12 @@ class Binding:
             ) from None
 
     def url(self, port: int) -> str:
-        """Return the address under which the service is found when it listens on a port."""
+        """Return the service's address with a port."""
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{in_url(self.reached)}:{port}"
 
     def admits(self, token: str | None) -> bool:
-        """Return whether a caller with this token may call; compared in constant time."""
+        """Return whether a caller with this token may call; the comparison takes constant time."""
         if self.token is None:
             return True
         given = b"" if token is None else token.encode("utf-8", "surrogatepass")
@@ -106,26 +103,25 @@ class Binding:
 
 
 def check_installed(extra: str, *packages: str) -> None:
-    """Raise ConfigError if a package is missing, naming the extra of kapelle that brings it."""
+    """Raise ConfigError if a package is missing, with the extra of kapelle that contains it."""
     if any(find_spec(package) is None for package in packages):
         raise ConfigError(f"Serving needs an extra: pip install 'kapelle[{extra}]'.")
 
 
 def in_url(host: str) -> str:
-    """Return a host as addresses have it: an IPv6 address in brackets."""
+    """Return a host as in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
-# -------- What is logged: the type of an error and where it was raised
+# -------- The log: the type of an error and its traceback
 #
-# Its message may quote what a caller has sent, and prompts, answers and tokens must not reach the log. So messages and the
-# values of variables are left out.
+# Messages may quote a caller, and prompts, answers and tokens must not reach the log. So it has no messages and no values.
 
 LOG = logging.getLogger("kapelle.services")
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log that something failed, with the type and the traceback of the error and of its causes."""
+    """Log a failure, with the types and tracebacks of the error and its causes."""
     lines: list[str] = []
     seen: set[int] = set()
     cause: BaseException | None = error

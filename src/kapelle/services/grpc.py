@@ -1,4 +1,4 @@
-"""A gRPC server on a thread of its own: one check before every method, a health service, limits, and an orderly end.
+"""A gRPC server on its own thread: one check before every method, a health service, limits, and an orderly shutdown.
 
     with GrpcServer(Binding(), [service]) as server:
         print(server.address)
@@ -25,7 +25,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import OVERALL_HEALTH
 from grpc_health.v1.health import aio as health
-from grpc_health.v1.health_pb2 import HealthCheckResponse, HealthListRequest, HealthListResponse
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from kapelle.errors import ConfigError
 from kapelle.services.binding import Binding, in_url, log_failure
@@ -51,16 +51,14 @@ def busy(message: str) -> Refused:
 
 
 def leaving() -> Refused:
-    """Return the refusal of a call that arrives while the server is ending."""
-    return Refused("UNAVAILABLE", "The server is about to end. Call another one, or this one again later.")
+    """Return the refusal of a call during the shutdown."""
+    return Refused("UNAVAILABLE", "The server is shutting down. Call another one, or retry later.")
 
 
-# -------- The one check before every method, and the one place where errors become status codes
-#
-# Whatever a caller sends, the worst answer is a status code and a sentence; tracebacks go to this process's log.
+# -------- The single check before every method, which also turns errors into status codes; tracebacks go to the log
 
 HEALTH = "/grpc.health.v1.Health/"
-"""Prefix of the health service's methods, which are answered even when there is no room for others."""
+"""Prefix of the health service's methods, which have their own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +66,32 @@ class Caps:
     """Limits of one server."""
 
     message_bytes: int = LARGEST
-    """Of one message, in or out, decompressed."""
+    """Most bytes of one message, decompressed."""
     calls: int = 1024
-    """Calls with one answer that may be under way."""
+    """Most calls in progress."""
     watchers: int = 64
-    """Calls of the health service that may be under way."""
+    """Most calls of the health service in progress."""
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
-    """Admits calls, counts them while they are under way, and turns what they raise into status codes."""
+    """Admits calls, counts those in progress, and turns errors into status codes."""
 
     def __init__(self, binding: Binding, caps: Caps) -> None:
-        """`binding` says who may call, `caps` how many at once."""
+        """`binding` defines who may call, `caps` the limits."""
         self._binding = binding
         self._most = {"calls": caps.calls, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
         self.idle = asyncio.Event()
-        """Set while no call is under way, except those of the health service."""
+        """Set while no call is in progress, except those of the health service."""
         self.idle.set()
         self.closed = False
-        """Whether all calls but those of the health service are refused."""
+        """Whether only calls of the health service are accepted."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> grpc.RpcMethodHandler | None:
-        """Return the method's handler behind the check; None if there is no such method."""
-        # A caller sends exactly one `authorization`, with a bearer token.
+        """Return the method's handler behind the check, or None."""
+        # A caller has to send exactly one `authorization`, with a bearer token.
         given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
         alone = given[0] if len(given) == 1 and isinstance(given[0], str) else ""
         scheme, _, token = alone.partition(" ")
@@ -103,8 +101,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         if handler is None:
             return None
 
-        # The handler parses the body itself, so that an unreadable body is refused like other errors. How many messages go in
-        # and out decides its form.
+        # The handler parses the body itself, so that an invalid body is answered like other errors.
         method = details.method
         kind = "watchers" if method.startswith(HEALTH) else "calls"
 
@@ -112,7 +109,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
             try:
                 return handler.request_deserializer(body)
             except Exception:
-                raise wrong("The body is no message of this method's type.") from None
+                raise wrong("The body is not a message of this method's type.") from None
 
         async def one(body: bytes, context: grpc.aio.ServicerContext) -> Any:
             async with self._accepted(kind, method, context):
@@ -121,7 +118,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
         async def many(body: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with self._accepted(kind, method, context):
                 answers = handler.unary_stream(read(body), context)
-                if asyncio.iscoroutine(answers):  # it writes by itself
+                if asyncio.iscoroutine(answers):  # the method writes its answers itself
                     await answers
                     return
                 async for answer in answers:
@@ -136,13 +133,13 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
     async def _accepted(
         self, kind: str, method: str, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[None]:
-        """Count a call while it is under way, and end it with a status code if it raises."""
+        """Count a call in progress, and end it with a status code if it raises."""
         try:
             if self.closed and kind != "watchers":
                 raise leaving()
             most = self._most[kind]
             if self._under_way[kind] >= most:
-                raise busy(f"{most:,} {kind} are under way, the most there may be. Call again later.")
+                raise busy(f"{most:,} {kind} are in progress, which is the limit. Retry later.")
             self._under_way[kind] += 1
             if kind != "watchers":
                 self.idle.clear()
@@ -162,7 +159,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
 
 
 async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> NoReturn:
-    # Answers every kind of call without reading it.
+    # Answer every kind of call without reading it.
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "The token is missing or wrong. Send it as the metadata `authorization: Bearer TOKEN`.",
@@ -171,29 +168,29 @@ async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerCo
 
 
 PING_SECONDS = 20
-"""Seconds of silence after which a connection is pinged, and seconds within which it has to answer."""
+"""Seconds of silence until a connection is pinged, and seconds for its answer."""
 CLOSING_SECONDS = 5.0
-"""For cancelled calls to end; after that their thread is left behind."""
+"""Seconds for cancelled calls to end before their thread is abandoned."""
 LAST_SECONDS = 0.5
-"""At the very end, in which late calls still get a refusal."""
+"""Seconds at the end in which late calls still get a status code."""
 METADATA_BYTES = 16 << 10
-"""Of the headers of one call."""
+"""Most bytes of a call's headers."""
 
 
 class GrpcService:
     """A service of a proto file."""
 
     name: str
-    """Its full name there, which the health service uses too."""
+    """Its full name there, also for the health service."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add its methods to a server; they run on that server's event loop and must not block it."""
+        """Add its methods to a server; they must not block the server's event loop."""
         raise NotImplementedError
 
     async def settle(self) -> None:
-        """Refuse new work, and return when the work in progress is over; cancelled when its time is up.
+        """Accept no new work, and return when work that outlives its call is finished; cancelled after a time.
 
-        The server waits for calls by itself; only what outlives a call is waited for here.
+        The server itself waits for calls.
         """
 
 
@@ -201,36 +198,36 @@ class GrpcServer:
     """Serves until it is closed; a context manager."""
 
     def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
-        """`binding` says where to listen and who may call."""
-        # The guard logs what calls raise; grpcio would log a traceback for every cancelled call.
+        """`binding` defines where to listen and who may call."""
+        # The guard logs errors; grpcio would log a traceback for every cancelled call.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
         self._drained = False
         self.port = 0
-        """The port that it listens on, once it has started."""
+        """Its port, after the start."""
         self.address = ""
-        """The host and port under which it is found, once it has started."""
+        """Its host and port, after the start."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, name="kapelle-grpc", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve; returns when calls are accepted. Raises ConfigError if it cannot listen."""
+        """Start, and return when calls are accepted; ConfigError if it cannot listen."""
         self._thread.start()
         self.port = self._begun.result()
         self.address = self._binding.url(self.port).partition("://")[2]
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`.
+        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`.
 
-        Services get half of that time to finish what they have begun.
+        Services get half of that time to finish their work.
         """
         assert self._loop is not None, "the server has started"
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop).result()
 
     def close(self) -> None:
-        """Stop now; calls under way are cancelled."""
+        """Stop now, and cancel calls in progress."""
         if self._loop is not None and self._over is not None:
             with suppress(RuntimeError):  # its loop has ended already
                 self._loop.call_soon_threadsafe(self._over.set)
@@ -248,14 +245,14 @@ class GrpcServer:
             asyncio.run(self._serve())
         except BaseException as error:
             if self._begun.done():
-                raise  # the server had started: its thread reports the error
+                raise  # after the start the thread reports the error
             self._begun.set_exception(error)
 
     async def _serve(self) -> None:
         self._guard = GrpcGuard(self._binding, self._caps)
         caps = self._caps
         options = [
-            ("grpc.so_reuseport", 0),  # else a second server on this port would take half of the calls
+            ("grpc.so_reuseport", 0),  # otherwise a second server on this port would get half of the calls
             ("grpc.max_receive_message_length", caps.message_bytes),
             ("grpc.max_send_message_length", caps.message_bytes),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES),
@@ -266,7 +263,7 @@ class GrpcServer:
             ("grpc.http2.min_ping_interval_without_data_ms", PING_SECONDS * 500),
         ]
         server = grpc.aio.server(interceptors=[self._guard], options=options)
-        self._health = _Health()
+        self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for service in self._services:
             service.register(server)
@@ -280,7 +277,7 @@ class GrpcServer:
                 port = int(server.add_secure_port(where, grpc.ssl_server_credentials([tls])))
         except RuntimeError:
             raise ConfigError(
-                f"Nothing can listen on {where}: it may be taken or may not be of this machine. Name another --port or --host."
+                f"Nothing can listen on {where}: the port is taken, or the host is not this machine. Use another --port or --host."
             ) from None
         await server.start()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
@@ -301,13 +298,3 @@ class GrpcServer:
                 self._drained = True
         await asyncio.sleep(LAST_SECONDS)
         return self._drained
-
-
-class _Health(health.HealthServicer):  # type: ignore[misc] # grpc ships no types
-    """grpcio's health service, with the method `List`, which its asyncio form lacks."""
-
-    async def List(self, request: HealthListRequest, context: Any) -> HealthListResponse:
-        """Return the status of every service."""
-        return HealthListResponse(
-            statuses={name: HealthCheckResponse(status=now) for name, now in self._server_status.items()}
-        )

@@ -1,8 +1,8 @@
-"""HTTP for services and the viewer: Starlette routes and answers, uvicorn serves; this module adds what both lack.
+"""HTTP for services and the viewer, by Starlette and uvicorn; this module adds checks and deadlines.
 
-    Guard           the one check before every route: who calls, by which host name, and from which page
-    Application     routes that take and answer JSON: bodies within limits, errors in OpenAI's form
-    HttpServer      uvicorn on a thread of its own, with deadlines for peers that are too slow
+    Guard           the single check before every route: token, host name, and page of origin
+    Application     routes for JSON: limits of bodies, errors in OpenAI's form
+    HttpServer      uvicorn on its own thread, with deadlines for slow peers
 
 Importing this module needs both packages; call `check_installed("serve", "starlette", "uvicorn")` first.
 """
@@ -44,7 +44,7 @@ from kapelle.types import Json
 
 T = TypeVar("T")
 
-# -------- The one check before every route
+# -------- The single check before every route
 
 SAFE = ("GET", "HEAD")
 """Methods that only read."""
@@ -54,11 +54,11 @@ SAFETY = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-"""What browsers may do with an answer."""
+"""Headers that restrict browsers."""
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return a call's headers by name in lower case; values of a header that was sent twice are joined by a comma."""
+    """Return a call's headers by name in lower case; values of a repeated header are joined by a comma."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
@@ -67,12 +67,12 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless the caller may call, by its token, the host name that it calls, and the page that it comes from.
+    """Raise Refusal unless the caller may call, by its token, the host name in the call, and the page of origin.
 
-    `headers` are those of `headers_of`: joined values match nothing, so sending a header twice gains nothing.
+    `headers` are those of `headers_of`, in which a repeated header matches nothing.
     """
     if "content-length" in headers and "transfer-encoding" in headers:
-        # Two lengths of one body: a proxy before this service may have taken the other one (RFC 9112, 6.3).
+        # A proxy before this service may use the other length (RFC 9112, 6.3).
         raise Refusal(
             400,
             "A call has `Content-Length` or `Transfer-Encoding`, not both.",
@@ -85,12 +85,12 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
     if (host if colon and port.isdecimal() else named).lower() not in binding.hosts:
         raise Refusal(
             421,
-            "This service is not known by the name in `Host`. Add it with --allow-host; the server of a "
-            "training run has one name, `environment.address`.",
+            "The name in `Host` is not allowed. Add it with --allow-host, for the server of a training run with "
+            "`environment.address`.",
             None,
             "wrong_host",
         )
-    # The token is a bearer's, or the password that a browser asks its user for.
+    # Programs send a bearer token; browsers send it as the password of their user.
     scheme, _, given = headers.get("authorization", "").partition(" ")
     token = given if scheme.lower() == "bearer" else None
     if scheme.lower() == "basic":
@@ -116,17 +116,17 @@ class JsonAnswer(JSONResponse):
     """An answer in JSON."""
 
     def render(self, content: Json) -> bytes:
-        """Return JSON in ASCII: a model may write half a character (a lone surrogate), which UTF-8 cannot hold."""
+        """Return JSON in ASCII, because UTF-8 cannot encode a lone surrogate, which a model may write."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def answer_refusal(refusal: Refusal) -> Response:
-    """Return a refusal as OpenAI's clients read it."""
+    """Return a refusal in OpenAI's form."""
     return JsonAnswer(refusal.row(), refusal.status, refusal.headers)
 
 
 class Guard:
-    """Passes a call on to an application if `check_call` and `check` let it, and adds headers to every answer."""
+    """Passes calls that `check_call` and `check` allow on to an application, and adds headers to every answer."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Guard:
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
         answer: Callable[[Refusal], Response] = answer_refusal,
     ) -> None:
-        """`check` takes a call's method and headers and may raise Refusal too; `answer` says how refusals are answered."""
+        """`check` receives a call's method and headers and may raise Refusal; `answer` turns a Refusal into an answer."""
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
 
@@ -164,39 +164,39 @@ class Guard:
         await self._inner(scope, receive, sending)
 
 
-# -------- Routes that take and answer JSON
+# -------- Routes for JSON
 #
-# Whatever a caller sends, the worst answer is an error in OpenAI's form; tracebacks go to this process's log. Work for a caller
-# that goes away is cancelled.
+# Whatever a caller sends, the answer is at worst an error in OpenAI's form; tracebacks go to the log. Work for a caller that disconnects
+# is cancelled.
 
 MOST_BYTES = 4 << 20
-"""Of one body."""
+"""Most bytes of one body."""
 BODY_SECONDS = 60.0
-"""Within which a body has to arrive."""
+"""Seconds for a body to arrive."""
 SESSION = "x-kapelle-session"
 """Header that names a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a route, checked and read."""
+    """One call of a route, checked and parsed."""
 
     path: str
-    """The part of the path that the route's `{name:path}` took."""
+    """The part of the path that matches `{name:path}`."""
     session: str | None
-    """The session that the caller names, by header or by path; None without one."""
+    """The session that the caller names in a header or the path, or None."""
     headers: Mapping[str, str]
     body: Json
     """The body's JSON object; None for methods without a body."""
     peer: tuple[str, int] | None = None
-    """The other end of the connection that it came by."""
+    """Address of the caller."""
 
 
 Handler = Callable[[Call], Awaitable[Response]]
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events: JSON values, or texts that are sent as they are."""
+    """Server-sent events: JSON values, or plain texts."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class EventStream(StreamingResponse):
         *,
         named: bool = False,
     ) -> None:
-        """Send the events in `begun`, which the caller took from `events` already, and then the others.
+        """Send the events in `begun`, which were taken from `events` before, and then the others.
 
-        `failed` is the event of a failure on the way. `named` ones also have their `type` as the event's name.
+        `failed` returns the last event after a failure. With `named` the `type` of an event is also its name.
         """
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -220,7 +220,7 @@ class EventStream(StreamingResponse):
                     event = waiting.pop(0) if waiting else await anext(events)
                 except StopAsyncIteration:
                     return
-                # The status is sent already, so the last event is an error that clients read.
+                # The status is sent already, so the last event contains the error.
                 except Refusal as refusal:
                     event, over = failed(refusal), True
                 except Exception as error:
@@ -233,8 +233,8 @@ class EventStream(StreamingResponse):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the caller goes away."""
-        # Starlette's own would cancel through anyio, whose cancelled scopes also break off what cleans up.
+        """Send the events until the caller disconnects."""
+        # Starlette would cancel through anyio, which also cancels the cleanup.
         try:
             await until_gone(self.stream_response(send), receive)
         except ClientDisconnect:
@@ -244,7 +244,7 @@ class EventStream(StreamingResponse):
 
 
 def route(method: str, path: str, handler: Handler) -> Route:
-    """Return a route whose handler gets checked calls; `{name:path}` in the path takes everything below it."""
+    """Return a route whose handler receives checked calls; `{name:path}` in the path matches everything below it."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -264,7 +264,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
         except Refusal:
             raise
         except ClientDisconnect:
-            return Response(status_code=GONE)  # reaches no one: the caller is gone
+            return Response(status_code=GONE)  # not sent: the caller has disconnected
         except Exception as error:
             raise _failed(f"A call of {request.method} failed.", error) from None
 
@@ -272,21 +272,21 @@ def route(method: str, path: str, handler: Handler) -> Route:
 
 
 def _failed(what: str, error: Exception) -> Refusal:
-    """Log an error and return a refusal that only says where to look."""
+    """Log an error and return a refusal without its message."""
     log_failure(what, error)
     return Refusal(500, "The service failed; its log says why.", None, "internal_error")
 
 
 async def _json_body(request: Request) -> Json:
-    """Return a body's JSON object; Refusal for a body that is too long, too slow, or not a JSON object."""
+    """Return the JSON object of a body; Refusal if it is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
     too_long = Refusal(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "Compressed bodies are not read. Send the body as it is.", None, "compressed_body")
-    # Pages of other sites can send forms and plain text without asking first; JSON they cannot.
+        raise Refusal(415, "Compressed bodies are not supported.", None, "compressed_body")
+    # Browsers let pages of other sites send forms and plain text without a check, but not JSON.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refusal(
-            415, "The body is no JSON: send `Content-Type: application/json`.", None, "wrong_content_type"
+            415, "The body is not JSON: send `Content-Type: application/json`.", None, "wrong_content_type"
         )
     declared = headers.get("content-length")
     if declared is not None and (
@@ -306,19 +306,19 @@ async def _json_body(request: Request) -> Json:
         ) from None
     body = bytes(read)
     try:
-        # Unlike `json.loads` it is bounded: numbers of 4,300 digits, a depth of 200; and half characters are refused.
+        # Unlike `json.loads` it has limits (numbers of 4,300 digits, a depth of 200), and rejects lone surrogates.
         value = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         odd = b"NaN" in body or b"Infinity" in body
-        hint = " JSON has no NaN and no Infinity; send a finite number." if odd else ""
-        raise Refusal(400, f"The body is no JSON: {error}.{hint}", None, "invalid_json") from None
+        hint = " JSON has no NaN and no Infinity." if odd else ""
+        raise Refusal(400, f"The body is not JSON: {error}.{hint}", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise Refusal(400, "The body must be a JSON object.", None, "invalid_json")
     return value
 
 
 async def until_gone(work: Awaitable[T], receive: Receive) -> T:
-    """Return the result of work; cancel it and raise ClientDisconnect if the caller goes away first."""
+    """Return the result of work; if the caller disconnects first, cancel it and raise ClientDisconnect."""
 
     async def disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -339,23 +339,23 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T:
 
 
 class Application(Guard):
-    """Routes behind the guard, an ASGI application; errors are answered in OpenAI's form."""
+    """An ASGI application of routes behind the guard, with errors in OpenAI's form."""
 
     def __init__(self, binding: Binding, routes: Sequence[Route], observe: Observe | None = None) -> None:
-        """`observe` is told of every call that is over: its method, the route, the status and how many seconds it took.
+        """`observe` receives method, route, status and seconds of every finished call.
 
-        A call that no route takes has an empty route, and its method is left out: callers choose both.
+        Without a matching route, method and route are empty, because callers choose both.
         """
 
         async def refused(request: Request, error: Exception) -> Response:
             if isinstance(error, Refusal):
                 return answer_refusal(error)
-            # Starlette has found no route for this path, or none for this method.
+            # There is no route for this path, or none for this method.
             found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             if not found:
                 return answer_refusal(Refusal(404, "There is no such path here.", None, "not_found"))
             allowed = ", ".join(sorted({name for each in found for name in each.methods or ()} - {"HEAD"}))
-            message, headers = f"This path takes {allowed}.", {"allow": allowed}
+            message, headers = f"This path supports {allowed}.", {"allow": allowed}
             return answer_refusal(Refusal(405, message, None, "method_not_allowed", headers))
 
         super().__init__(self._route, binding)
@@ -390,23 +390,23 @@ class Application(Guard):
 
 Observe = Callable[[str, str, int, float], None]
 GONE = 499
-"""Status of a call whose caller went away before its answer."""
+"""Status of a call whose caller disconnected before the answer."""
 
 
 def _in_session(scope: Scope) -> Scope:
-    """Return a call with its session: `/sessions/NAME/v1/…` names one, for programs that take only an address."""
+    """Return a call with the session of `/sessions/NAME/v1/…`, for programs with a configurable address."""
     parts = scope["path"].split("/", 3)
     if len(parts) == 4 and parts[:2] == ["", "sessions"] and parts[3].startswith("v1/"):
         return {**scope, "path": f"/{parts[3]}", SESSION: parts[2]}
     return scope
 
 
-# -------- The server: uvicorn on a thread of its own
+# -------- The server: uvicorn on its own thread
 
 IDLE_SECONDS = 30
-"""Seconds without a call after which a connection is closed."""
+"""Seconds without a call until a connection is closed."""
 CONNECTIONS = 4096
-"""Connections open at once; further ones are told that the service is busy."""
+"""Most open connections; further ones get status 503."""
 
 
 class HttpServer:
@@ -425,15 +425,13 @@ class HttpServer:
     ) -> None:
         """Bind the port; raises ConfigError if it is taken.
 
-        The application also answers at `door`, a Unix socket that is made for every user of this machine; its callers have no
-        address (`scope["client"]` is None).
+        The application also answers at `door`, a Unix socket for all users of this machine, whose callers have no address
+        (`scope["client"]` is None). With `sockets` it answers WebSockets too, whose messages have at most `message_bytes`.
 
-        With `sockets` the application answers WebSockets too, whose messages have at most `message_bytes`.
-
-        A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop
-        with the other end of each connection that opens or closes.
+        A connection without a call is closed after `idle_seconds`. `opened` and `closed` are called in the server's event loop with
+        the peer of each connection that opens or closes.
         """
-        binding.tls()  # refuses files that cannot be used
+        binding.tls()  # raises ConfigError for invalid files
         self._socket = _bound(binding)
         self._door: socket.socket | None = None
         if door is not None:
@@ -448,7 +446,7 @@ class HttpServer:
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
             ws=sockets or "none",
             ws_max_size=message_bytes,
-            ws_per_message_deflate=False,  # a few compressed bytes may unpack to very many
+            ws_per_message_deflate=False,  # a few compressed bytes may unpack to many
             lifespan="off",
             loop="asyncio",
             log_config=None,
@@ -474,7 +472,7 @@ class HttpServer:
         return self
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, answer those that were accepted, and return whether all were within `seconds`."""
+        """Accept no more calls, answer the accepted ones, and return whether that took at most `seconds`."""
         self._server.should_exit = True
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -483,7 +481,7 @@ class HttpServer:
         self.close()
 
     def close(self) -> None:
-        """Stop now; calls under way are cancelled."""
+        """Stop now, and cancel calls in progress."""
         self._server.should_exit = self._server.force_exit = True
         if self._thread.ident is not None:
             self._thread.join(5.0)
@@ -493,7 +491,7 @@ class HttpServer:
 
     async def _serve(self) -> None:
         await self._server.serve(sockets=[self._socket, *(() if self._door is None else (self._door,))])
-        # A peer that does not close its side (of TLS, say) would leave a socket open after this loop.
+        # A peer that does not close its side (of TLS, for example) would leave an open socket.
         while left := list(self._server.server_state.connections):
             for connection in left:
                 connection.transport.abort()
@@ -501,7 +499,7 @@ class HttpServer:
 
 
 def check_free(binding: Binding) -> None:
-    """Raise ConfigError if a service could not listen now: commands ask before they load models."""
+    """Raise ConfigError if a service cannot listen; commands check this before they load models."""
     _bound(binding).close()
 
 
@@ -519,32 +517,32 @@ def _bound(binding: Binding) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"Nothing can listen on {binding.host}:{binding.port}: {error.strerror}. Name another port or host."
+            f"Nothing can listen on {binding.host}:{binding.port}: {error.strerror}. Use another port or host."
         ) from None
     return made
 
 
-# -------- One connection, with deadlines that uvicorn lacks: for a head that comes slowly, and for a peer that stops reading
+# -------- One connection, with two deadlines that uvicorn lacks: for slow heads, and for peers that stop reading
 
 HEAD_SECONDS = 30.0
-"""Seconds within which the head of a call has to arrive, from its first byte or the start of the connection."""
+"""Seconds for the head of a call to arrive, from its first byte or the start of the connection."""
 STALL_SECONDS = 60.0
-"""Seconds after which the connection to a peer that reads nothing is aborted."""
+"""Seconds until the connection to a peer that reads nothing is aborted."""
 
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until the system probes an idle peer, seconds between two probes, and their number: a machine that vanished does
-not close its connections."""
+"""Seconds until the system probes an idle peer, seconds between probes, and their number: a crashed machine does not close its
+connections."""
 
 Peer = tuple[str, int]
-"""Address and port of the other end of a connection."""
+"""Address and port of a caller."""
 
 
 PeerCallback = Callable[[Peer], None]
 
 
 class HttpConnection(H11Protocol):
-    """Speaks HTTP/1.1 with one peer, which may be slow within limits."""
+    """An HTTP/1.1 connection with deadlines for a slow peer."""
 
     def __init__(
         self, *given: Any, opened: PeerCallback | None, closed: PeerCallback | None, **named: Any
@@ -554,7 +552,7 @@ class HttpConnection(H11Protocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a call."""
+        """Wait for a call."""
         super().connection_made(transport)
         if self._opened is not None and self.client is not None:
             self._opened(self.client)
@@ -566,7 +564,7 @@ class HttpConnection(H11Protocol):
         self._deadline("head", HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the deadline of a head ends with the head."""
+        """Receive bytes; the deadline of a head ends with the head."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._deadline("head", None)
@@ -584,12 +582,12 @@ class HttpConnection(H11Protocol):
         self._deadline("stall", None)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, even one whose last answer was not read."""
+        """Close an idle connection, also if its last answer was not read."""
         super().timeout_keep_alive_handler()
         self._deadline("close", STALL_SECONDS)
 
     def shutdown(self) -> None:
-        """Close when accepted calls are answered and their answers are read."""
+        """Close when all accepted calls are answered and their answers are read."""
         super().shutdown()
         if self.transport.is_closing():
             self._deadline("close", STALL_SECONDS)
@@ -603,7 +601,7 @@ class HttpConnection(H11Protocol):
             self._closed(self.client)
 
     def _deadline(self, what: str, seconds: float | None) -> None:
-        """Abort the connection after `seconds`, unless this deadline is set anew before; None takes it back."""
+        """Abort the connection after `seconds`, unless this deadline is set again before; None removes it."""
         if (timer := self._deadlines.pop(what, None)) is not None:
             timer.cancel()
         if seconds is not None:

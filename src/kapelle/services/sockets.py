@@ -1,4 +1,4 @@
-"""WebSockets behind the same check of callers as every other route, with deadlines for peers that are too slow.
+"""WebSockets behind the same check of callers as every other route, with deadlines for slow peers.
 
 Importing this module needs websockets beside what `services/http.py` needs.
 """
@@ -35,11 +35,11 @@ class SocketApplication(Application):
     def __init__(
         self, binding: Binding, routes: Sequence[Route], path: str, talk: Talk, most: int, full: str
     ) -> None:
-        """Let at most so many WebSockets be open at once; a further one is answered with what is `full`."""
+        """Allow at most `most` open WebSockets; a further one gets the message `full`."""
         super().__init__(binding, routes)
         self._bound, self._path, self._talk, self._most, self._full = binding, path, talk, most, full
         self.connected = 0
-        """WebSockets that are open."""
+        """Number of open WebSockets."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call, or one WebSocket from its opening to its end."""
@@ -47,7 +47,7 @@ class SocketApplication(Application):
             await super().__call__(scope, receive, send)
             return
         try:
-            # A page of another site may open a WebSocket without asking: so it counts as a call that acts.
+            # A page of another site may open a WebSocket without a check by the browser, so it counts as a call that acts.
             check_call(self._bound, "POST", headers_of(scope))
             if scope["path"] != self._path:
                 raise Refusal(404, f"WebSockets are at {self._path}.", None, "not_found")
@@ -61,21 +61,21 @@ class SocketApplication(Application):
         try:
             await socket.accept()
             await self._talk(socket)
-        except (WebSocketDisconnect, KeyError, RuntimeError):  # the peer is gone, or has sent bytes
+        except (WebSocketDisconnect, KeyError, RuntimeError):  # the peer has disconnected, or sent bytes
             pass
         finally:
             self.connected -= 1
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket whose peer may be slow within limits; uvicorn's own would wait for it for ever."""
+    """A WebSocket with a deadline for slow peers, which uvicorn lacks."""
 
     _stalled: asyncio.TimerHandle | None = None
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send to the peer."""
         await super().send(message)
-        # A caller that is refused is answered in full; uvicorn would log that the handshake is missing.
+        # A Refusal answers the caller in full; uvicorn would log a missing handshake.
         self.handshake_complete |= self.initial_response is not None and self.close_sent
 
     def pause_writing(self) -> None:

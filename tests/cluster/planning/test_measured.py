@@ -52,7 +52,6 @@ class Case(NamedTuple):
 CASES = {
     "adapter": Case(),
     "all weights, untied": Case(tied=False, full=True),
-    "checkpointing, llama": Case("llama", checkpointing=True),
     "all weights, checkpointing": Case(full=True, checkpointing=True),
     "half precision, many words": Case(words=31_000, dtype="bfloat16"),
 }
@@ -137,9 +136,8 @@ def test_an_update_takes_what_is_planned(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case("llama", 5000), Case(words=700, tied=False)], ids=["many words", "few"]
+    ("case", "merging"), [(Case("llama", 5000), True), (Case(words=700, tied=False), False)]
 )
-@pytest.mark.parametrize("merging", [True, False])
 def test_sampling_takes_what_is_planned(case: Case, merging: bool) -> None:
     model, shape = model_of(case)
     for number, name in enumerate("ab"):

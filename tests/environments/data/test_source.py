@@ -179,7 +179,7 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
         load("data/gsm8k.jsonl")
     odd = tmp_path / "rows.csv"
     odd.write_bytes(b"question,answer\n")
-    with pytest.raises(DataError, match="its form is not known"):
+    with pytest.raises(DataError, match="format is unknown"):
         load(odd)
 
 

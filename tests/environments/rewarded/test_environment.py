@@ -285,7 +285,7 @@ async def test_a_function_may_take_the_question_where_its_column_has_that_name()
     ("function", "said"),
     [
         ("ends.py:f", "ends.py cannot be imported: SystemExit: 3"),
-        ("exact", "cannot be found by this name. Write `module:name` or `path/file.py:name`"),
+        ("exact", "Write `module:name` or `path/file.py:name`"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_named(

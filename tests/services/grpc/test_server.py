@@ -111,7 +111,7 @@ def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
 def test_what_goes_wrong_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
     assert refusal(channel, method, b"wrong") == ("INVALID_ARGUMENT", "that is wrong")
     assert refusal(channel, method, b"fail") == ("INTERNAL", "The service failed; its log says why.")
-    unread = ("INVALID_ARGUMENT", "The body is no message of this method's type.")
+    unread = ("INVALID_ARGUMENT", "The body is not a message of this method's type.")
     assert refusal(channel, method, b"garbage") == unread
     assert refusal(channel, "None") == ("UNIMPLEMENTED", "Method not found!")
     assert ask(channel, method) == b"hello"
@@ -142,7 +142,7 @@ def test_calls_have_a_largest_number_and_health_is_answered_none_the_less(
     waiting = [channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60) for _ in range(2)]
     while (said := refusal_or_none(channel)) is None:
         pass
-    assert said == ("RESOURCE_EXHAUSTED", "2 calls are under way, the most there may be. Call again later.")
+    assert said == ("RESOURCE_EXHAUSTED", "2 calls are in progress, which is the limit. Retry later.")
     assert health(channel) == "SERVING"
     while len(echo.waiting) < 2:
         pass
