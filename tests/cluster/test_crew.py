@@ -43,32 +43,6 @@ def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cl
     assert there.is_same(alone)
 
 
-def test_a_worker_plays_further_test_sets_too(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    rows = [{"question": f"{k} and {k}?", "answer": f"#### {2 * k}"} for k in range(4)]
-    for split, own in (("train", rows[:1]), ("test", rows[1:])):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, own)))
-    sets = {
-        "sums": {"name": "math", "path": str(tmp_path)},
-        "hard": {"name": "arithmetic", "digits": 3},
-    }
-    settings = {**SETTINGS, "evaluation": {**SETTINGS["evaluation"], "sets": sets}}
-
-    def evaluated() -> dict[str, Any]:
-        with Trainer(**settings) as trainer:
-            trainer.train(1)
-            found = trainer.evaluate()
-        asked = [(group.task.part, group.task.question) for group in found.groups]
-        assert [part for part, _ in asked] == [""] * 3 + ["sums"] * 3 + ["hard"] * 3
-        said = [[turn.text for turn in episode.turns] for group in found.groups for episode in group.episodes]
-        assert all(episode.error is None for group in found.groups for episode in group.episodes)
-        return {"row": found.row(), "asked": asked, "said": said}
-
-    alone = evaluated()
-    made = cluster(workers(1))
-    assert evaluated() == alone
-    assert [method for _, method in made.asked].count("play") == 1 + 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["begin", "play"])
 def test_a_worker_that_dies_is_replaced_and_nothing_changes(

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-import yaml
-from tests.algorithms.test_every_algorithm import run_of
 from tests.support.tiny import sections
 
-from kapelle.cli import main
-from kapelle.cluster import launcher
 from kapelle.cluster.placement import (
     Bundles,
     RayPlacement,
@@ -57,27 +50,6 @@ def test_scoring_workers_are_dealt_in_turn_whatever_their_number() -> None:
     assert placement_here(placed.variable()) == placed
     fewer = RayConfig(scoring_workers=1, rollout_workers=0)
     assert [each.scoring for each in lay_out(fewer, ranks=2, worlds=0)[1]] == [(2,), ()]
-
-
-def test_stages_are_checked_with_the_verifier_that_one_of_them_will_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stages = [
-        {"name": "judge", "algorithm": {"name": "verifier", "group_size": 2}, "team": {"sharing": "frozen"}},
-        {"name": "play", "reward_model": {"path": "stage:judge"}},
-    ]
-    (tmp_path / "both.yaml").write_text(yaml.safe_dump({**run_of("grpo"), "stages": stages}))
-    launched: list[Any] = []
-    monkeypatch.setattr(launcher, "check_installed", lambda: None)
-
-    def launch(*given: Any) -> int:
-        launched.append(given)
-        return 0
-
-    monkeypatch.setattr(launcher, "launch", launch)
-    words = "train", str(tmp_path / "both.yaml"), "--run-dir", str(tmp_path / "run"), "--launch", "ray"
-    assert main([*words, "ray.scoring_workers=1"]) == 0, capsys.readouterr().err
-    assert launched[0][0].scoring_workers == 1
 
 
 def test_scoring_workers_without_work_are_refused() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.support.cluster import Cluster, Learned
 from tests.support.cluster import learned as run
-from tests.support.tiny import sections, tiny_model
+from tests.support.tiny import tiny_model
 from tests.training.test_ranks import furthest
 
-from kapelle.cluster.placement import RayPlacement, check_pools, check_workers, lay_out, placement_here
+from kapelle.cluster.placement import RayPlacement, check_pools, lay_out, placement_here
 from kapelle.cluster.sampling import RaySampler
 from kapelle.errors import ConfigError
 from kapelle.models.weights import save_model
@@ -172,24 +172,3 @@ def test_pools_that_make_no_sense_are_refused(pools: dict[str, Any], reason: str
     said["team"]["agents"] += [{"name": "cleo", "weights": "lora"}, {"name": "dan", "weights": served}]
     with pytest.raises(ConfigError, match=reason):
         check_pools([prepare(resolve(said))])
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"ray": {"rollout_workers": 0, "pools": POOLS}},
-            r"but `ray.rollout_workers` is 0. Set it to 1 or more",
-        ),
-        (
-            {
-                "ray": {"pools": POOLS},
-                "training": {"steps": 1, "tasks_per_step": 4, "max_staleness": 1, "partial_rollouts": 0.5},
-            },
-            r"`training.partial_rollouts` breaks off what is sampled",
-        ),
-    ],
-)
-def test_pools_that_no_worker_asks_are_refused(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        check_workers(resolve(sections(**changes)), 1)

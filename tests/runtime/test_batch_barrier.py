@@ -99,24 +99,6 @@ class TestWhoIsWaitedFor:
         await asyncio.gather(other, return_exceptions=True)
         assert joined == [[1]]
 
-    async def test_what_an_episode_leaves_running_is_not_waited_for(self, joined: list[list[int]]) -> None:
-        sampler, hanging = engine(), asyncio.Event()
-
-        async def step() -> None:
-            with Participant():
-                await hanging.wait()
-
-        with Participant():
-            given_up = asyncio.ensure_future(step())
-            await settled()
-        with Participant():
-            asked = ask(sampler, 1)
-            await settled()
-            assert joined == [[1]]
-            hanging.set()
-            await asked
-        await given_up
-
     async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
         sampler, tidy = engine(), asyncio.Event()
 

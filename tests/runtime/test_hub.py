@@ -74,22 +74,6 @@ def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         local_only("some/model")
 
 
-@pytest.mark.slow
-def test_what_was_downloaded_is_read_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = tmp_path / "cache" / "models--some--model" / "snapshots" / "0123"
-    model = tiny_model()
-    model.model.save_pretrained(snapshot)
-    model.tokenizer.save_pretrained(snapshot)
-    refs = snapshot.parents[1] / "refs"
-    refs.mkdir()
-    (refs / "main").write_text("0123")
-    with answering(503) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        assert local_only("some/model")
-        assert load_renderer("some/model", ModelConfig()).context == model.renderer.context
-        assert len([path for path, _ in server.asked if "some/model" in path]) == 1
-
-
 def test_bars_of_libraries_stay_out_of_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,21 +160,6 @@ def test_what_a_server_may_have_acted_on_is_sent_twice_only_where_that_does_no_h
     assert acted == [headers.get("Idempotency-Key")] * arrives
 
 
-async def test_all_attempts_carry_one_key_and_two_requests_two(pauses: list[float]) -> None:
-    keys = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        keys.append(request.headers.get("idempotency-key"))
-        return httpx.Response(503 if len(keys) in (1, 2) else 200, content=b'"ok"')
-
-    transport = httpx.MockTransport(answer)
-    for _ in range(2):
-        assert await post_with_retries("http://x/y", {}, HEADERS, 60.0, 5, transport) == b'"ok"'
-    assert keys[0]
-    assert keys[0] == keys[1] == keys[2] != keys[3]
-    assert len(pauses) == 2
-
-
 def test_no_part_of_a_key_is_repeated() -> None:
     body = json.dumps({"error": {"message": f"{'x' * 280} key sk-0123456789"}}).encode()
     assert error_message(body, "sk-0123456789").endswith(" key …")

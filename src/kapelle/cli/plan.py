@@ -79,7 +79,7 @@ def _computing(found: Plan) -> Iterator[str]:
     run = found.run
     for base, place in run.places.items():
         cpu = run.cpu(base)
-        products = "" if cpu else f", products of float32 {'in TF32' if run.tf32 else 'exact'}"
+        products = "" if cpu else f", products of float32 {'in TF32' if run.config.model.tf32 else 'exact'}"
         tokens = f"at most {run.pass_tokens(base)} tokens"
         if run.left_open and not cpu:
             fits = "what fits" if base in run.chosen_tokens else "with --gpu-memory, what fits"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -264,36 +263,3 @@ def test_tls(echo: Echo, tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_refused(server: GrpcServer, echo: Echo) -> None:
     with pytest.raises(ConfigError, match=f"Nothing can listen on 127.0.0.1:{server.port}"):
         GrpcServer(Binding(port=server.port), [echo]).start()
-
-
-def test_what_is_no_http2_ends_its_own_connection_alone(server: GrpcServer, channel: grpc.Channel) -> None:
-    for garbage in (
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\0" * 100,
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
-    ):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
-            raw.sendall(garbage)
-            raw.shutdown(socket.SHUT_WR)
-            said = b""
-            try:
-                while more := raw.recv(1 << 16):
-                    said += more
-            except ConnectionError:
-                pass
-            assert b"Traceback" not in said
-        assert ask(channel, "One") == b"hello"
-
-
-def test_what_ends_a_server_that_has_started_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ends(GrpcServer):
-        async def _serve(self) -> None:
-            self._begun.set_result(1)
-            raise RuntimeError("the loop is gone")
-
-    told: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", told.append)
-    server = Ends(Binding(), [])
-    server.start()
-    server._thread.join()
-    assert [str(each.exc_value) for each in told] == ["the loop is gone"]

@@ -80,30 +80,6 @@ def test_a_head_that_does_not_end_is_given_up(server: HttpServer, head: bytes) -
         assert said(peer) == b""
 
 
-def test_also_one_after_a_good_call_and_one_that_trickles(server: HttpServer) -> None:
-    good = b"GET /good HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
-        peer.sendall(good)
-        answer = b""
-        while not answer.endswith(b'{"good":true}'):
-            answer += peer.recv(65_536)
-        given_up = threading.Event()
-
-        def trickle() -> None:
-            peer.sendall(b"GET /good HTTP/1.1\r\n")
-            try:
-                while not given_up.wait(0.05):
-                    peer.sendall(b"x: y\r\n")
-            except OSError:
-                pass
-
-        drops = threading.Thread(target=trickle)
-        drops.start()
-        assert said(peer) == b""
-        given_up.set()
-        drops.join()
-
-
 def test_a_call_with_two_lengths_is_refused_and_its_connection_closed(server: HttpServer) -> None:
     """What follows may be the rest of its body or a call of its own, as a proxy before the service has read it."""
     for method in (b"GET", b"POST"):
@@ -124,17 +100,6 @@ def test_who_stops_reading_is_given_up_and_its_stream_ends(server: HttpServer, t
         assert torrent.begun.wait(60)
         assert torrent.ended.wait(60)
         assert httpx.get(f"{server.url}/good").json() == {"good": True}
-
-
-def test_who_reads_slowly_but_reads_is_served(server: HttpServer, torrent: Torrent) -> None:
-    """Far longer than the deadline of one who reads nothing."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
-        peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        read = 0
-        while read < 40 << 20 and not torrent.ended.is_set():
-            read += len(peer.recv(1 << 20))
-        assert not torrent.ended.is_set()
-    assert torrent.ended.wait(60)
 
 
 def test_tls(torrent: Torrent, tmp_path: Path) -> None:

@@ -100,19 +100,6 @@ def test_a_call_that_is_forced_is_made(client: OpenAI, choice: Any) -> None:
     assert (item.type, item.name) == ("function_call", "go")  # type: ignore[union-attr]
 
 
-def test_with_tools_and_a_schema_it_is_one_of_both(client: OpenAI) -> None:
-    """As the Agents SDK asks an agent that has tools and an `output_type`."""
-    for seed in range(2):
-        said = client.chat.completions.create(
-            **{**ASKED, "max_tokens": 160}, seed=seed, tools=TOOLS, response_format=FORMAT
-        )
-        message: Any = said.choices[0].message
-        for call in message.tool_calls or ():
-            fits(call.function.arguments)
-        if not message.tool_calls:
-            fits(message.content)
-
-
 @pytest.mark.parametrize(
     ("extra", "named"),
     [

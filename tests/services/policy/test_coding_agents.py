@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.serving import Reciting, Watching
-from tests.support.tiny import frozen_copy, same_bits, sections
+from tests.support.serving import Reciting
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.task_folders.coding_agent import CodingAgent
@@ -24,7 +22,6 @@ from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
-from kapelle.training.trainer import Trainer
 from kapelle.types import Episode
 from kapelle.workflows.external import ExternalWorkflow
 
@@ -151,7 +148,6 @@ def test_an_agent_is_ended_when_its_time_is_over_and_what_it_did_counts(play: Pl
 def test_one_that_calls_nobody_says_why(play: Play, tmp_path: Path) -> None:
     _, [episode] = played(play, settings("raise SystemExit('no key')", tmp_path), ["x"])
     assert episode.error is not None
-    assert "without an answer" in episode.error
     assert "no key" in episode.error
 
 
@@ -165,7 +161,7 @@ def test_a_virtual_environment_whose_python_is_elsewhere_is_refused_before_anyth
         (folder / "mini" / "bin").mkdir(parents=True)
         (folder / "mini" / "bin" / "python").symlink_to(folder / "pythons" / "python3.11")
         own, pythons = str(folder / "mini"), str(folder / "pythons")
-        with pytest.raises(ConfigError, match=r"/usr/bin/python3 -m venv .*/mini"):
+        with pytest.raises(ConfigError, match=r"/usr/bin/python3 -m venv .*/mini`\), or name the folder"):
             settings(visible=[own]).check(["first", "second"])
         settings(visible=[own, pythons]).check(["first", "second"])
         (folder / "mini" / "bin" / "python").unlink()
@@ -196,100 +192,3 @@ def test_an_episode_that_is_given_up_ends_the_agent_with_its_sandbox(play: Play,
     with environment.serve(replace(play, environment=environment), lambda _name, _line: None):
         run_async(give_up)
     assert not running()
-
-
-RESERVES = """
-import mmap, sys
-MAP_NORESERVE = 0x4000  # has a name from Python 3.13 on
-reserved = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-sys.path.insert(0, "/agent")
-import mini_agent
-mini_agent.ask(sys.argv[1], [{"role": "user", "content": "x"}])
-for place in range(0, int(sys.argv[2]) << 20, 4096):
-    reserved[place] = 1
-print("all of it was used", flush=True)
-"""
-
-
-@pytest.mark.parametrize(("mib", "ends"), [(16, "all of it was used"), (4096, "its limit of memory")])
-def test_addresses_are_free_and_memory_is_bounded(mib: int, ends: str, play: Play, tmp_path: Path) -> None:
-    """Some runtimes reserve more than there is; what a program touches counts, whatever it has reserved."""
-    made = settings(
-        RESERVES,
-        tmp_path,
-        command=["python3", "/agent/program.py", "{model}", str(mib)],
-        files=[AGENT, str(tmp_path / "program.py")],
-        memory_mb=256,
-    )
-    _, [episode] = played(play, made, ["words"])
-    assert episode.error is None
-    assert ends in str(episode.info["said"])
-
-
-SCRIBE = """
-import json, sys
-sys.path.insert(0, "/agent")
-import mini_agent
-messages, wire = [{"role": "user", "content": sys.argv[2]}], []
-post = mini_agent.json.load
-mini_agent.json.load = lambda answer: wire.append(post(answer)) or wire[-1]
-for words in ("again", "once more"):
-    messages.append(mini_agent.ask(sys.argv[1], messages))
-    messages.append({"role": "user", "content": words})
-said = [(each["usage"], each["kapelle"]["weights_hash"], each["choices"][0]["message"]["content"]) for each in wire]
-json.dump([[used["prompt_tokens"], used["completion_tokens"], *rest] for used, *rest in said], open("wire.json", "w"))
-"""
-PAYS = """
-python3 -I -c "
-import json
-said = json.load(open('wire.json'))
-print(json.dumps(said))
-number = sum(map(ord, said[0][3]))
-open('/logs/verifier/reward.txt', 'w').write(str(number % 5 / 4))
-"
-"""
-
-
-@pytest.mark.slow
-def test_weights_move_only_where_the_agent_spoke_by_the_very_tokens_of_the_wire(tmp_path: Path) -> None:
-    """A step on the embedded model, by the example's own code: one agent of two is called."""
-    for name in ("greeting", "mean"):
-        shutil.copytree(f"{TASKS}/{name}", tmp_path / name / "task")
-    (tmp_path / "greeting/task/tests/test.sh").write_text(PAYS)
-    (tmp_path / "scribe.py").write_text(SCRIBE)
-    environment = {
-        "name": "coding_agent",
-        "path": str(tmp_path / "greeting"),
-        "test_path": str(tmp_path / "mean"),
-        "command": ["python3", "/agent/scribe.py", "{model}", "{instruction}"],
-        "files": [AGENT, str(tmp_path / "scribe.py")],
-    }
-    made = sections(
-        environment=environment,
-        workflow={"name": "external"},
-        team={
-            "agents": [{"name": "coder"}, {"name": "critic"}],
-            "lora": {"rank": 2, "alpha": 4.0},
-            "sampling": {"max_tokens": 6},
-        },
-        training={"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.0},
-    )
-    with Trainer(**made, observer=Watching()) as trainer:
-        before = {agent: frozen_copy(trainer.engine.weights(agent)) for agent in ("coder", "critic")}
-        [step] = trainer.steps()
-        moved = {agent for agent in before if not same_bits(before[agent], trainer.engine.weights(agent))}
-    assert moved == {"coder"}, "the critic has said nothing"
-    assert step.metrics["parity/max"] < 1e-5, "the trainer scores the tokens that were sampled"
-    [group] = step.groups
-    assert len({episode.rewards["coder"] for episode in group.episodes}) > 1
-    for episode in group.episodes:
-        assert episode.error is None
-        first, second = episode.turns
-        assert json.loads(str(episode.info["tests_said"])) == [
-            [len(turn.prompt_ids), len(turn.completion_ids), turn.weights_hash, turn.text]
-            for turn in episode.turns
-        ], "what is trained on is what was answered on the wire"
-        assert (
-            second.prompt_ids[: len(first.prompt_ids + first.completion_ids)]
-            == first.prompt_ids + first.completion_ids
-        )

@@ -121,15 +121,3 @@ def test_broken_arguments_are_read_as_they_were_written(form: Any, whole: str, w
         {"type": "function_call", "call_id": "1", "name": "add", "arguments": written},
     ]
     assert MessageReader(form).messages(read_items(items))[-1].content == said.content
-
-
-def test_a_refusal_is_read_as_words() -> None:
-    part = {"type": "refusal", "refusal": "I will not."}
-    for message in (
-        {"role": "assistant", "content": [{"type": "text", "text": "No. "}, part]},
-        {"role": "assistant", "content": "No. ", "refusal": "I will not."},
-    ):
-        request = read_request(body(message))
-        assert PLAINLY.messages(request.messages)[-1].content == "No. I will not."
-    item = {"role": "assistant", "content": [{"type": "output_text", "text": "No. "}, part]}
-    assert PLAINLY.messages(read_items([item]))[-1].content == "No. I will not."

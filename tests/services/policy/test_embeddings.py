@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, OpenAI
 from tests.support.sentences import sentences
 
 from kapelle.cli import main
@@ -68,13 +68,6 @@ def test_what_cannot_be_read_is_named(
         reader.embeddings.create(model="letters", **wrong)
     assert refused.value.param == parameter
     assert says in str(refused.value)
-
-
-def test_agents_are_no_embedders_and_the_embedder_no_agent(reader: OpenAI) -> None:
-    with pytest.raises(NotFoundError, match="embedding model here is 'letters'"):
-        reader.embeddings.create(model="duo/first", input="a")
-    with pytest.raises(NotFoundError):
-        reader.chat.completions.create(model="letters", messages=[{"role": "user", "content": "a"}])
 
 
 def test_calls_that_find_no_room_are_told_to_wait(play: Play, web: httpx.Client) -> None:

@@ -18,15 +18,9 @@ from openai import OpenAI
 from tests.support.serving import Reciting, Watching, staged
 from tests.support.tiny import sections
 
-from kapelle.environments.external import Switchboard, WaitingEpisode
 from kapelle.errors import ConfigError
 from kapelle.models.weights import weights_hash
 from kapelle.rollout.play import Play as RolloutPlay
-from kapelle.runtime.event_loop import LoopThread
-from kapelle.services.http import Call
-from kapelle.services.policy.agents import Agents, read_chat
-from kapelle.services.policy.chat_form import read_request
-from kapelle.services.policy.outside import OutsideDesk
 from kapelle.training.step_report import Step
 from kapelle.training.trainer import Trainer
 from kapelle.types import Constraint, Message, Task
@@ -292,32 +286,6 @@ def taught(agent: str, task: Task, messages: Sequence[Message], seed: int) -> st
     return f"{agent}!"
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_warm_up_learns_what_the_teacher_says_in_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
-    environment = {
-        "command": [sys.executable, "-c", PROGRAM.replace("BROKEN", "'none'")],
-        "teacher": "tests.services.policy.test_outside:taught",
-    }
-    over: dict[str, Any] = {
-        "warmup": {"steps": 150, "demonstrations": 2, "lr": 1e-2},
-        "training": {"steps": 1, "tasks_per_step": 1},
-        "team": {
-            "agents": [{"name": "coder"}],
-            "lora": {"rank": 2, "alpha": 4.0},
-            "sampling": {"max_tokens": 8},
-        },
-        "algorithm": {"name": "grpo", "group_size": 2},
-    }
-    with trainer(Watching(), environment, **over) as made:
-        [step] = made.steps(1)
-    said = [turn.text for episode in step.groups[0].episodes for turn in episode.turns]
-    assert all(set(text) <= set("coder!") and text.endswith("er!") for text in said), said
-
-
 def numbered(agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
     with (Path(os.environ["KAPELLE_CACHE"]) / "shown").open("a") as shown:
         shown.write(f"{task.data['index']}\n")
@@ -350,24 +318,6 @@ def test_demonstrations_are_of_the_tasks_that_training_draws(
     shown = set(map(int, (tmp_path / "shown").read_text().split()))
     assert shown == {group.task.data["index"] for group in step.groups}
     assert shown == {0, 1}
-
-
-async def test_sessions_of_programs_that_broke_off_make_room() -> None:
-    """Each of very many episodes ends without a reward, after a call."""
-    board = Switchboard("", None)
-    with trainer(Watching()) as made:
-        desk = OutsideDesk(board, Agents(made.play, LoopThread()))
-        body = {"model": "team/planner", "messages": [{"role": "user", "content": "x"}]}
-        request = read_request(body)
-        chat = read_chat(desk._agents, "team/planner", "planner", request)
-        for number in range(1100):
-            seat = WaitingEpisode(f"e-{number}", Task("t", ""), 0, ("planner", "coder"))
-            board.give(seat)
-            call = Call("", seat.name, {}, body)
-            place = await desk._place(chat, call)
-            assert place.session.name == seat.name
-            board.withdraw(seat)
-        assert len(desk.sessions) < 10
 
 
 ODD_REWARDS = [

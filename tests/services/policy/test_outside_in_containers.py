@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
-from tests.services.policy.test_outside import PROGRAM, say, session, trainer
+from tests.services.policy.test_outside import say, session, trainer
 from tests.support.serving import Watching
 from tests.support.tls import certificate_here
 
@@ -27,25 +26,6 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("KAPELLE_TOKEN", TOKEN)
     certificate, key = certificate_here(tmp_path)
     return {"tls_cert": str(certificate), "tls_key": str(key)}
-
-
-@pytest.mark.slow
-def test_programs_that_are_started_find_it_by_its_name_and_their_token(tls: dict[str, str]) -> None:
-    """As a container's client is started: all that it knows is in its environment."""
-    command = [
-        "env",
-        f"SSL_CERT_FILE={tls['tls_cert']}",
-        sys.executable,
-        "-c",
-        PROGRAM.replace("BROKEN", "''"),
-    ]
-    environment = {"host": ANYWHERE, "address": "localhost", "command": command, **tls}
-    watching = Watching()
-    over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.0}
-    with trainer(watching, environment, algorithm={"name": "grpo", "group_size": 2}, training=over) as made:
-        assert watching.url.startswith("https://localhost:")
-        [step] = made.steps()
-    assert [episode.error for group in step.groups for episode in group.episodes] == [None, None]
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
-from tests.services.policy.test_outside import trainer
-from tests.support.serving import Reciting, Watching, staged
+from tests.support.serving import Reciting, staged
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.errors import ContextError
@@ -145,76 +144,3 @@ def test_a_program_that_waits_for_its_answers_is_not_late(play: Play) -> None:
         slow.result()
         own.post("/reward", body={"reward": 1.0}, cast_to=object)
     assert [episode.error for episode in stage.episodes] == [None]
-
-
-@pytest.mark.slow
-def test_what_was_sampled_side_by_side_is_trained_on_as_it_was() -> None:
-    """Answers of one to eight tokens, four at a time, two rounds of each conversation; with the engine that samples here."""
-    told: dict[str, list[tuple[list[float], str]]] = {}
-
-    def play_one(client: OpenAI, task: dict[str, Any]) -> None:
-        own = client.with_options(default_headers={"x-kapelle-session": task["session"]})
-        heard = told.setdefault(task["session"], [])
-
-        def converse(number: int) -> None:
-            messages: list[Any] = [{"role": "user", "content": f"{number}"}]
-            for most in (1 + number, 8 - number):
-                said = own.chat.completions.create(
-                    model=f"team/{('planner', 'coder')[number % 2]}",
-                    messages=messages,
-                    max_tokens=most,
-                    logprobs=True,
-                )
-                choice = said.choices[0]
-                assert choice.logprobs is not None
-                heard.append(
-                    ([each.logprob for each in choice.logprobs.content or ()], choice.message.content or "")
-                )
-                messages += [choice.message.model_dump(exclude_none=True), {"role": "user", "content": "on"}]
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(converse, range(4)))
-        own.post(
-            "/reward", body={"rewards": {"planner": 1.0, "coder": (task["seed"] % 5) / 5}}, cast_to=object
-        )
-
-    watching = Watching()
-    over = {"steps": 2, "tasks_per_step": 2, "max_failed_share": 0.0}
-    sampled = {"lora": {"rank": 2, "alpha": 4.0}, "sampling": {"max_tokens": 8}}
-    team = {"agents": [{"name": "planner"}, {"name": "coder"}], **sampled}
-    with trainer(watching, training=over, team=team) as made:
-
-        def work() -> None:
-            with connected(watching.url) as client:
-                while True:
-                    try:
-                        play_one(client, client.post("/task", body={}, cast_to=dict[str, Any]))
-                    except Exception:  # noqa: BLE001 - training is over
-                        return
-
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        steps = list(made.steps())
-        made.close()
-    for thread in threads:
-        thread.join(60.0)
-    episodes = [episode for step in steps for group in step.groups for episode in group.episodes]
-    assert len(episodes) == 12
-    for episode in episodes:
-        assert episode.error is None
-        assert [turn.index for turn in episode.turns] == list(range(8))
-        assert all(turn.seen <= turn.index for turn in episode.turns)
-        sides = sorted((list(turn.logprobs), turn.text) for turn in episode.turns)
-        assert sides == sorted(told[episode.info["session"]]), "log-probs are those that were told"
-        for turn in episode.turns:
-            if turn.heard[-1].content == "on":
-                before = [
-                    each
-                    for each in episode.turns[: turn.seen]
-                    if turn.prompt_ids[: len(each.prompt_ids + each.completion_ids)]
-                    == each.prompt_ids + each.completion_ids
-                ]
-                assert before, "it goes on with the tokens of an answer that was there"
-                assert {each.agent for each in before} == {turn.agent}
-    assert all(step.metrics["parity/max"] < 1e-4 for step in steps), "the trainer finds the same log-probs"

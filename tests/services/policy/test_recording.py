@@ -137,23 +137,6 @@ def test_edits_and_compaction_begin_anew_and_are_counted(client: OpenAI, recorde
     assert [turn.prompt_ids[: len(opening)] == opening for turn in turns] == [False, True, True, False, False]
 
 
-def test_the_answers_own_tokens_are_read_where_its_text_would_be_others(
-    client: OpenAI, recorded: Path, play: Play
-) -> None:
-    """An answer cut off inside a character, or with special tokens, is no text that tokenises to the same ids."""
-    renderer = play.engine.renderer(play.team.policy("first").name)
-    for seed in range(2):
-        messages: Messages = [{"role": "user", "content": f"x{seed}"}]
-        name = session_of(say(client, messages, seed=seed))
-        messages.append({"role": "user", "content": "y"})
-        assert session_of(say(client, messages, seed=seed)) == name
-        turns = episode(recorded, reward(client, name, reward=0.0)).turns
-        assert turns[1].prompt_ids[: len(turns[0].prompt_ids)] == turns[0].prompt_ids
-        assert turns[1].prompt_ids == renderer.extend(
-            turns[0].prompt_ids, turns[0].completion_ids, turns[1].heard
-        )
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -265,20 +248,3 @@ def test_somebody_elses_file_is_left_as_it_is(foreign: bytes, tmp_path: Path) ->
     with pytest.raises((DataError, OutputError), match=r"[Nn]ame another folder"):
         EpisodeFile(tmp_path, ["first"])
     assert (tmp_path / FILE).read_bytes() == foreign
-
-
-def test_a_name_is_read_before_the_words(client: OpenAI, recorded: Path, play: Play) -> None:
-    """Of several speakers of one role an agent knows who said what; its own name changes nothing of its own words."""
-    messages: Messages = [
-        {"role": "user", "name": "planner", "content": "Sort it."},
-        {"role": "user", "name": "critic", "content": "Faster."},
-    ]
-    say(client, messages)
-    messages[-1]["name"] = "first"  # as group chats keep them
-    messages.append({"role": "user", "content": "Well?"})
-    name = session_of(say(client, messages))
-    turns = episode(recorded, reward(client, name, reward=0.0)).turns
-    assert [message.content for message in turns[0].heard][-2:] == ["planner: Sort it.", "critic: Faster."]
-    assert [message.content for message in turns[1].heard] == ["Well?"]
-    read = turns[0].prompt_ids + turns[0].completion_ids
-    assert turns[1].prompt_ids[: len(read)] == read

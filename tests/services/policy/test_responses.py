@@ -181,19 +181,6 @@ def test_an_answer_continues_with_its_exact_tokens(
     assert [message.role for message in two.heard] == ["tool", "tool"]
 
 
-def test_other_instructions_are_another_conversation(play: Play, tmp_path: Path) -> None:
-    """They are those of one call, as OpenAI's: the agent reads what stands there now."""
-    with reciting(play, tmp_path, "One.", "Two.") as (client, engine):
-        said = client.responses.create(model="duo/first", input="a", instructions="Be brief.")
-        client.responses.create(
-            model="duo/first", input="b", instructions="Be long.", previous_response_id=said.id
-        )
-        session = str((said.model_extra or {})["kapelle"]["session"])
-        told = client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=dict[str, Any])
-    assert (told["turns"], told["restarts"]) == (2, 1)
-    assert [message.content for message in engine.asked[1].messages] == ["Be long.", "a", "One.", "b"]
-
-
 def test_a_response_is_kept_until_it_is_deleted(client: OpenAI) -> None:
     said = client.responses.create(model="duo/first", input="hello", max_output_tokens=4)
     assert client.responses.retrieve(said.id).output == said.output
@@ -245,16 +232,6 @@ class TestRoom:
         responses.keep("f", self.kept(1000))
         assert len(responses) == 1
         responses.get("f", None)
-
-
-def test_the_team_answers_too(client: OpenAI) -> None:
-    said = client.responses.create(model="duo", input="2+2?", max_output_tokens=8, extra_body={"seed": 4})
-    chat = client.chat.completions.create(
-        model="duo", messages=[{"role": "user", "content": "2+2?"}], max_tokens=8, seed=4
-    )
-    assert said.output_text == chat.choices[0].message.content
-    assert said.model_extra is not None
-    assert len(said.model_extra["kapelle"]["turns"]) >= 4
 
 
 @pytest.mark.parametrize(
@@ -340,22 +317,3 @@ def test_thoughts_are_an_item_of_their_own(play: Play, tmp_path: Path) -> None:
     for again in engine.asked[2:]:
         assert again.prompt_ids[: len(first)] == first
         assert bytes(again.prompt_ids).count(b"Hm, hm.") == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_call_alone_where_calls_side_by_side_are_not_wanted(
-    play: Play, tmp_path: Path, *, stream: bool
-) -> None:
-    """The engine stops behind it; a recited text is cut here as the engine would."""
-    with reciting(play, tmp_path, f"Both.\n{ADD}".removesuffix("</tool_call>"), "3") as (client, engine):
-        asked: Any = {"model": "first", "tools": TOOLS, "parallel_tool_calls": False}
-        said: Any = client.responses.create(**asked, input="1+2?", stream=stream)
-        said = list(said)[-1].response if stream else said
-        assert engine.asked[0].sampling.stop == ("</tool_call>",)
-        assert [item.type for item in said.output] == ["message", "function_call"]
-        call = said.output[1]
-        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
-        client.responses.create(**asked, input=[result], previous_response_id=said.id)
-        client.responses.create(model="first", input="x", parallel_tool_calls=False)
-    assert engine.asked[1].prompt_ids[: len(engine.asked[0].prompt_ids)] == engine.asked[0].prompt_ids
-    assert engine.asked[2].sampling.stop == (), "without tools there is no call to end"

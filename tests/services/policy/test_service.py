@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environments.external import External
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
-from kapelle.services.binding import Binding
-from kapelle.services.policy.service import ServingLimits, serve_policy
 from kapelle.types import Message, Sampling, Task
 
 
@@ -36,21 +32,6 @@ def test_an_agents_own_name_is_enough(client: OpenAI, called: str, known: str) -
     for unknown in (f"{called}/", f"/{called}", f"other/{called}"):
         with pytest.raises(NotFoundError):
             client.models.retrieve(unknown)
-
-
-def test_the_first_agent_of_a_team_that_a_program_played_answers_for_it(play: Play) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "2+2?"}], "seed": 5, "max_tokens": 4}
-    outside = replace(play, environment=External())
-    with (
-        serve_policy(outside, "tickets", Binding(), ServingLimits()) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        names = ("tickets", "team", "first", "team/first", "tickets/first")
-        said = [client.chat.completions.create(model=name, **asked) for name in names]
-        assert [each.model for each in said] == ["tickets/first"] * 5
-        assert len({each.choices[0].message.content for each in said}) == 1
-        with pytest.raises(NotFoundError, match="Did you mean 'first'"):
-            client.models.retrieve("frist")
 
 
 def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI, play: Play) -> None:
@@ -82,20 +63,6 @@ def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI,
         assert said.system_fingerprint == known.weights_hash
         assert said.model_extra is not None
         assert said.model_extra["kapelle"]["version"] == 7
-
-
-def test_the_callers_system_message_takes_the_agents_place(client: OpenAI) -> None:
-    def tokens(*messages: tuple[str, str]) -> int:
-        asked = [{"role": role, "content": content} for role, content in messages]
-        said = client.chat.completions.create(model="duo/first", messages=asked, seed=1)  # type: ignore[arg-type]
-        assert said.usage is not None
-        return said.usage.prompt_tokens
-
-    own = tokens(("user", "x"))
-    assert own == tokens(("system", "You speak first."), ("user", "x"))
-    assert own == tokens(("system", "You speak last!!"), ("user", "x")), (
-        "as long, and only one of them is read"
-    )
 
 
 def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> None:

@@ -147,28 +147,6 @@ def test_schemas_that_lead_back_to_themselves_are_read_at_once() -> None:
     assert call.arguments == {"at": 42}
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("<tool_call>\n<function=add>\n</function>\n</tool_call>", [ReadCall("add", {})]),
-        (
-            "<tool_call>\n<function=look>\n<parameter=at>\n\n  a\nb <b>\n\n</parameter>\n</function>",
-            [ReadCall("look", {"at": "\n  a\nb <b>\n"})],
-        ),
-        ("<tool_call><function=look><parameter=at>there</parameter></function></tool_call>", [ReadCall("look", {"at": "there"})]),
-        ("<tool_call>\n<function=look>\n<parameter=at>\nth", []),
-        ("<tool_call>\n<function=add>\n", []),
-        ("<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n<parameter=at>\n2\n</parameter>\n</function>", []),
-        ('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', []),
-        ("<tool_call>\n<function=add>\nnow\n</function>\n</tool_call>", []),
-    ],
-)  # fmt: skip
-def test_calls_of_qwen_coder_are_whole_or_words(text: str, calls: list[ReadCall]) -> None:
-    said = SpeechForm("qwen_coder").read(text)
-    assert list(said.calls) == calls
-    assert said.words == ("" if calls else text)
-
-
 def test_magistrals_thoughts_are_told_apart() -> None:
     call = write_calls(CALLS[:1], "mistral")
     assert SpeechForm("mistral").read(f"[THINK]Hm.[/THINK]{call}") == ("Hm.", "", CALLS[:1])

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from tests.support.serving import Reciting, staged
+from tests.support.serving import Reciting
 
-from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.play import Play
 from kapelle.services.binding import Binding
 from kapelle.services.policy.recording import read_recorded
@@ -132,25 +131,3 @@ def test_the_next_prompt_has_every_word_and_call(
     )
     assert "restarts" not in episode.info
     assert [message.role for message in second.heard] == [each["role"] for each in results(message)]
-
-
-def test_the_next_prompt_has_them_in_training(play: Play) -> None:
-    stream = True
-    text, words, _ = TEXTS["thoughts and two calls"]
-    read: list[Request] = []
-    engine = Reciting(lambda _: text)
-    with staged(play, engine) as stage, OpenAI(base_url=stage.url, api_key="none", max_retries=0) as client:
-        task = client.post("/task", body={}, cast_to=dict[str, Any])
-        own = client.with_options(default_headers={"x-kapelle-session": task["session"]})
-        messages: list[Any] = [{"role": "user", "content": "1+2?"}]
-        message = spoken(own, messages, stream=stream)
-        assert message["content"] == words
-        messages += [message, *results(message)]
-        spoken(own, messages, stream=stream)
-        read = list(engine.asked)
-        own.post("/reward", body={"reward": 1.0}, cast_to=object)
-    [episode] = stage.episodes
-    assert episode.error is None
-    assert "restarts" not in episode.info
-    assert read[1].prompt_ids[: len(read[0].prompt_ids)] == read[0].prompt_ids
-    assert text.encode() in bytes(read[1].prompt_ids)

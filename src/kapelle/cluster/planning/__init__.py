@@ -1,11 +1,11 @@
-"""What a run will need, before anything is loaded: memory by process and phase, what fits, and what to change where it does not.
+"""The memory of a run before anything is loaded: by process and phase, whether it fits, and settings to change if it does not.
 
     from kapelle.cluster.planning import plan
     found = plan("demo", "training.microbatch_tokens=8192", gpu_memory=80)
     found.fits, found.devices, found.advice
 
-`planned_run.py` gathers what memory depends on, `workload.py` plays a few tasks with a stand-in for their lengths, and the
-others turn both into bytes, each term as the code keeps it. docs/planning.md has the formulae and how far they were off.
+`planned_run.py` collects the quantities, `workload.py` finds lengths by running a few tasks with a mock engine, and the other modules
+compute bytes, term by term as in the code. docs/planning.md has the formulae and their errors.
 """
 
 from kapelle.cluster.planning.memory import Phase, Process

@@ -1,4 +1,4 @@
-"""A plan: what a run will need, what fits, and what to change where it does not."""
+"""A plan: the memory of a run, whether it fits, and settings to change if it does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.cluster.planning import questions
 from kapelle.cluster.planning.memory import Process, processes
 from kapelle.cluster.planning.planned_run import PlannedRun, planned_run
@@ -19,14 +18,14 @@ from kapelle.setup.recipe import load_recipe
 from kapelle.team import Place
 
 OF_PASSES = ("activations", "logits")
-"""What of an update's memory its passes take."""
+"""Kinds of memory of an update's passes."""
 SMALL = 256
-"""Least tokens of a microbatch that is worth its passes."""
+"""Least tokens of a microbatch that the advice suggests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change of a setting, and the memory of the fullest device after it and those before it."""
+    """A change of a setting, and the memory of the fullest device after this change and those before it."""
 
     setting: str
     costs: str
@@ -35,14 +34,14 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will need."""
+    """The memory of a run."""
 
     weights: WeightsMap
     processes: tuple[Process, ...]
     memory: int | None
-    """Bytes of a device; None where no limit was given."""
+    """Bytes of a device; None without a limit."""
     advice: tuple[Advice, ...]
-    """Changes after which it fits, in the order in which they cost least; empty if it fits, or nothing helps."""
+    """Changes after which it fits, the cheapest first; empty if it fits, or nothing helps."""
     run: PlannedRun
 
     @property
@@ -52,7 +51,7 @@ class Plan:
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """Device → bytes that its processes hold at their worst moments, together."""
+        """Device → bytes of its processes at their worst moments."""
         return held_by_device(self.processes)
 
     def row(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class Plan:
                 base: {
                     "device": self.run.device(base),
                     "dtype": place.dtype,
-                    "tf32": self.run.tf32 and not self.run.cpu(base),
+                    "tf32": self.run.config.model.tf32 and not self.run.cpu(base),
                     "tokens of a pass": self.run.pass_tokens(base),
                     "chosen": self.run.left_open,
                 }
@@ -103,10 +102,11 @@ def plan(
     ranks: int = 1,
     real: bool = False,
 ) -> Plan:
-    """Return what a run of a recipe (with `key.path=value` settings) will need; loads no model.
+    """Return the plan of a recipe (with `key.path=value` settings), without loading a model.
 
-    `gpu_memory` is that of each GPU in GB (10⁹ bytes); with it, bases that name no device are planned for a GPU, else for this
-    machine's processor. Of several `ranks` that train together the plan is one's, with a GPU of its own. Raises the errors that the run would, but for what is installed and which devices are here.
+    `gpu_memory` is that of each GPU in GB (10⁹ bytes). With it, bases without a device are planned for a GPU, otherwise for a CPU. For
+    several `ranks` the plan is that of one process with its own GPU. Raises the errors of the run, except for missing packages and
+    devices.
     """
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
     prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
@@ -117,7 +117,7 @@ def plan(
     mapped = weights_map(
         prepared.team,
         prepared.outlines,
-        references=prepared.algorithm.need(ReferenceLogProbs) is not None,
+        references=run.references,
         half=config.model.dtype != "float32",
         nf4=run.nf4,
         optimizer=config.optimizer.name,
@@ -127,7 +127,7 @@ def plan(
 
 
 def held_by_device(found: Iterable[Process]) -> dict[str, int]:
-    """Return device → bytes that its processes hold at their worst moments, together."""
+    """Return device → bytes of its processes at their worst moments."""
     devices: dict[str, int] = {}
     for process in found:
         devices[process.device] = devices.get(process.device, 0) + process.count * process.peak
@@ -140,7 +140,7 @@ def peak(run: PlannedRun) -> int:
 
 
 def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return a run with the passes that the engine will choose on GPUs of so many bytes, where they are left open."""
+    """Return a run with the passes that the engine will choose on GPUs of so many bytes, if the setting is `auto`."""
     if not run.left_open:
         return run
     taken = {
@@ -165,12 +165,12 @@ def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
 
 
 def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
-    """Return a run with passes of at most so many tokens, on every base."""
+    """Return a run with passes of at most so many tokens."""
     return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to `most` that fits, where every smaller one does; 0 for none."""
+    """Return the largest number up to `most` that fits, or 0; all smaller numbers fit too."""
     low, high = 0, 1
     while high < most and fits(high):
         low, high = high, high * 2
@@ -184,10 +184,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
-    """Return the changes, one on top of the other, after which a run fits; none if it fits.
-
-    If not even all of them are enough, they end with what they reach.
-    """
+    """Return the cumulative changes after which a run fits; if all are not enough, return all that help."""
     found: list[Advice] = []
     while peak(run) > memory:
         now = peak(run)
@@ -202,7 +199,7 @@ def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
 
 
 def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:
-    """Yield what can be changed, what that costs, and the run after it; the cheapest first."""
+    """Yield each possible change, its cost, and the run after it; the cheapest first."""
     if not run.checkpointing:
         costs = "an update takes about half as long again; the same gradients"
         checkpointed = with_chosen_tokens(replace(run, checkpointing=True), memory)
@@ -214,7 +211,7 @@ def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRu
     tokens = _largest(most_tokens, lambda count: peak(with_passes(run, count)) <= enough)
     smaller = with_passes(run, max(tokens, least))
     yield "training.microbatch_tokens={microbatch}", "more passes; the same gradients", smaller
-    if run.engine == "local" and run.plays:
+    if run.engine == "local" and run.algorithm.plays:
         # The most rows that fit, or the fewest that are needed for other phases to be the worst.
         most = max(memory, peak(replace(run, max_rows=1)))
         rows = _largest(run.max_rows, lambda count: peak(replace(run, max_rows=count)) <= most)

@@ -1,4 +1,4 @@
-"""Everything that a plan counts with: a run's team, lengths and settings as plain numbers, and the widths of its models."""
+"""The quantities of a plan: a run's team, lengths and settings as numbers, and the widths of its models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kapelle.algorithm import CriticSpec
+from kapelle.algorithm import Algorithm
 from kapelle.algorithms.signals.embeddings import Embeddings
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.cluster.planning.questions import asked_by, episodes_of
@@ -26,10 +26,10 @@ from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Agent, Place, Policy, Team
 
 FLAT = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Values of `model_type` that kapelle's own pass reads (`models/fast/flat.py`), if nothing else is set."""
+"""Values of `model_type` for which kapelle has its own forward pass (`models/fast/flat.py`)."""
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in four bits, with its share of the scales (2305.14314, section 3)."""
+"""Bytes of a weight in four bits with its share of the scales (2305.14314, section 3)."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -40,84 +40,110 @@ class Adapter:
     parameters: int
     low: int
     """Its rank times its layers in one block."""
-    masked: int
-    """Features in of these layers, if it has dropout."""
     output: bool
-    """Whether one of them is what follows attention."""
+    """Whether it adapts the projection after attention."""
 
 
-NOTHING = Adapter(0, 0, 0, output=False)
+NOTHING = Adapter(0, 0, output=False)
 OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
-"""How layers that follow attention are named."""
+"""Names of the projection after attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run as far as its memory depends on it."""
+    """A run with everything on which its memory depends."""
 
+    config: RunConfig
+    algorithm: Algorithm
     team: Team
     outlines: Mapping[str, Outline]
-    """By base, as the two below."""
+    """Base → its outline."""
     shapes: Mapping[str, Shape]
+    """Base → its widths."""
     adapters: Mapping[str, Adapter]
-    """By policy or critic."""
+    """Policy or critic → its adapter."""
     places: Mapping[str, Place]
-    """With the device that each base is on."""
+    """Base → its compute type and device."""
     nf4: frozenset[str]
     """Bases whose linear layers are held in four bits."""
     work: Workload
-    critic: CriticSpec | None
-    references: bool
-    embedders: bool
     optimizer: str
     microbatch_tokens: int
-    """Most tokens of a pass: as set, or where they are left open those of a CPU."""
+    """Most tokens of a pass: the setting, or for `auto` the default of a CPU."""
     checkpointing: bool
-    minibatches: int
-    often: bool
-    """Whether an update takes several optimiser steps, before which learners are copied."""
-    skips: bool
-    """Whether a bad step is undone, for which its learner is copied."""
-    entropy: bool
-    plays: bool
-    """Whether the team samples in training."""
-    problems: int
-    """Tasks of an evaluation; 0 for none."""
-    overlap: bool
-    engine: str
     max_rows: int
     kept_tokens: int
-    kv_gib: float
-    """What `engine.kv_gib` gives the KV cache of each base; 0 where it gives no bound. vLLM, which takes what is free, needs some."""
-    served: str
-    """`engine.server` of vLLM."""
-    tf32: bool
-    """Whether GPUs compute products of float32 in TF32."""
     left_open: bool
-    """Whether the engine chooses the tokens of a pass."""
+    """Whether the engine chooses the tokens of a pass (`training.microbatch_tokens: auto`)."""
     chosen_tokens: Mapping[str, int] = field(default_factory=dict)
-    """By base: those that it chooses on a GPU of known memory."""
+    """Base → the tokens of a pass that the engine chooses on a GPU of known memory."""
     ranks: int = 1
     """Processes that train together, each with a share of a step's tasks."""
-    shared_out: Fsdp | None = None
-    """How they share weights out; None where each holds all."""
     judges: Mapping[str, int] = field(default_factory=dict)
-    """Device → bytes of the frozen models that the environment asks where episodes are played."""
+    """Device → bytes of the environment's frozen judges in the process that rolls out."""
     asked: Mapping[str, QuestionCounts] = field(default_factory=dict)
-    """How often each model that pays episodes is asked, by its path or name."""
+    """Judge, by path or name → the number of its requests."""
+
+    @property
+    def references(self) -> bool:
+        """Whether the algorithm needs reference log-probs."""
+        return self.algorithm.need(ReferenceLogProbs) is not None
+
+    @property
+    def embedders(self) -> bool:
+        """Whether the algorithm reads embeddings of a copy of the base."""
+        embeddings = self.algorithm.need(Embeddings)
+        return embeddings is not None and embeddings.reader == "base"
+
+    @property
+    def often(self) -> bool:
+        """Whether an update takes several optimiser steps, before which learners are copied."""
+        update = self.algorithm.update
+        return update.order.sequential or update.epochs * update.minibatches > 1
+
+    @property
+    def problems(self) -> int:
+        """Most tasks of an evaluation; 0 for none."""
+        evaluation = self.config.evaluation
+        return max(
+            evaluation.problems * evaluation.before_and_after,
+            evaluation.problems_while_training * bool(evaluation.every),
+        )
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a second process samples."""
+        return self.config.training.overlap and self.algorithm.plays
+
+    @property
+    def engine(self) -> str:
+        """Name of the rollout engine."""
+        return str(self.config.engine.model_dump()["name"])
+
+    @property
+    def kv_gib(self) -> float:
+        """Limit of the KV cache of each base in GiB, which vLLM always has; 0 for no limit."""
+        given = self.config.engine.model_dump().get("kv_gib")
+        return float(given or (KV_GIB if self.engine == "vllm" else 0.0))
+
+    @property
+    def served(self) -> str:
+        """`engine.server` of vLLM."""
+        return str(self.config.engine.model_dump().get("server", ""))
 
     @property
     def own_tasks(self) -> int:
-        """Return the most tasks of a step that one process plays and learns from."""
+        """Most tasks of a step in one process."""
         return -(-self.work.tasks // self.ranks)
 
-    def part(self, count: int) -> int:
-        """Return how many of a base's numbers one process keeps."""
-        return count if self.shared_out is None else -(-count // self.ranks)
+    @property
+    def shares_weights(self) -> bool:
+        """Whether several processes share weights (`fsdp`)."""
+        return self.ranks > 1 and isinstance(self.config.train_engine, Fsdp)
 
-    def offloads(self, base: str) -> bool:
-        """Return whether a base's parts, their gradients and their moments leave its device."""
-        return self.shared_out is not None and self.shared_out.cpu_offload and not self.cpu(base)
+    def part(self, count: int) -> int:
+        """Return how many of a base's numbers one process keeps in an update."""
+        return -(-count // self.ranks) if self.shares_weights else count
 
     def pass_tokens(self, base: str) -> int:
         """Return the most tokens of a pass over a base."""
@@ -136,7 +162,7 @@ class PlannedRun:
         return self.places[base].device or "cpu"
 
     def learners(self, base: str) -> list[str]:
-        """Return the policies and critics on a base that train."""
+        """Return the trained policies and critics on a base."""
         policies = [
             name for name, policy in self.team.policies.items() if policy.trained and policy.base == base
         ]
@@ -145,50 +171,42 @@ class PlannedRun:
         ]
 
     def trained_numbers(self, base: str) -> list[int]:
-        """Return how many numbers each learner on a base trains on its device in one process."""
-        whole = 0 if self.offloads(base) else self.part(self.outlines[base].parameters)
+        """Return how many numbers each learner on a base trains in one process."""
+        whole = self.part(self.outlines[base].parameters)
         counts = [
             whole if policy.lora is None else self.adapters[policy.name].parameters
             for policy in self.team.policies.values()
             if policy.trained and policy.endpoint is None and policy.base == base
         ]
-        critics = [critic for critic in self.team.critics.values() if critic.trained and critic.base == base]
         heads = self.outlines[base].hidden + 1
-        for critic in critics:
+        for critic in self.team.critics.values():
+            if not critic.trained or critic.base != base:
+                continue
             own = self.adapters[critic.name].parameters if critic.lora is not None else 0
             counts.append(heads + (whole if critic.whole else own))
         return counts
 
 
 def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRun:
-    """Return what one of so many processes of a run that passed all checks plans with; bases without a device of their own are on `device`."""
+    """Return the plan's quantities for one of `ranks` processes of a checked run; bases without a device are on `device`."""
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
-    # How text becomes tokens, by path of a base.
     renderers = {
         path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, config.model)
         for path in set(team.bases.values())
     }
-    embeddings = algorithm.need(Embeddings)
     nf4 = in_four_bits(config, team)
-    shapes = {
-        base: shape_of(
-            settings_of(config.model.embedded) if path == "embedded" else read_settings(path),
-            prepared.outlines[base],
-            codes=base in nf4,
-        )
-        for base, path in team.bases.items()
-    }
-    engine, evaluation = config.engine.model_dump(), config.evaluation
-    evaluates = [evaluation.problems] * evaluation.before_and_after
-    evaluates += [evaluation.problems_while_training] * bool(evaluation.every)
-    places = {}
+    shapes, places = {}, {}
     for base, path in team.bases.items():
+        settings = settings_of(config.model.embedded) if path == "embedded" else read_settings(path)
+        shapes[base] = shape_of(settings, prepared.outlines[base], codes=base in nf4)
         place = team.places.get(base, Place(config.model.dtype, config.model.device))
-        # kapelle's own small model is on the CPU unless a device is named.
-        elsewhere = "cpu" if path == "embedded" else device
-        places[base] = place if place.device is not None else Place(place.dtype, elsewhere)
-    tokens = config.training.microbatch_tokens
+        # kapelle's small embedded model is on the CPU unless a device is set.
+        default = "cpu" if path == "embedded" else device
+        places[base] = place if place.device is not None else Place(place.dtype, default)
+    engine, tokens = config.engine.model_dump(), config.training.microbatch_tokens
     return PlannedRun(
+        config,
+        algorithm,
         team,
         prepared.outlines,
         shapes,
@@ -196,35 +214,20 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
         places,
         nf4,
         workload(config, team, renderers, episodes_of(algorithm)),
-        algorithm.critic,
-        algorithm.need(ReferenceLogProbs) is not None,
-        embeddings is not None and embeddings.reader == "base",
         config.optimizer.name,
         CPU_TOKENS if tokens == "auto" else tokens,
         config.training.gradient_checkpointing,
-        algorithm.update.minibatches,
-        algorithm.update.order.sequential or algorithm.update.epochs * algorithm.update.minibatches > 1,
-        config.training.non_finite == "skip",
-        algorithm.update.entropy,
-        algorithm.plays,
-        max(evaluates, default=0),
-        config.training.overlap and algorithm.plays,
-        str(engine["name"]),
         int(engine.get("max_rows", 1024)),
         int(engine.get("kept_tokens", 0)),
-        float(engine.get("kv_gib") or (KV_GIB if engine["name"] == "vllm" else 0.0)),
-        str(engine.get("server", "")),
-        config.model.tf32,
         tokens == "auto",
         ranks=ranks,
-        shared_out=config.train_engine if ranks > 1 and isinstance(config.train_engine, Fsdp) else None,
         judges=_judges(config, device),
         asked=asked_by(config.environment),
     )
 
 
 def _judges(config: RunConfig, device: str) -> dict[str, int]:
-    """Return device → bytes of the frozen models that an environment asks, each loaded as `setup/frozen_models.py` does."""
+    """Return device → bytes of the frozen judges of an environment, as `setup/frozen_models.py` loads them."""
     models = config.environment.frozen_models if offers(config.environment, AsksModels) else ()
     found: dict[str, int] = {}
     for place in dict.fromkeys(model.path for model in models):
@@ -262,11 +265,9 @@ def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, 
         layers, depth = outlines[base].layers, shapes[base].depth
         features = linear_layers(layers)
         paths = [path for path in adapted_layers(layers, lora.targets) if path in features]
-        wide = sum(features[path][0] for path in paths)
         found[name] = Adapter(
             adapter_parameters(outlines[base], lora),
             lora.rank * len(paths) // depth,
-            wide // depth if lora.dropout else 0,
             any(path.endswith(OUTPUTS) for path in paths),
         )
     return found
@@ -288,7 +289,7 @@ class Shape:
     hidden: int
     """D."""
     inner: int
-    """F: features between up and down projection; of the experts that one token visits, together."""
+    """F: features between up and down projection, summed over the experts of one token."""
     depth: int
     """Blocks."""
     heads: int
@@ -304,7 +305,7 @@ class Shape:
     normed: bool
     """Whether queries and keys are normalised per head."""
     flat: bool
-    """Whether kapelle's own pass reads it; else that of `transformers`."""
+    """Whether kapelle's own forward pass is used; otherwise that of `transformers`."""
     tied: bool
     """Whether the output head is the embedding."""
     block: int
@@ -314,10 +315,7 @@ class Shape:
 
 
 def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = False) -> Shape:
-    """Return the shape of a model with these settings; `codes` says that its weights are held in four bits.
-
-    Where an architecture has other names for its widths, they are read from the outline.
-    """
+    """Return the widths of a model with these settings; with `codes` its weights are held in four bits."""
     hidden = outline.hidden
     heads = int(_first_set(settings, "num_attention_heads", "n_head", "num_heads") or 1)
     vocabulary = int(settings.get("vocab_size") or max(shape[0] for shape in outline.weights.values()))
@@ -351,7 +349,7 @@ def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = Fal
 
 
 def reads_flat(settings: Mapping[str, Any]) -> bool:
-    """Return whether kapelle's own pass reads a model with these settings; see `models/fast/flat.py`."""
+    """Return whether kapelle's own forward pass (`models/fast/flat.py`) supports a model with these settings."""
     kind = settings.get("model_type")
     layers = set(settings.get("layer_types") or ["full_attention"])
     return (

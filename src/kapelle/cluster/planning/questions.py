@@ -1,4 +1,4 @@
-"""What models that pay episodes are asked in a step, counted from settings alone."""
+"""The requests to judges in a step, counted from settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kapelle.environment import CountsCosts, Environment, QuestionCounts, offers
 
 
 def asked_by(environment: Environment) -> Mapping[str, QuestionCounts]:
-    """Return how often each model that pays episodes is asked, by its path or name; empty where none is, or it is not known."""
+    """Return the number of requests to each judge, by its path or name; empty without judges, or if unknown."""
     return environment.questions() if offers(environment, CountsCosts) else {}
 
 
 def episodes_of(algorithm: Algorithm) -> int:
-    """Return how many episodes of a task a step plays: its group, with each candidate of a tree."""
+    """Return the number of episodes of a task in a step: its group, times the candidates of a tree."""
     tree = algorithm.data.tree
     return algorithm.data.group_size * (1 if tree is None else tree.candidates)
 
 
 def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[str, dict[str, int]]:
-    """Return the most questions to each model about an episode, a group, and a step of so many tasks with a `group` of episodes each."""
+    """Return the most requests to each judge for an episode, a group, and a step of so many tasks."""
     return {
         name: {
             "of an episode": each.episode,
@@ -32,7 +32,7 @@ def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[st
 
 
 def describe(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> Iterator[str]:
-    """Yield a line on each model that is asked."""
+    """Yield a line for each judge."""
     for name, each in asked.items():
         about = [
             f"{count} about each {what}"

@@ -1,4 +1,4 @@
-"""Memory of sampling in this process, term by term as `engines/rollout/local` and `models/fast` hold it.
+"""Memory of sampling in this process, term by term as in `engines/rollout/local` and `models/fast`.
 
 KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct one takes
                  as many places as the longest of those that join together. Then where a prompt has two rows or more, it is
@@ -32,11 +32,11 @@ LARGEST, LARGE = 1 << 26, 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """Rows of one base that are in flight together."""
+    """Rows of one base that are sampled together."""
 
     rows: int
     prompts: int
-    """Distinct ones."""
+    """Number of distinct prompts."""
     prompt: int
     """Tokens of the longest."""
     answer: int
@@ -44,11 +44,11 @@ class PlannedRows:
     tempered: bool
     """Whether any temperature is not 1."""
     adapters: int = 1
-    """Different ones, the bare base among them."""
+    """Number of distinct adapters, counting the bare base."""
 
 
 def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iterator[Mapping[str, int]]:
-    """Yield what sampling holds on a base at each moment of its episodes, beside weights, by kind."""
+    """Yield the memory of sampling on a base at each moment of its episodes by kind, without weights."""
     shape, size, cpu = run.shapes[base], run.size(base), run.cpu(base)
     policies = {
         name for name, policy in run.team.policies.items() if policy.base == base and not policy.endpoint
@@ -84,7 +84,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
 
 
 def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[PlannedRows]:
-    """Yield the rows of each moment of all episodes that these policies sample."""
+    """Yield the rows of each moment of the episodes that these policies sample."""
     by_moment: dict[int, list[PlannedTurn]] = {}
     for turn in run.work.turns:
         if turn.policy in policies:

@@ -1,4 +1,4 @@
-"""Memory of an update: which tokens it computes in one pass, and what that keeps, term by term as the code keeps it.
+"""Memory of an update: the tokens of one pass, and the memory that the pass keeps, term by term as in the code.
 
 Per token of a pass and block, kapelle's own pass (`models/fast/flat.py`) keeps for its backward pass
 
@@ -7,7 +7,7 @@ Per token of a pass and block, kapelle's own pass (`models/fast/flat.py`) keeps 
     attention     its queries, keys and values as they lie in its products, and its weights (below)
     output        what attention gathered (H·E), if the output projection has an adapter or trains
     second half   x (D, float32), gate and up (2·F)
-    adapters      A·x of every adapted layer (the rank), and under dropout a byte per feature in
+    adapters      A·x of every adapted layer (the rank)
 
 and once per pass the embeddings, the angles of positions (2·E, float32) and the last norm's input and output. Features without a
 type are in the compute type. Attention of at most 512 keys on a CPU keeps a weight for every query head, query and visible
@@ -38,11 +38,11 @@ ROWS, PIECE, DEVICE_ROWS, DEVICE_PIECE = 512, 1 << 20, 2048, 1 << 25
 """`engines/train/torch/large_head.py`: tokens of a piece and its logits, on a CPU and on a GPU."""
 
 ENOUGH = 3
-"""Passes of one learner after which all kinds of passes have been seen."""
+"""Passes of one learner that include all kinds of passes."""
 
 
 def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
-    """Yield what an update's passes hold on a base, beside weights and optimiser, by kind."""
+    """Yield the memory of an update's passes over a base by kind, without weights and optimiser."""
     shape = run.shapes[base]
     full = base in run.team.trained_bases
     found = passes(run, base)
@@ -56,9 +56,9 @@ def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
             full,
             any(run.adapters[name].output for name in run.learners(base) if name in run.adapters),
             run.checkpointing,
-            run.entropy,
+            run.algorithm.update.entropy,
         )
-        before = whole if number or not full or run.minibatches > 1 else 0
+        before = whole if number or not full or run.algorithm.update.minibatches > 1 else 0
         yield {
             "activations": activations(shape, work, how),
             "logits": logits(shape, work, how),
@@ -71,31 +71,30 @@ def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
             "gradients": before + head + block,
         }
     if full and found:
-        # Of a part the output head's is added to the rest when it is reduced.
-        second = head * (1 + shape.tied) if run.shared_out is None else head
+        second = head if run.shares_weights else head * (1 + shape.tied)
         yield {"activations": 0, "logits": 0, "gradients": whole + second}
 
 
 def passes(run: PlannedRun, base: str) -> list[Pass]:
     """Return the passes of one optimiser step over a base's share of a step's answers."""
-    most, tasks = run.pass_tokens(base), -(-run.own_tasks // run.minibatches)
+    most, tasks = run.pass_tokens(base), -(-run.own_tasks // run.algorithm.update.minibatches)
     trees = []
     for tree in _trees(run, base):
-        enough = ENOUGH + ENOUGH * most // tree.size  # tasks are alike: passes repeat
+        enough = ENOUGH + ENOUGH * most // tree.size  # tasks are equal, so passes repeat
         trees += [tree] * min(tasks, enough)
-    if not run.shapes[base].flat:  # nothing is shared
+    if not run.shapes[base].flat:  # prompts are not shared
         trees = [
             replace(tree, stem=0, branches=(tree.stem + branch,), targets=(count,))
             for tree in trees
             for branch, count in zip(tree.branches, tree.targets, strict=True)
         ]
     found = list(passes_of(trees, most))
-    # The first pass, and the largest of the others: those after the first find gradients of it.
+    # The first pass, and the largest of the others, which begin with the gradients of the first one.
     return [*found[:1], *sorted(found[1:], key=lambda work: work.tokens)[-1:]]
 
 
 def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
-    """Yield what one task's episodes have to be computed for, learner by learner."""
+    """Yield the sequences of one task's episodes, learner by learner."""
     team, group = run.team, run.work.group
     for name in sorted({turn.policy for turn in run.work.turns}):
         policy = team.policies[name]
@@ -103,7 +102,7 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
             continue
         own = run.adapters.get(name, NOTHING)
         for chain in _chains([turn for turn in run.work.turns if turn.policy == name]):
-            yield replace(_tree(chain, group), low=own.low, masked=own.masked)
+            yield replace(_tree(chain, group), low=own.low)
     for name, critic in team.critics.items():
         if critic.base != base or not critic.trained:
             continue
@@ -111,11 +110,11 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
         for turn in run.work.turns:
             if team.critic_of.get(turn.agent) == name:
                 tree = _tree([turn], group)
-                yield replace(tree, low=own.low, masked=own.masked, critic=True)
+                yield replace(tree, low=own.low, critic=True)
 
 
 def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
-    """Return answers in runs in which each prompt continues the text before it: one sequence computes them all."""
+    """Return groups of answers whose prompts continue one another, which are one sequence."""
     chains: list[list[PlannedTurn]] = []
     last: dict[str, list[PlannedTurn]] = {}
     for each in turns:
@@ -128,7 +127,7 @@ def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
 
 
 def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
-    """Return the sequences of a group's answers; they share their first prompt if it opens the episode."""
+    """Return the sequences of a group's answers, which share the first prompt of an episode."""
     first, last = chain[0], chain[-1]
     length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
     if first.moment == 0 and group > 1:
@@ -136,29 +135,27 @@ def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
     return SharedPrefix(0, (length,) * group, (targets,) * group)
 
 
-# Passes, by the number of their tokens alone: `engines/train/batch.py` without the tokens.
+# Passes by their number of tokens, as in `engines/train/batch.py`.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Answers of one learner that share the beginning of their text."""
+    """Answers of one learner with a shared beginning."""
 
     stem: int
-    """Tokens that all share; 0 where there is one branch."""
+    """Shared tokens; 0 for a single branch."""
     branches: tuple[int, ...]
     """Tokens of each branch after the stem."""
     targets: tuple[int, ...]
     """Target tokens of each branch."""
     low: int = 0
     """Features of the low-rank products of a token in one block: the adapter's rank times its layers there."""
-    masked: int = 0
-    """Features in that pass through dropout, of the adapter's layers in one block."""
     critic: bool = False
-    """Whether values are predicted instead of words."""
+    """Whether the learner predicts values."""
 
     @property
     def size(self) -> int:
-        """Tokens that are computed."""
+        """Number of computed tokens."""
         return self.stem + sum(self.branches)
 
 
@@ -191,11 +188,6 @@ class Pass:
     def low(self) -> int:
         """Features of low-rank products in one block, of all tokens."""
         return sum(tree.size * tree.low for tree in self.trees)
-
-    @property
-    def masked(self) -> int:
-        """Features under dropout in one block, of all tokens."""
-        return sum(tree.size * tree.masked for tree in self.trees)
 
     def spans(self) -> Iterator[PlannedSpan]:
         """Yield its runs of tokens: stems, and branches that look back at them."""
@@ -233,10 +225,10 @@ def _pieces(tree: SharedPrefix, max_tokens: int) -> Iterator[SharedPrefix]:
 
 def _part(tree: SharedPrefix, first: int, last: int) -> SharedPrefix:
     branches, targets = tree.branches[first:last], tree.targets[first:last]
-    return SharedPrefix(tree.stem, branches, targets, tree.low, tree.masked, tree.critic)
+    return SharedPrefix(tree.stem, branches, targets, tree.low, tree.critic)
 
 
-# What a pass keeps.
+# The memory of a pass.
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +241,12 @@ class Compute:
     """Bytes of a weight in memory."""
     cpu: bool
     full: bool
-    """Whether its own weights train."""
+    """Whether the base's weights train."""
     adapted_output: bool
-    """Whether the output projection of attention has an adapter in the pass."""
+    """Whether the output projection of attention has an adapter."""
     checkpointing: bool
     entropy: bool = False
-    """Whether the loss learns from entropy."""
+    """Whether the loss includes entropy."""
 
 
 def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
@@ -267,14 +259,14 @@ def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
     if how.full or how.adapted_output:
         features += b * shape.heads * shape.head_size
     features += 2 * b * shape.inner
-    return count * features + b * work.low + work.masked + attention(shape, work, how)
+    return count * features + b * work.low + attention(shape, work, how)
 
 
 def attention(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the bytes that attention of one block keeps."""
     spans = list(work.spans())
     alike = len(set(spans)) == 1 and spans[0].queries == spans[0].keys
-    # Where tokens keep their order, what attention returns is what the output projection keeps.
+    # If tokens keep their order, the output projection keeps the result of attention itself.
     shared = alike and (how.full or how.adapted_output)
     return sum(_span(shape, span, how, shared=shared) for span in spans)
 
@@ -290,7 +282,7 @@ def _span(shape: Shape, span: PlannedSpan, how: Compute, *, shared: bool) -> int
         )
         return vectors + how.size * shape.heads * weights
     masked = span.keys > span.queries
-    if not how.cpu and (masked or how.size == 4):  # each query head has keys and values of its own
+    if not how.cpu and (masked or how.size == 4):  # each query head has its own keys and values
         vectors += how.size * 2 * span.keys * (queries - keys)
     mask = how.size * span.queries * span.keys if masked else 0
     outputs = 0 if shared else span.queries * how.size * queries

@@ -1,4 +1,4 @@
-"""Who acts with which weights, what trains, and roughly how much memory it takes: a team before it is loaded."""
+"""The weights of a team before it is loaded: their agents, what trains, and roughly how much memory they take."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kapelle.team import Place, Rate, Team
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """One policy or critic: what it is made of."""
+    """One policy or critic."""
 
     name: str
     kind: str
     """`policy` or `critic`."""
     weights: str
-    """In words, such as `LoRA r 16 on base`."""
+    """A text such as `LoRA r 16 on base`."""
     trained: bool
     own_parameters: int
-    """Parameters that belong to it alone; 0 for frozen ones and endpoints."""
+    """Number of its own parameters; 0 for frozen policies and endpoints."""
     agents: tuple[str, ...]
-    """Agents that act with it, or that it judges."""
+    """Agents of the policy, or agents that the critic evaluates."""
     rate: str = ""
-    """Its own learning rate and schedule, in words; empty where they are those of `optimizer`."""
+    """A text with its learning rate and schedule; empty if they are those of `optimizer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Base:
     path: str
     """`embedded`, a model's folder, or its name on the hub."""
     parameters: int
-    """Its own, without adapters and heads."""
+    """Number of parameters without adapters and heads."""
     place: str = ""
-    """In words, such as `bfloat16 on cuda:1`; empty where it is float32 on the device of choice."""
+    """A text such as `bfloat16 on cuda:1`; empty for float32 on the default device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class WeightsMap:
     learners: tuple[LearnerRow, ...]
     bases: tuple[Base, ...]
     weight_bytes: int
-    """Weights of bases and adapters: what trains in float32, frozen bases in the compute type."""
+    """Bytes of bases and adapters: float32 for what trains, the compute type for frozen bases."""
     training_bytes: int
-    """Gradients, AdamW's two moments and reference copies; `kapelle plan` counts activations and KV caches too."""
+    """Bytes of gradients, moments and references; `kapelle plan` adds activations and KV caches."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""

@@ -1,8 +1,7 @@
-"""What a step plays: the lengths of prompts and answers, found by playing some of its tasks with a stand-in.
+"""The lengths of prompts and answers in a step, from episodes with a mock engine.
 
-The stand-in answers at once, and every answer is as long as it may be. In games it makes the moves of the environment's
-script; elsewhere it repeats a word. Worlds that rely on servers or endpoints are not opened: there every agent is taken to
-answer once, to its first prompt.
+The mock engine answers at once, with the most tokens. In games it makes the moves of the environment's script; elsewhere it repeats a
+word. Environments that need servers or endpoints are not started: the plan assumes that every agent answers its first prompt once.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from kapelle.training.selection import training_tasks
 from kapelle.workflow import opening
 
 PLAYED = 8
-"""Most tasks that are played; the longest of each turn's prompts counts."""
+"""Most tasks that are rolled out; the longest prompt of each turn counts."""
 WORD = " the"
 _ARRIVING = 20
-"""Turns of the event loop in which all requests of a moment have arrived."""
+"""Turns of the event loop after which all requests of a moment have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class PlannedTurn:
     policy: str
     agent: str
     moment: int
-    """Answers of the episode before it; those of one moment are sampled together."""
+    """Number of earlier answers in the episode; answers of one moment are sampled together."""
     prompt: int
     """Tokens."""
     answer: int
@@ -46,19 +45,19 @@ class PlannedTurn:
     tempered: bool
     """Whether its temperature is not 1."""
     continues: bool = False
-    """Whether its prompt is the agent's last one with the answer to it, and more."""
+    """Whether its prompt begins with the agent's last prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The answers of one episode, and how many episodes a step has."""
+    """The answers of one episode, and the number of episodes in a step."""
 
     turns: tuple[PlannedTurn, ...]
     tasks: int
     group: int
     """Episodes of a task."""
     played: bool
-    """False if worlds were not opened, so that later turns are unknown."""
+    """False if the environment was not started, so that later turns are unknown."""
 
     @property
     def longest(self) -> int:
@@ -67,7 +66,7 @@ class Workload:
 
 
 class _PlannedAgent(ScriptedEngine):
-    """Answers of full length, and a record of them."""
+    """A mock engine with answers of full length, which records them."""
 
     def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
         super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
@@ -75,7 +74,7 @@ class _PlannedAgent(ScriptedEngine):
         self._script = environment if moves and offers(environment, Scripted) else None
         self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
-        """What each agent has read and written."""
+        """Agent → the tokens that it has read and written."""
 
     async def generate(self, request: Request) -> Completion:
         """Return an answer of the most tokens."""
@@ -98,9 +97,9 @@ class _PlannedAgent(ScriptedEngine):
 
 
 def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer], group: int) -> Workload:
-    """Return what a step of these settings plays; `renderers` are by base path, `group` the episodes of a task.
+    """Return the workload of a step; `renderers` are by base path, `group` is the number of episodes of a task.
 
-    Raises ConfigError where not one answer could be asked for.
+    Raises ConfigError if no episode has an answer.
     """
     by_policy = {
         name: renderers[team.bases[policy.base]]
@@ -114,25 +113,25 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
     episodes: list[list[PlannedTurn]] = []
     reason = ""
     for task in training_tasks(config.environment, config, 1)[:PLAYED]:
-        stand_in = _PlannedAgent(team, config.environment, by_policy)
-        play = replace(make_play(config, team, stand_in), pays=False)  # nobody is asked what it is worth
+        mock = _PlannedAgent(team, config.environment, by_policy)
+        play = replace(make_play(config, team, mock), pays=False)  # without requests to judges
         try:
             (found,) = run_async(lambda play=play, task=task: rollout(play, [task], 1, config.seed))  # type: ignore[misc]
             reason = found.episodes[0].error or reason
         except KapelleError as error:
             reason = str(error)
-        if stand_in.turns:
-            episodes.append(stand_in.turns)
+        if mock.turns:
+            episodes.append(mock.turns)
     if not episodes:
         raise ConfigError(
-            f"No episode of '{config.environment.name}' asks any agent: {reason or 'it ends at once'}. "
-            "`kapelle validate` checks the environment."
+            f"No episode of '{config.environment.name}' has a turn: {reason or 'it ends at once'}. Run `kapelle validate` to check "
+            "the environment."
         )
     return Workload(_longest(episodes), tasks, group, played=True)
 
 
 def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ...]:
-    """Return the answers of the episode with the most, each with the longest prompt of its kind in any episode."""
+    """Return the answers of the longest episode, each with the longest prompt of its agent's same turn in any episode."""
     most = max(episodes, key=len)
     prompts: dict[tuple[str, int], int] = {}
     for episode in episodes:
@@ -153,7 +152,7 @@ def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ..
 def _openings(
     config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]
 ) -> tuple[PlannedTurn, ...]:
-    """Return one answer of each agent to its first prompt; to one that fills its context where no task has words."""
+    """Return one answer of each agent to its first prompt, or to one that fills its context if tasks have no text."""
     found = []
     for moment, agent in enumerate(team.agents):
         policy = team.policy(agent.name)
@@ -161,7 +160,7 @@ def _openings(
             continue
         sampling, renderer = agent.sampling, agent_renderer(agent, renderers[policy.name])
         tasks = training_tasks(config.environment, config, 1)[:PLAYED]
-        unknown = not any(task.question for task in tasks)  # an outside program asks what it likes
+        unknown = not any(task.question for task in tasks)  # an outside program writes the prompts
         lengths = [max(1, renderer.context - sampling.max_tokens) if unknown else 1]
         lengths += [len(renderer.start(opening(agent, task))) for task in tasks]
         found.append(
