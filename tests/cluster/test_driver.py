@@ -61,8 +61,8 @@ def test_what_ranks_print_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinar
     [
         ([([], 2), ([], 2)], 2, ""),
         ([([], 130), ([], 0)], 130, ""),
-        ([([], -9), ([], 2)], 2, "kapelle: Rank 0 was killed by signal 9. Resume the run"),
-        ([([], 2), ActorLost("node gone")], 2, "kapelle: The actor of rank 1 died: node gone. Resume"),
+        ([([], -9), ([], 2)], 2, "kapelle: Rank 0 was killed by signal 9."),
+        ([([], 2), ActorLost("node gone")], 2, "kapelle: The actor of rank 1 died: node gone."),
     ],
 )
 def test_the_code_is_that_of_the_first_and_who_was_killed_is_named(

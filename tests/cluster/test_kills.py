@@ -155,7 +155,7 @@ def test_a_scoring_worker_scores_as_the_rank_does_and_is_replaced(judge: str, tm
 ENDS = {
     "rank": "Rank 0 was killed by signal 9",
     "host": "The actor of rank 0 died",
-    "driver": "The process that speaks to Ray was killed by signal 9",
+    "driver": "The driver, which uses Ray, was killed by signal 9",
     "gcs": "Ray's control service is gone",
     "raylet": "",
     "guard": "",

@@ -54,9 +54,7 @@ def test_scoring_workers_are_dealt_in_turn_whatever_their_number() -> None:
 
 def test_scoring_workers_without_work_are_refused() -> None:
     idle = prepare(resolve(sections(ray={"scoring_workers": 2})))
-    with pytest.raises(
-        ConfigError, match=r"`ray.scoring_workers` is 2, but nothing of this run is only scored"
-    ):
+    with pytest.raises(ConfigError, match="only scored"):
         check_pools([idle])
     check_pools([prepare(resolve(sections()))])
     works = resolve(
@@ -80,19 +78,19 @@ def test_workers_that_may_join_have_no_bundle() -> None:
 @pytest.mark.parametrize(
     ("ray", "training", "ranks", "reason"),
     [
-        ({"rollout_workers": 2, "least_rollout_workers": 3}, {}, 1, r"Set the first one to 2 or less"),
+        ({"rollout_workers": 2, "least_rollout_workers": 3}, {}, 1, r"2 or less"),
         (
             {"rollout_workers": 3, "least_rollout_workers": 1},
             {},
             2,
-            r"each of 2 processes.*Set it to 2 or more",
+            r"each of 2 processes",
         ),
-        ({"rollout_workers": 3, "least_rollout_workers": 1}, LEFT, 1, r"some of 3 may not be there"),
+        ({"rollout_workers": 3, "least_rollout_workers": 1}, LEFT, 1, "all of 3"),
         (
             {"rollout_workers": 1},
             LEFT,
             2,
-            r"1 of them cannot play for 2 processes. Set `ray.rollout_workers` to 2",
+            "each of 2 processes",
         ),
     ],
 )

@@ -296,7 +296,7 @@ def test_words_may_stand_before_a_call_and_calls_may_follow() -> None:
         walk = masks.begin(constraint, BYTE_LEVEL.encode(text).ids)
         assert walk.complete, text
     assert not masks.begin(constraint, BYTE_LEVEL.encode("Let me see.").ids).complete
-    with pytest.raises(ConfigError, match=r"the tool 'clock' is asked for, and the tools are: time"):
+    with pytest.raises(ConfigError, match=r"no tool 'clock'. The tools are: time"):
         forced_call([TIME], "clock")
 
 

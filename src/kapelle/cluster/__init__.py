@@ -1,10 +1,12 @@
-"""A run on a cluster of Ray (`kapelle train … --launch ray`): what is placed where, and the messages in between.
+"""A run on a cluster of Ray (`kapelle train … --launch ray`): the placement of processes, and their messages.
 
-    launcher.py     the command, the driver that it starts, and the actor that holds each rank
-    placement.py    which bundles of resources each rank may start actors on
-    ray_workers.py  rollout workers: actors that play whole groups of episodes for a rank
-    worlds.py       environment workers: actors that hold worlds
+    launcher.py     the command, its driver, and the actor that holds each rank
+    placement.py    the bundles of resources on which each rank may start actors
+    ray_workers.py  rollout workers: actors that roll out whole groups of episodes for a rank
+    sampling.py     sampling workers: actors that hold the models of some agents
+    scoring.py      scoring workers: actors that hold the models that only score
+    worlds.py       environment workers: actors that hold episode states
     actors.py       the part of Ray that all of these use; the only module that imports it
 
-Messages are bytes (JSON, safetensors), so that none of our objects is pickled.
+Messages are bytes (JSON, safetensors), so that no object is pickled.
 """

@@ -1,10 +1,10 @@
 """A run on a cluster of Ray, from the command to the process of each rank.
 
-    launch      in the command's own process: starts the driver, passes signals on, and ends what is left of a run
-    drive       the driver, which speaks to Ray: places actors, starts the ranks, shows what they print
+    launch      in the command's own process: starts the driver, passes signals on, and ends the rest of a run
+    drive       the driver, the only process of the command that uses Ray: places actors, starts the ranks, prints their output
     RankHost    the actor that holds the process of one rank
 
-Ray ends a process that speaks to it when the cluster is lost. So the command leaves that to the driver, and survives it.
+Ray ends a process that uses it when the cluster is lost, so the command has a driver, and survives it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -48,23 +48,23 @@ from kapelle.runtime.process_tree import end_session, end_with_stdin
 from kapelle.settings.schema import RayConfig
 
 DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.launcher import drive; drive()"
-"""What the driver runs."""
+"""Code of the driver."""
 LOST = 1
-"""The exit code with which Ray ends a process that has lost its cluster."""
+"""Ray's exit code of a process that has lost its cluster."""
 
 
 def check_installed() -> None:
-    """Raise ConfigError where Ray is missing."""
+    """Raise ConfigError if Ray is missing."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("`--launch ray` needs Ray. Install it: pip install 'kapelle[ray]'")
 
 
 def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str]) -> int:
-    """Run `kapelle` with these words in as many ranks, placed by Ray; return its exit code.
+    """Run `kapelle` with these arguments in several ranks that Ray places; return its exit code.
 
-    `worlds` is the number of environment workers of each process that plays. Raises EngineError where the cluster is lost.
+    `worlds` is the number of environment workers of each process that rolls out. Raises EngineError if the cluster is lost.
     """
-    # Sockets lie in this folder, and their paths must be short.
+    # This folder has sockets, whose paths must be short.
     folder = Path(tempfile.mkdtemp(prefix="kapelle-ray-", dir="/tmp"))
     order = {
         "ray": config.model_dump(mode="json"),
@@ -78,7 +78,7 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
     driver = subprocess.Popen(  # noqa: S603 - our own interpreter and module
         [sys.executable, "-c", DRIVE.format(path=sys.path), json.dumps(order)],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # a Ctrl-C in the terminal is this process's to pass on
+        start_new_session=True,  # this process passes a Ctrl-C on
     )
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
@@ -87,7 +87,7 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with unbroken():  # the ranks end by themselves
+        with unbroken():  # the ranks handle the signals
             code = driver.wait()
     finally:
         end_session(driver.pid)
@@ -97,11 +97,9 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
         for number, handler in before.items():
             signal.signal(number, handler)
     if code < 0:
-        raise EngineError(
-            f"The process that speaks to Ray was killed by signal {-code}, and the run with it. Resume the run."
-        )
+        raise EngineError(f"The driver, which uses Ray, was killed by signal {-code}. Resume the run.")
     if code == LOST:
-        raise EngineError("The run has lost the cluster: Ray's control service is gone. Resume the run.")
+        raise EngineError("The cluster is lost: Ray's control service is gone. Resume the run.")
     return code
 
 
@@ -111,10 +109,10 @@ EXIT_WRONG = 2
 LOOK = 0.2
 """Seconds between two checks for signals."""
 LAST_WORDS = 60.0
-"""Seconds that the other ranks have to end once one has failed."""
+"""Seconds for the other ranks to end after one has failed."""
 
 _signals: list[int] = []
-"""Signals that have arrived and are not passed on yet."""
+"""Received signals that were not passed on yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,11 +123,12 @@ class _Rank:
     news: ActorCall | None = None
     code: int | None = None
     """Its exit code; negative where a signal ended it."""
-    told: list[str] = field(default_factory=list)
+    death: str = ""
+    """How it was killed."""
 
 
 def drive() -> None:
-    """Run what the first argument says (see `launch`) and end this process with the run's exit code."""
+    """Run the order in the first argument (see `launch`), and end this process with the run's exit code."""
     order = json.loads(sys.argv[1])
     session = os.getsid(0)
     end_with_stdin(lambda: end_session(session))
@@ -142,7 +141,7 @@ def drive() -> None:
         code = EXIT_WRONG
     except _Stopped as stopped:
         code = 128 + stopped.args[0]
-    except Exception:  # noqa: BLE001 - a defect, or what Ray raises of its own
+    except Exception:  # noqa: BLE001 - a defect, or an error of Ray
         print(cleaned(traceback.format_exc()), file=sys.stderr)  # noqa: T201
         code = EXIT_WRONG
     for stream in (sys.stdout, sys.stderr):
@@ -151,7 +150,7 @@ def drive() -> None:
 
 
 class _Stopped(Exception):
-    """A signal has arrived before the ranks have started."""
+    """A signal came before the ranks had started."""
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
@@ -159,7 +158,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _complain(reason: str) -> None:
-    print(cleaned(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr, flush=True)  # noqa: T201 - for the command
+    print(cleaned(f"kapelle: {' '.join(without_secrets(reason).split())}"), file=sys.stderr, flush=True)  # noqa: T201 - output of the command
 
 
 def _run(order: dict[str, Any]) -> int:
@@ -185,15 +184,14 @@ def _run(order: dict[str, Any]) -> int:
                     raise _Stopped(_signals[0])
                 if time.monotonic() > until:
                     raise EngineError(
-                        f"The actor of rank {rank.number} has not started within {config.timeout:g} s. Check that its machine is up, "
-                        "or wait longer (`ray.timeout`)."
+                        f"The actor of rank {rank.number} has not started within {config.timeout:g} s. Check its machine, or raise "
+                        "`ray.timeout`."
                     )
             try:
                 where.append(json.loads(rank.about.answer()))
             except ActorLost as lost:
                 raise ConfigError(
-                    f"The actor of rank {rank.number} cannot start: {lost}. Install the same kapelle, with its extra `ray`, on every "
-                    "machine."
+                    f"The actor of rank {rank.number} cannot start: {lost}. Install 'kapelle[ray]' on every machine."
                 ) from None
         _check_versions(where)
         first = {
@@ -204,28 +202,27 @@ def _run(order: dict[str, Any]) -> int:
         for rank, place in zip(ranks, places, strict=True):
             placed = RayPlacement(connection.address, connection.namespace, name, place)
             # LOCAL_RANK is 0 everywhere: Ray shows each rank only its own GPUs.
-            seat = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
-            rank.host.call("start", order["words"], seat, order["cwd"], order["path"]).answer()
+            environ = {"RANK": str(rank.number), "LOCAL_RANK": "0", **first, **placed.variable()}
+            rank.host.call("start", order["words"], environ, order["cwd"], order["path"]).answer()
         return _follow(ranks)
     except ActorLost as lost:
-        raise EngineError(f"An actor was lost while the run was started: {lost}") from None
+        raise EngineError(f"An actor was lost at the start of the run: {lost}") from None
     finally:
         connection.leave()
 
 
 def _check_versions(where: list[dict[str, Any]]) -> None:
     here = versions_of(SHARED)
-    for rank, said in enumerate(where):
-        for package, found in said["versions"].items():
+    for rank, each in enumerate(where):
+        for package, found in each["versions"].items():
             if found != here[package]:
                 raise ConfigError(
-                    f"The machine of rank {rank} ({said['host']}) has {package} {found}, this one {here[package]}. Install the same "
-                    "versions on every machine."
+                    f"The machine of rank {rank} ({each['host']}) has {package} {found}, this one {here[package]}. Install equal versions."
                 )
 
 
 def _follow(ranks: list[_Rank]) -> int:
-    """Show what the ranks print until all have ended; return the exit code of the one that failed first."""
+    """Print the output of the ranks until all have ended; return the exit code of the one that failed first."""
     for rank in ranks:
         rank.news = rank.host.call("news")
     failed: _Rank | None = None
@@ -236,26 +233,22 @@ def _follow(ranks: list[_Rank]) -> int:
             for rank in running:
                 rank.host.call("signal", number)
         first = first_answered([rank.news for rank in running if rank.news is not None], LOOK)
-        for rank in running:
-            if first is None or rank.news is not first:
-                continue
+        rank = next((rank for rank in running if first is not None and rank.news is first), running[0])
+        if first is not None:
             printed: list[tuple[str, bytes]] = []
             try:
                 printed, rank.code = first.answer()
-                ended = f"Rank {rank.number} was killed by signal {-(rank.code or 0)}."
+                if rank.code is not None and rank.code < 0:
+                    rank.death = f"Rank {rank.number} was killed by signal {-rank.code}."
             except ActorLost as lost:
-                rank.code = -int(signal.SIGKILL)
-                ended = f"The actor of rank {rank.number} died: {lost}."
+                rank.code, rank.death = -int(signal.SIGKILL), f"The actor of rank {rank.number} died: {lost}."
             for name, data in printed:
                 stream = sys.stdout.buffer if name == "out" else sys.stderr.buffer
                 stream.write(data)
                 stream.flush()
             if rank.code is None:
                 rank.news = rank.host.call("news")
-                continue
-            if rank.code < 0:
-                rank.told.append(ended)
-            if rank.code and failed is None:
+            elif rank.code and failed is None:
                 failed, until = rank, time.monotonic() + LAST_WORDS
         if time.monotonic() > until:
             for rank in running:
@@ -263,29 +256,29 @@ def _follow(ranks: list[_Rank]) -> int:
             break
     if failed is None:
         return 0
-    # A rank that was killed is the cause: the others fail because it is gone.
-    killed = next((rank for rank in ranks if rank.code is not None and rank.code < 0), None)
-    if killed is not None and killed.told:
-        _complain(f"{killed.told[0]} Resume the run: only the steps since its last checkpoint are lost.")
+    # A killed rank is the cause: the others fail because it is gone.
+    killed = next((rank for rank in ranks if rank.death), None)
+    if killed is not None:
+        _complain(f"{killed.death} Resume the run from its last checkpoint.")
     code = failed.code or 0
-    return EXIT_WRONG if code < 0 and killed is not None and killed.told else 128 - code if code < 0 else code
+    return EXIT_WRONG if code < 0 else code
 
 
-# -------- The actor that holds one rank: a process of its own, as `torchrun` would start it
+# -------- The actor that holds the process of one rank, as `torchrun` would start it
 
 SHARED = ("kapelle", "torch", "transformers", "ray")
-"""Packages of which all machines of a run must have the same versions."""
+"""Packages whose versions must be equal on all machines."""
 TRAIN = (
     "import sys; sys.path[:] = {path!r}; from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); "
     "from kapelle.cli import main; raise SystemExit(main())"
 )
-"""What the process of a rank runs."""
+"""Code of a rank's process."""
 PATIENCE = 0.3
-"""Seconds after which `news` answers, even with none."""
+"""Seconds after which `news` returns, even without news."""
 
 
 class RankHost:
-    """Starts the process of a rank, passes signals on to it, and tells what it prints and how it ends."""
+    """Starts the process of a rank, passes signals on to it, and returns its output and exit code."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -293,7 +286,7 @@ class RankHost:
         self._readers: list[threading.Thread] = []
 
     def about(self) -> str:
-        """Return where it is, a port that is free there, and the versions that it has, as JSON."""
+        """Return its host, a free port and its versions as JSON."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
@@ -302,7 +295,7 @@ class RankHost:
     def start(
         self, words: Sequence[str], environ: Mapping[str, str], folder: str, path: Sequence[str]
     ) -> None:
-        """Start `kapelle` with these words, in a folder, and with these entries added to the import path."""
+        """Start `kapelle` with these arguments, in a folder, and with further entries of the import path."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
         given = {**os.environ, **environ}
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -325,7 +318,7 @@ class RankHost:
                 self._printed.put((name, data))
 
     def news(self) -> tuple[list[tuple[str, bytes]], int | None]:
-        """Return what the process has printed since the last call, and its exit code once all output is returned."""
+        """Return the output since the last call, and the exit code after all output."""
         assert self._process is not None
         found: list[tuple[str, bytes]] = []
         with suppress(queue.Empty):
@@ -340,7 +333,7 @@ class RankHost:
         return found, ended
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to the process."""
+        """Send a signal to the process."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)

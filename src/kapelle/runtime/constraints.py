@@ -1,6 +1,6 @@
-"""What a completion has to look like, as a grammar: constraints in llguidance's form of Lark, and calls of tools that are forced.
+"""Constraints of completions as grammars in llguidance's form of Lark, and forced calls of tools.
 
-Nothing here needs the library: `models.token_masks` compiles these grammars for a model's tokens.
+This module does not need llguidance: `models.token_masks` compiles the grammars for a model's tokens.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from kapelle.errors import ConfigError
 from kapelle.types import Constraint, Json
 
 HEADER = '%llguidance {"no_forcing": true}'
-"""Every spelling in tokens is allowed, so that what is allowed depends on the text alone, not on a tokeniser's habits."""
+"""Allow every tokenisation of a text, so that only the text matters."""
 
 JSON_OPTIONS: Mapping[str, Json] = {"whitespace_pattern": "[ ]?"}
-"""JSON has at most one space where it may have any: a model that is fond of spaces would fill its limit with them."""
+"""Allow at most one space where JSON allows any whitespace: a model could fill its limit with spaces."""
 
 LONGEST = 1_000_000
 """Most characters of a constraint."""
 DEEPEST = 64
-"""Most levels of a schema: compilers of schemas call themselves for each."""
+"""Most levels of a schema: compilers of schemas are recursive."""
 
 
 def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) -> str:
-    """Return a constraint as a grammar whose rule `start` is the whole completion; ConfigError where it is none.
+    """Return a constraint as a grammar whose rule `start` is the whole completion; ConfigError for an invalid one.
 
-    Marks of forced calls may be one of the `special` tokens, text → id, in place of their letters.
+    A mark of a forced call may be one of the `special` tokens (text → id) or its letters.
     """
     text = constraint.text
     if len(text) > LONGEST:
         raise ConfigError(
-            f"A constraint has {len(text):,} characters; at most {LONGEST:,} are read. Make the {_name(constraint)} smaller."
+            f"The {_name(constraint)} of a constraint has {len(text):,} characters, but at most {LONGEST:,} are allowed."
         )
     if constraint.kind == "json_schema":
         return f"{HEADER}\nstart: {json_rule(_json(constraint))}\n"
@@ -45,16 +45,13 @@ def lark_of(constraint: Constraint, special: Mapping[str, int] | None = None) ->
     if constraint.kind == "choices":
         choices = _json(constraint)
         if not choices or not all(isinstance(each, str) and each for each in choices):
-            raise ConfigError(f"Choices are texts, at least one and none of them empty, not {text:.80}.")
+            raise ConfigError(f"Choices must be a list of non-empty texts, not {text:.80}.")
         return f"{HEADER}\nstart: {' | '.join(map(quoted, choices))}\n"
     return f"{HEADER}\n{_with_special_tokens(text, special or {})}\n"
 
 
 def json_rule(schema: Json, *, lenient: bool = False) -> str:
-    """Return what stands in a grammar for JSON that a schema describes.
-
-    A `lenient` one leaves out what the library cannot hold text to, such as `uniqueItems` and formats that it does not know.
-    """
+    """Return the part of a grammar for JSON of a schema; if `lenient`, ignore what the library does not support (`uniqueItems`)."""
     if isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": True} if lenient else JSON_OPTIONS}
     return f"%json {json.dumps(schema)}"
@@ -74,7 +71,7 @@ def _with_special_tokens(grammar: str, special: Mapping[str, int]) -> str:
 
 
 _MARK_RULE = re.compile(r'^(mark_\d+: )("[^\n]*")$', re.MULTILINE)
-"""How `forced_call` writes the rule of a mark."""
+"""The rule of a mark in `forced_call`."""
 
 
 def _pattern(regex: str) -> str:
@@ -85,7 +82,7 @@ def _json(constraint: Constraint) -> Json:
     try:
         value = json.loads(constraint.text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"A constraint's {_name(constraint)} is no JSON ({error}).") from None
+        raise ConfigError(f"A constraint's {_name(constraint)} is not JSON ({error}).") from None
     level = [value]
     for _ in range(DEEPEST):
         level = [
@@ -97,7 +94,7 @@ def _json(constraint: Constraint) -> Json:
         if not level:
             return value
     raise ConfigError(
-        f"A constraint's {_name(constraint)} is nested more than {DEEPEST} levels deep. Name its inner parts in `$defs`."
+        f"A constraint's {_name(constraint)} has more than {DEEPEST} levels. Put its inner parts into `$defs`."
     )
 
 
@@ -113,13 +110,13 @@ class PairForm:
     """How a model writes an argument of a call as a key and a value."""
 
     begin: str
-    """What stands before the value: `KEY` is the argument's name."""
+    """Text before the value; `KEY` is the argument's name."""
     pad: str
-    """What stands between the value and its end."""
+    """Text between the value and its end."""
     end: str
-    """The end of the value, which no text may hold."""
+    """The end of the value, which no value contains."""
     never: str
-    """Characters that no key may have."""
+    """Forbidden characters of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +124,15 @@ class CallForm:
     """How a model writes calls of tools."""
 
     begin: str
-    """What stands before the first call; only after a text of its own can words stand before a call."""
+    """Text before the first call; only a form with such a text allows words before a call."""
     call: str
-    """One call: `NAME` is its tool's name, and `ARGUMENTS` are its arguments, an object of JSON."""
+    """One call; `NAME` is the tool's name, and `ARGUMENTS` are the arguments, a JSON object."""
     end: str = ""
-    """What stands behind the last call."""
+    """Text after the last call."""
     between: str | None = None
-    """What stands between two calls; None where an answer makes one."""
+    """Text between two calls; None if an answer makes one."""
     pairs: PairForm | None = None
-    """How arguments are written one by one, texts without quotes; None where they are an object."""
+    """How arguments are written one by one, with texts without quotes; None if they are an object."""
 
 
 HERMES = CallForm(
@@ -184,14 +181,14 @@ HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>jso
 CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, QWEN_CODER, HARMONY)
 
 _MARK = re.compile(r"(<[^<>=\s]+>|\[[A-Z_]+\])")
-"""A piece of a form that models have as one token, often a special one."""
+"""A piece of a form that is often one special token."""
 CALL_MARKS = frozenset(
     mark
     for form in CALL_FORMS
     for text in (form.begin, form.call, form.end, form.between or "")
     for mark in _MARK.findall(text)
 )
-"""Special tokens that may be allowed: forced calls are written with them."""
+"""Special tokens that forced calls may contain."""
 
 
 def forced_call(
@@ -202,22 +199,22 @@ def forced_call(
     words: bool = False,
     several: bool = False,
 ) -> Constraint:
-    """Return the constraint: the completion calls one of the tools, with arguments of its schema.
+    """Return the constraint that the completion calls one of the tools, with arguments of its schema.
 
-    `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. With a
-    `name` it is that tool. With `words` any text may stand before the call, whose first mark is then spelled and no special token,
-    and with `several` further calls may follow. A tool that is not `strict` is held to what can be held of its schema: the rest is
-    left out. ConfigError where no tool is left, and for what the form cannot write.
+    `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. A `name`
+    selects one tool. With `words` any text may precede the call, whose first mark is then spelled in letters, and with `several`
+    further calls may follow. Unsupported parts of a schema are ignored unless the tool is `strict`. Raises ConfigError without a tool,
+    and for calls that the form cannot write.
     """
     offered = [each.get("function", each) for each in tools]
     chosen = [each for each in offered if name is None or each["name"] == name]
     if not chosen:
         known = ", ".join(str(each["name"]) for each in offered) or "none"
-        raise ConfigError(f"A call of the tool '{name:.80}' is asked for, and the tools are: {known:.1000}.")
+        raise ConfigError(f"There is no tool '{name:.80}'. The tools are: {known:.1000}.")
     marks: dict[str, str] = {}
 
     def written(text: str) -> str:
-        """Return a text as pieces of a rule, marks by rules of their own (`_MARK_RULE`)."""
+        """Return a text as pieces of a rule; marks have their own rules (`_MARK_RULE`)."""
         pieces = filter(None, _MARK.split(text))
         return " ".join(
             marks.setdefault(each, f"mark_{len(marks)}") if _MARK.fullmatch(each) else quoted(each)
@@ -241,7 +238,7 @@ def forced_call(
             called = json.dumps(called)[1:-1]
         elif not _PLAIN_NAME.fullmatch(called):
             raise ConfigError(
-                f"The tool '{called:.80}' cannot be called in this model's form: its name may have letters, digits, `_`, `.` and `-`."
+                f"The name of the tool '{called:.80}' may only have letters, digits, `_`, `.` and `-` in this model's form."
             )
         lenient = tool.get("strict") is not True
         if form.pairs is not None:
@@ -257,26 +254,26 @@ def forced_call(
 
 _PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
 
-# -------- Arguments as keys and values in turns, as GLM and Qwen3-Coder write them: texts as they are, everything else as JSON
+# -------- Arguments as pairs of key and value, as in GLM and Qwen3-Coder: texts without quotes, other values as JSON
 
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
 _REMARKS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""What a schema says that holds no value to anything."""
+"""Keywords of a schema without an effect on values."""
 
 
 def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str], *, lenient: bool) -> str:
-    """Return the pairs of a tool's arguments as pieces of a rule, and add the rules of its texts, `rule` and a number, to the lines.
+    """Return the pairs of a tool's arguments, in the order of the schema, as pieces of a rule; add the rules of its texts to the lines.
 
-    Arguments come in the order of the schema. ConfigError for what pairs cannot be held to.
+    Raises ConfigError for unsupported keywords.
     """
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"The parameters of the tool '{tool}' are no schema of an object.")
+        raise ConfigError(f"The parameters of the tool '{tool}' are not a schema.")
     beyond = sorted(set(schema) - _OF_OBJECTS - _REMARKS)
     if beyond or schema.get("type", "object") != "object":
         raise ConfigError(
-            f"The arguments of the tool '{tool}' are written one by one in this model's form, which cannot be held to "
-            f"`{(beyond or ['type'])[0]}`. Describe them by `properties` and `required`."
+            f"This model's form does not support `{(beyond or ['type'])[0]}` in the parameters of the tool '{tool}'. Use `properties` and "
+            "`required`."
         )
     required: Any = schema.get("required") or []
     given: Any = schema.get("properties") or {}
@@ -302,11 +299,11 @@ def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str],
 
 
 def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
-    """Return a text without quotes and what follows it as a piece of a rule, whose own rules are added to the lines."""
+    """Return a text without quotes and its end as a piece of a rule; add its own rules to the lines."""
     beyond = sorted(set(schema) - _OF_TEXTS - _REMARKS)
     if beyond:
         raise ConfigError(
-            f"Texts have no quotes in this model's form, and cannot be held to `{beyond[0]}`, as {place} is. Use `pattern` or `enum`."
+            f"This model's form does not support `{beyond[0]}` for texts, as in {place}. Use `pattern` or `enum`."
         )
     least, most, pattern = schema.get("minLength", 0), schema.get("maxLength", ""), schema.get("pattern")
     if "enum" in schema or "const" in schema:
@@ -320,9 +317,9 @@ def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any]
             and form.end not in each
         ]
         if not fitting:
-            raise ConfigError(f"There is no text that {place} may be.")
+            raise ConfigError(f"No text satisfies the schema of {place}.")
         return f"({' | '.join(map(quoted, fitting))}) {quoted(f'{form.pad}{form.end}{chr(10)}')}"
-    # The text ends at the first end of a value, which is a part of the lexeme: else it would be read as a part of the text.
+    # The text ends at the first end of a value, which belongs to the lexeme; otherwise it would be a part of the text.
     ended = form.end.replace("/", r"\/")
     texts = [f"/(?s:.{{{least},{most}}}){form.pad}{ended}/", f"~/(?s:.*){ended}(?s:.+)/"]
     if pattern is not None:

@@ -252,16 +252,17 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
-    """One program at a time plays three episodes; the last one waits for longer than `environment.timeout`."""
+    """One program at a time plays six episodes; the last one waits for longer than `environment.timeout`."""
     watching = Watching()
-    program = "import time; time.sleep(1.6)" + PROGRAM.replace("BROKEN", "'none'")
-    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 3.0}
-    over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.0}
+    program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
+    environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}
+    over = {"steps": 1, "tasks_per_step": 2, "max_failed_share": 0.0}
     with trainer(watching, environment, training=over) as made:
         [step] = made.steps(1)
-    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 3
+    assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6
 
 
 def test_what_cannot_be_trained_so_is_refused() -> None:
