@@ -115,28 +115,6 @@ def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     assert disturbed.is_same(undisturbed)
 
 
-def test_a_worker_that_plays_and_dies_takes_its_sampling_workers_along(
-    model: str, cluster: Callable[..., Cluster]
-) -> None:
-    ray = {"pools": POOLS}
-    cluster(ray)
-    undisturbed = learned(settings(model, ray))
-    seen: list[str] = []
-
-    def dies(number: int, asked: str) -> bool:
-        seen.append(asked)
-        if number == 0 and asked == "play" and seen.count("play") == 2:
-            for each in made.named.values():
-                each.dead = True
-            return True
-        return False
-
-    made = cluster(ray, dies)
-    disturbed = learned(settings(model, ray))
-    assert made.started == 6
-    assert disturbed.is_same(undisturbed)
-
-
 def test_pools_are_placed_once_and_rollout_workers_dealt_to_their_workers() -> None:
     pools = {"big": {"agents": ["ben"], "workers": 2, "gpus": 2}, "small": {"agents": ["ada"]}}
     config = RayConfig.model_validate({"rollout_workers": 3, "pools": pools})

@@ -16,8 +16,6 @@ from kapelle import Trainer
 from kapelle.cluster.scoring import RayScorer, dump_samples, load_samples
 from kapelle.errors import ConfigError
 from kapelle.rows import Sample
-from kapelle.setup.team_builder import REWARD_BASE
-from kapelle.team import VERIFIER
 from kapelle.types import Constraint, Image, Routing
 
 
@@ -46,24 +44,6 @@ def test_a_worker_scores_what_is_scored_here_to_the_bit(judge: str, cluster: Cal
     assert learned(paid(judge)).is_same(alone)
     assert [method for _, method in made.asked].count("score") == 3, "two steps, and the start"
     assert (made.started, made.ended, made.left) == (1, [0], True)
-
-
-def test_the_rank_holds_nothing_of_what_is_only_scored(judge: str, cluster: Callable[..., Cluster]) -> None:
-    own = {"path": judge, "device": "cpu"}
-    with Trainer(**paid(judge, reward_model=own)) as trainer:
-        assert VERIFIER in trainer.models[REWARD_BASE].bank.adapters
-        hashes = trainer.base_hashes
-        alone = dict(next(trainer.steps(1)).metrics)
-    cluster(workers(1))
-    with Trainer(**paid(judge, reward_model=own)) as trainer:
-        assert REWARD_BASE not in trainer.models
-        assert all(VERIFIER not in model.bank.adapters for model in trainer.models.values())
-        with pytest.raises(KeyError):
-            trainer.engine.weights(VERIFIER)
-        assert trainer.base_hashes == hashes, "checkpoints of both name the same bases"
-        there = dict(next(trainer.steps(1)).metrics)
-    name = f"verifier_score/{trainer.team.names[0]}"
-    assert there[name] == alone[name]
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "qmix", "group_size": 2, "embedder": "embedded"}])

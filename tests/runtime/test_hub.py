@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from tests.support.plain_server import answering
-from tests.support.tiny import tiny_model
 
 from kapelle.errors import ModelError
-from kapelle.models.language_model import load_language_model
 from kapelle.models.paths import local_only
 from kapelle.models.renderer import load_renderer
-from kapelle.models.weights import save_model
 from kapelle.runtime import hub
-from kapelle.runtime.hub import bars_for_people, hub_fault
+from kapelle.runtime.hub import hub_fault
 from kapelle.settings.schema import ModelConfig
 
 
@@ -72,20 +69,3 @@ def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "exchange", None)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
         local_only("some/model")
-
-
-def test_bars_of_libraries_stay_out_of_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from transformers.utils import logging
-
-    folder = tmp_path / "model"
-    save_model(folder, tiny_model())
-    logging.enable_progress_bar()
-    capfd.readouterr()
-    load_language_model(ModelConfig(path=str(folder)))
-    assert "%|" not in capfd.readouterr().err
-    assert logging.is_progress_bar_enabled(), "as it was before"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with bars_for_people():
-        assert logging.is_progress_bar_enabled()

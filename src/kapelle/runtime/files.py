@@ -18,28 +18,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kapelle.errors import RunDirectoryError
+from kapelle.runtime.machine import REASONS
 
 PARTIAL = ".partial"
 """Suffix of files that are being written; those that remain after a crash may be deleted."""
 
-_FULL = "Free some space and continue with --resume: earlier files are intact."
-_REASONS = {
-    errno.ENOSPC: f"the disk is full. {_FULL}",
-    errno.EDQUOT: f"the disk quota is used up. {_FULL}",
-    errno.EFBIG: f"the file would exceed the size limit of this process or disk. {_FULL}",
-    errno.EROFS: "the file system is read-only. Choose a folder on a disk that can be written.",
-    errno.EACCES: "permission denied. Choose a folder that this user may write.",
-    errno.EPERM: "permission denied. Choose a folder that this user may write.",
-    errno.EIO: "the disk reports a fault (EIO). Check the disk, then continue elsewhere from a copy.",
-    errno.EEXIST: "a file has the name of this folder. Choose another folder.",
-    errno.ENOTDIR: "a part of the path is a file, not a folder. Choose another folder.",
-}
-
 
 def explain(error: OSError) -> str:
     """Return the reason of a failed write, and how to fix it."""
-    known = _REASONS.get(error.errno or 0)
-    return known or f"{error.strerror or error}. Check the disk and the path."
+    return REASONS.get(error.errno or 0) or f"{error.strerror or error}. Check the disk and the path."
 
 
 @contextmanager

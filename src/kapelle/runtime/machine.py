@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-_REASONS: Mapping[int, str] = {
+REASONS: Mapping[int, str] = {
     errno.EIO: "the disk reports a fault (EIO). Check the disk, then try again, or continue elsewhere from a copy.",
     errno.ENOSPC: "the disk is full. Free some space, then continue with --resume: earlier files are intact.",
     errno.EDQUOT: "the disk quota is used up. Free some space, then continue with --resume: earlier files are intact.",
@@ -24,6 +24,8 @@ _REASONS: Mapping[int, str] = {
     errno.EPERM: "permission denied. Let this user read and write it, or choose another place.",
     errno.EISDIR: "it is a folder instead of a file. Move it away, or choose a file.",
     errno.ENOTDIR: "a part of the path is a file, not a folder. Move that away, or choose another path.",
+    errno.EEXIST: "a file has the name of this folder. Choose another folder.",
+    errno.EFBIG: "the file would exceed the size limit of this process or disk. Free some space, then continue with --resume.",
     errno.ENOENT: "it does not exist. Put it back, or choose another path.",
     errno.EMFILE: "this process may open no more files. Raise the limit (`ulimit -n 65536`), or lower "
     "`training.tasks_per_step`.",
@@ -41,18 +43,18 @@ _UNSAID = "error return without exception set"
 def refusal(error: BaseException) -> str | None:
     """Return a message about a fault of the machine, with a fix; None for other errors."""
     if isinstance(error, OSError) and error.errno is not None:
-        reason = _REASONS.get(error.errno) or f"{error.strerror or error}. Check the path and the disk."
+        reason = REASONS.get(error.errno) or f"{error.strerror or error}. Check the path and the disk."
         return f"Cannot use {error.filename}: {reason}" if error.filename else _capital(reason)
     if isinstance(error, MemoryError):
-        return _capital(_REASONS[errno.ENOMEM])
+        return _capital(REASONS[errno.ENOMEM])
     if isinstance(error, SystemError) and _UNSAID in str(error):
-        return f"A library failed without a reason. Perhaps {_REASONS[errno.ENOMEM]}"
+        return f"A library failed without a reason. Perhaps {REASONS[errno.ENOMEM]}"
     if isinstance(error, RuntimeError):
         text = str(error).lower()
         if _NO_THREAD in text:
-            return _capital(_REASONS[errno.EAGAIN])
+            return _capital(REASONS[errno.EAGAIN])
         if any(sign in text for sign in _NO_MEMORY):
-            return _capital(_REASONS[errno.ENOMEM])
+            return _capital(REASONS[errno.ENOMEM])
     return None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.errors import DataError
+from kapelle.runtime.machine import REASONS
 from kapelle.runtime.on_demand import Tensor, torch
 
 
@@ -88,7 +89,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
         text = " ".join(str(error).split())
         reason = f"{text or type(error).__name__}. Is it cut off? Put it back from a copy."
         if os.strerror(errno.EIO).lower() in text.lower():
-            reason = "the disk reports a fault (EIO). Check the disk, then try again, or continue elsewhere from a copy."
+            reason = REASONS[errno.EIO]
         raise DataError(f"{file} cannot be read: {reason}") from error
 
 

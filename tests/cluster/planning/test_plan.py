@@ -136,36 +136,3 @@ def test_several_adapters_on_a_gpu_are_stacked_twice_in_the_compute_type(tmp_pat
     assert adapters() == 2 * adapters("model.device=cpu")
     both = "team.agents=[{name: reasoner, weights: {adapter: one}}, {name: actor, weights: {adapter: one}}]"
     assert adapters(both) == adapters(both, "model.device=cpu")
-
-
-def test_judges_are_counted_in_the_process_that_plays(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "1+1", "answer": "2"}\n' * 4)
-    found = []
-    for name, judge in (
-        ("far", {"endpoint": "http://localhost:1/v1", "model": "x"}),
-        ("near", {"path": "embedded"}),
-    ):
-        rewards = [{"rubric": {"good": "Is it?"}, "judge": judge}]
-        recipe = {
-            "workflow": {"name": "solo"},
-            "algorithm": {"name": "grpo"},
-            "environment": {
-                "name": "rewarded",
-                "path": str(rows),
-                "eval_path": "none",
-                "rewards": rewards,
-            },
-            "evaluation": {"before_and_after": False},
-        }
-        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
-        found.append(plan(str(tmp_path / f"{name}.yaml")))
-    plain, judged = found
-    [before], [after] = plain.processes, judged.processes
-    [weights] = judged.run.judges.values()
-    assert plain.run.judges == {}
-    assert weights == 4 * judged.run.outlines["base"].parameters
-    for one, other in zip(before.phases, after.phases, strict=True):
-        assert (one.name, one.kinds.get("judges")) == (other.name, None)
-        assert other.kinds["judges"] == weights
-        assert other.total == one.total + weights

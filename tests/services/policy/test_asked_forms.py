@@ -147,22 +147,6 @@ def writing(**more: Any) -> Any:
     return [TOOLS[0], {"type": "function", "function": {"name": "write", "parameters": WRITES, **more}}]
 
 
-@pytest.mark.parametrize(("seed", "strict"), [(1, None), (2, False)])
-def test_what_cannot_be_held_of_a_tool_that_is_not_strict_is_left_out(
-    client: OpenAI, seed: int, strict: bool | None
-) -> None:
-    choice: Any = {"type": "function", "function": {"name": "write"}}
-    said = client.chat.completions.create(
-        **{**ASKED, "max_tokens": 300}, seed=seed, tools=writing(strict=strict), tool_choice=choice
-    )
-    calls: Any = said.choices[0].message.tool_calls
-    [call] = calls
-    read = json.loads(call.function.arguments)
-    assert set(read) == {"path", "modes"}
-    assert len(read["path"]) <= 3
-    assert set(read["modes"]) <= {"r", "w"}
-
-
 def test_a_tool_that_is_refused_is_named(client: OpenAI) -> None:
     """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
     strict, wrong = writing(strict=True), writing(parameters={"type": "thing"})

@@ -105,21 +105,3 @@ def test_an_unsupported_parameter_is_named(plain: OpenAI, extra: dict[str, Any],
 def test_sessions_record_conversations_alone(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="chat/completions"):
         client.completions.create(**ASKED, prompt="x")
-
-
-def test_every_token_has_its_bytes_also_where_it_is_a_part_of_a_character(plain: OpenAI) -> None:
-    said = plain.chat.completions.create(
-        model="duo/second",
-        messages=[{"role": "user", "content": "é"}],
-        max_tokens=40,
-        temperature=2.0,
-        seed=1,
-        logprobs=True,
-    ).choices[0]
-    assert said.logprobs is not None
-    tokens = said.logprobs.content or []
-    assert any("\ufffd" in token.token for token in tokens), (
-        "it says no half character, so this shows nothing"
-    )
-    written = b"".join(bytes(token.bytes or ()) for token in tokens if not token.token.startswith("<|"))
-    assert written.decode("utf-8", "replace") == said.message.content

@@ -5,21 +5,17 @@ Some are good all the same, as what was changed in them says nothing; those are 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.hostile_bodies import RAW, answered, bodies, check_refused
-from tests.support.tiny import sections
 
 from kapelle.services.binding import Binding
 from kapelle.services.http import Application
-from kapelle.services.policy.service import PolicyServer, ServingLimits, serve_policy
-from kapelle.training.trainer import Trainer
+from kapelle.services.policy.service import PolicyServer
 
 GOOD: dict[str, Any] = {
     "model": "duo/first",
@@ -66,38 +62,6 @@ ROUTES = {
 GOOD_REWARD: Any = {
     "reward": 1.0, "rewards": {"first": 0.5, "second": 1.0}, "success": 0.5, "info": {"a": 1.0, "b": ["x", None]},
 }  # fmt: skip
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {
-        "x": {"type": "array", "items": {"$ref": "#/$defs/A"}, "minItems": 1},
-        "y": {"enum": ["q"]},
-    },
-    "$defs": {"A": {"type": "string", "pattern": "^a"}},
-    "required": ["y"],
-}
-PLAIN_ROUTES: Any = {
-    "/v1/completions": GOOD_COMPLETION,
-    "/v1/completions?text": {"model": "duo/first", "prompt": "x"},
-    "/v1/chat/completions": {
-        "model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}},
-    },
-    "/v1/chat/completions?forced": {
-        "model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
-        "tools": [{"type": "function", "function": {"name": "f", "description": "d", "strict": False, "parameters": SCHEMA}}],
-        "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False,
-    },
-    "/v1/chat/completions?team": {"model": "duo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
-                                  "tool_choice": "none", "response_format": {"type": "text"}, "seed": 1,
-                                  "user": "u", "prompt_cache_key": "k", "metadata": {"a": "b"}},
-    "/v1/responses": {
-        "model": "duo/first", "input": "x", "max_output_tokens": 1, "store": False,
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
-    },
-}  # fmt: skip
-"""Path → a good body, of a server that records nothing: what the recording one refuses whole is sampled there."""
-
-
 COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "250"))
 """Of each route; before a release 20,000."""
 
@@ -137,44 +101,6 @@ async def test_every_broken_reward_is_refused_and_its_session_waits(server: Poli
         check_refused(status, said, body)
     assert refused > COUNT // 2
     assert paid > COUNT // 100
-
-
-@pytest.fixture(scope="module")
-def plain() -> Iterator[PolicyServer]:
-    """A team whose model reads enough for schemas of tools, served without recording."""
-    pytest.importorskip("llguidance")
-    given = sections()
-    model = {**given["model"], "embedded": {**given["model"].get("embedded", {}), "context": 1024}}
-    team = {**given["team"], "agents": [{"name": "first"}, {"name": "second"}]}
-    with (
-        Trainer(**sections(team=team, model=model)) as trainer,
-        serve_policy(trainer.play, "duo", Binding(), ServingLimits()) as served,
-    ):
-        yield served
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("path", PLAIN_ROUTES)
-async def test_what_is_sampled_of_broken_bodies_fails_nobody(plain: PolicyServer, path: str) -> None:
-    """Prompts, schemas and forced calls reach the engine, in which two answers are always under way."""
-    application = Application(Binding(), plain.service.routes())
-    beside = json.dumps(
-        {"model": "duo/second", "messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "n": 2}
-    ).encode()
-    neighbour = asyncio.create_task(answered(application, "/v1/chat/completions", beside))
-    route, good = path.partition("?")[0], json.dumps(PLAIN_ROUTES[path]).encode()
-    assert (await answered(application, route, good))[0] == 200
-    refused, count = 0, COUNT if "prompt" in PLAIN_ROUTES[path] else COUNT // 7
-    for body in bodies(PLAIN_ROUTES[path], count):
-        if neighbour.done():
-            assert neighbour.result()[0] == 200, neighbour.result()
-            neighbour = asyncio.create_task(answered(application, "/v1/chat/completions", beside))
-        status, said = await answered(application, route, body)
-        if status != 200:
-            refused += 1
-            check_refused(status, said, body)
-    assert (await neighbour)[0] == 200
-    assert refused > count // 2
 
 
 def test_a_good_call_is_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:

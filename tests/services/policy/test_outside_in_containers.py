@@ -14,7 +14,6 @@ from tests.services.policy.test_outside import say, session, trainer
 from tests.support.serving import Watching
 from tests.support.tls import certificate_here
 
-from kapelle.environments.external import External
 from kapelle.errors import ConfigError
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105 - of no service
@@ -89,28 +88,3 @@ def test_what_other_machines_reach_needs_tls_and_a_token(
     with pytest.raises(ConfigError, match=lacking) as refused:
         trainer(Watching(), {"host": host, "address": "localhost", **tls})
     assert f"`environment.host: {host}`" in str(refused.value)
-
-
-def test_settings_that_cannot_be_are_refused_before_anything_is_loaded(
-    tls: dict[str, str], tmp_path: Path
-) -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"host": ANYWHERE, **tls}, r"Set `environment.address` to the name"),
-        ({"host": "::", **tls}, r"Set `environment.address`"),
-        ({"tls_cert": tls["tls_cert"]}, "set both"),
-        ({"tls_cert": tls["tls_key"], "tls_key": tls["tls_cert"]}, "cannot be used"),
-        ({**tls, "tls_key": str(tmp_path / "none.pem")}, "No such file"),
-        ({"address": "https://localhost"}, "without a scheme or a port"),
-        ({"address": "localhost:8000"}, "without a scheme or a port"),
-        ({"address": ""}, "without a scheme or a port"),
-    ]
-    for given, why in refused:
-        with pytest.raises(ConfigError, match=why):
-            trainer(Watching(), given)
-    for fine in (
-        {"host": "172.17.0.1", **tls},
-        {"host": "::", "address": "fd00::1", **tls},
-        {"host": "::1"},
-        tls,
-    ):
-        External.model_validate(fine).check_server()

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import OpenAI
 from tests.support.serving import Reciting, staged
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.errors import ContextError
 from kapelle.rollout.play import Play
 
 
@@ -106,26 +105,6 @@ def test_an_answer_that_nobody_waits_for_is_no_turn(play: Play) -> None:
     assert episode.error is None
     assert [turn.heard[-1].content for turn in episode.turns] == ["one", "two"]
     assert [request.messages[-1].content for request in engine.broken_off] == ["slow"]
-
-
-def test_a_prompt_that_is_too_long_is_refused_and_the_episode_goes_on(play: Play) -> None:
-    """As where a team is served: a program may go on with less."""
-
-    class Narrow(Reciting):
-        async def stream(self, request: Request, on_tokens: Any) -> Any:
-            if len(request.prompt_ids) > 200:
-                raise ContextError("The prompt has too many tokens.")
-            return await super().stream(request, on_tokens)
-
-    with staged(play, Narrow(lambda _: "words")) as stage, connected(stage.url) as client:
-        own = begun(client)
-        with pytest.raises(BadRequestError) as refused:
-            ask(own, "x" * 300)
-        assert refused.value.code == "context_length_exceeded"
-        ask(own, "less")
-        own.post("/reward", body={"reward": 1.0}, cast_to=object)
-    [episode] = stage.episodes
-    assert (episode.error, len(episode.turns)) == (None, 1)
 
 
 @pytest.mark.slow

@@ -174,26 +174,6 @@ def test_an_unsupported_parameter_is_named(client: OpenAI, extra: dict[str, obje
         assert "not supported" in refused.value.message
 
 
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"stop": "a"}, "stop"),
-        ({"logprobs": True}, "logprobs"),
-    ],
-)
-def test_parameters_of_single_agents_raise_an_error_for_the_team(
-    client: OpenAI, extra: dict[str, object], named: str
-) -> None:
-    with pytest.raises(BadRequestError, match="Name an agent") as refused:
-        client.chat.completions.create(  # type: ignore[call-overload]
-            model="duo", messages=[{"role": "user", "content": "x"}], **extra
-        )
-    assert refused.value.param == named
-
-
 def test_a_prompt_beyond_the_context_is_refused(client: OpenAI) -> None:
     for letters in (300, 100_000):
         with pytest.raises(BadRequestError) as refused:

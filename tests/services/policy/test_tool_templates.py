@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from tests.support.serving import Reciting
-from tests.support.tool_templates import FAMILIES, LLAMA_SMALL, Family
+from tests.support.tool_templates import FAMILIES, Family
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
+from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.play import Play
-from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import Binding
-from kapelle.services.policy.agents import Agents
-from kapelle.services.policy.chat_form import MessageReader
 from kapelle.services.policy.recording import read_recorded
 from kapelle.services.policy.service import ServingLimits, serve_policy
-from kapelle.services.policy.speech import form_of, writes_calls
-from kapelle.types import Message
+from kapelle.services.policy.speech import writes_calls
 
 TOOL: Any = {
     "type": "function",
@@ -59,68 +55,9 @@ class Speaking(Reciting):
         return Completion(ids, (0.0,) * len(ids), "stop", self.rendering.spoken(ids), 0, "recited")
 
 
-FOREIGN = replace(
-    LLAMA_SMALL,
-    template=LLAMA_SMALL.template.replace("""'{"name": "'""", """'{ "name" : "'"""),
-    name="llama, foreign",
-)
-"""Writes the calls of Llama without a sign by which they are known."""
-
-
-def read_by(tool_form: Form | None, family: Family, play: Play) -> MessageReader:
-    agents = Agents(replace(play, engine=Speaking(family)), LoopThread(), tool_form)
-    return agents.reader("first")
-
-
-def test_a_form_that_is_named_is_the_templates_own_where_that_writes_it(play: Play) -> None:
-    """What a template writes for a call decides, where no sign of its form is known or another one stands in it."""
-    assert form_of(FOREIGN.template) is None
-    assert (read_by(None, FOREIGN, play).form, read_by(None, FOREIGN, play).structured) == ("hermes", False)
-    assert read_by("llama", FOREIGN, play).structured
-    assert not read_by("mistral", FOREIGN, play).structured
-    disguised = replace(LLAMA_SMALL, template=LLAMA_SMALL.template + "{# <tool_call> #}")
-    assert form_of(disguised.template) == "hermes"
-    assert read_by("llama", disguised, play).structured
-    for family in FAMILIES:
-        assert read_by(None, family, play).structured
-        other: Form = "pythonic"
-        assert not read_by(other, family, play).structured
-
-
 @pytest.mark.parametrize("family", IDS)
 def test_what_a_template_writes_for_a_call_is_read_in_its_form(family: Family) -> None:
     assert writes_calls(family.renderer().called, family.form)
-
-
-def structured(row: dict[str, Any]) -> Message:
-    return Message(row["role"], "", structured=json.dumps(row))
-
-
-@pytest.mark.parametrize("family", IDS)
-def test_a_template_continues_behind_calls_as_it_writes_them(family: Family) -> None:
-    """A conversation with a call and its result is, token by token, the prompt, what was sampled, and what follows it."""
-    renderer = family.renderer()
-    assert renderer.takes_tools
-    assert form_of(renderer.template) == family.form
-    asked = structured({"role": "user", "content": "Where?", "tools": [TOOL]})
-    function = {"name": "look", "arguments": {"at": "é"}}
-    call = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_12345", "type": "function", "function": function}],
-    }
-    result = structured({"role": "tool", "tool_call_id": "call_12345", "name": "look", "content": "there"})
-    prompt = renderer.start([asked])
-    whole = renderer.decode(renderer.start([asked, structured(call), result]))
-    text = renderer.decode(prompt)
-    assert "look" in text
-    assert whole.startswith(text)
-    assert whole.count("there") == 1
-    sampled = whole[len(text) : whole.index(family.stops or family.end, len(text))] + (
-        family.stops or family.end
-    )
-    extended = renderer.extend(prompt, renderer.plain(sampled), [result])
-    assert renderer.decode(extended) == whole
 
 
 @pytest.mark.sample(4)
