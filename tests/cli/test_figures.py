@@ -253,9 +253,7 @@ def test_a_frozen_verifier_is_not_shown_as_training() -> None:
     lora = Lora(rank=1, targets=("q_proj",))
     critics = {name: Critic(name, "base", lora, trained=name == "critic") for name in ("critic", "verifier")}
     team = Team((Agent("a"),), {"a": Policy("a", lora=lora)}, {"a": "a"}, critics=critics)
-    found = weights_map(
-        team, {"base": read_outline("embedded", EmbeddedConfig(**TINY))}, references=False, half=False
-    )
+    found = weights_map(team, {"base": read_outline("embedded", EmbeddedConfig(**TINY))})
     trains = {learner.name: learner.trained for learner in found.learners}
     assert trains == {"a": True, "critic": True, "verifier": False}
     [line] = [line for line in describe(found) if line.startswith("verifier")]

@@ -58,7 +58,7 @@ class TestMap:
     def test_what_is_shown_says_which_turns(self) -> None:
         trainer = run_of({"per_turn": ["opening", "reply", "reply"]}, "lora", rounds=3)
         models = {base: outline_of(model.model) for base, model in trainer.models.items()}
-        lines = describe(weights_map(trainer.team, models, references=False, half=False))
+        lines = describe(weights_map(trainer.team, models))
         assert any(line.startswith("reply") and line.endswith("ada (turn 2, 3)") for line in lines)
         assert any(line.startswith("ben") and line.endswith("ben") for line in lines)
 

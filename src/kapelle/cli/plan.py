@@ -53,7 +53,7 @@ def lines(found: Plan) -> Iterator[str]:
     from kapelle.cluster.planning.weights_map import describe, size
 
     yield "weights: which agent acts with which, and what trains (nothing is loaded)"
-    yield from (f"  {line}" for line in describe(found.weights)[:-1])
+    yield from (f"  {line}" for line in describe(found.weights))
     yield ""
     work = found.run.work
     yield (

@@ -67,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
-    from kapelle.algorithms.signals.reference import ReferenceLogProbs
     from kapelle.cluster.planning import questions
     from kapelle.cluster.planning.planned_run import in_four_bits
     from kapelle.cluster.planning.weights_map import describe, weights_map
@@ -83,14 +82,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     found = None
     if prepared.outlines:
         check_weights(prepared, source.start_from, source.run_dir, staged=staged)
-        found = weights_map(
-            prepared.team,
-            prepared.outlines,
-            references=prepared.algorithm.need(ReferenceLogProbs) is not None,
-            half=config.model.dtype != "float32",
-            nf4=in_four_bits(config, prepared.team),
-            optimizer=config.optimizer.name,
-        )
+        found = weights_map(prepared.team, prepared.outlines, in_four_bits(config, prepared.team))
     absent += [f"The MCP server `{program}` is started by a run alone." for program in programs]
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}

@@ -282,28 +282,19 @@ def beside_from(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_FIELDS = ("ids", "logprobs", "finish_reason", "text", "version", "weights_hash")
+"""Fields of a completion with a JSON form."""
+
+
 def _row(answer: Completion) -> dict[str, Any]:
-    return {
-        "ids": answer.ids,
-        "logprobs": answer.logprobs,
-        "finish_reason": answer.finish_reason,
-        "text": answer.text,
-        "version": answer.version,
-        "weights_hash": answer.weights_hash,
-        **beside_row(answer.routing, answer.constraint),
-    }
+    row = {name: getattr(answer, name) for name in _FIELDS}
+    return {**row, **beside_row(answer.routing, answer.constraint)}
 
 
 def _completion(row: Mapping[str, Any]) -> Completion:
-    return Completion(
-        tuple(row["ids"]),
-        tuple(row["logprobs"]),
-        row["finish_reason"],
-        row["text"],
-        row["version"],
-        row["weights_hash"],
-        **beside_from(row),
-    )
+    plain = {name: row[name] for name in _FIELDS}
+    lists = {name: tuple(row[name]) for name in ("ids", "logprobs")}
+    return Completion(**{**plain, **lists}, **beside_from(row))
 
 
 # -------- The actor

@@ -86,18 +86,20 @@ def test_what_an_outside_program_asks_may_fill_the_context() -> None:
     assert not found.run.work.played
 
 
-def test_four_bits_and_moments_of_one_byte_are_counted() -> None:
+def test_four_bits_are_counted() -> None:
     outline = outline_of_settings(settings_of(EmbeddedConfig()))
     assert outline is not None
     linear = sum(a * b for path, (a, b) in outline.layers.linear.items() if path != outline.layers.head)
     rest = outline.parameters - linear
     assert base_bytes(outline, 2, nf4=True) == pytest.approx(0.516 * linear + 2 * rest, rel=1e-3)
     assert base_bytes(outline, 2, nf4=False) == 2 * outline.parameters
-    whole = [
-        plan("demo", "team.sharing=shared", f"optimizer.name={name}").weights.training_bytes
-        for name in ("adamw", "adamw_8bit")
-    ]
-    assert whole[1] / whole[0] == pytest.approx(6.03 / 12, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("adamw", 8.0), ("adamw_8bit", 2 + 8 / 256)])
+def test_moments_take_the_bytes_of_their_type(name: str, bytes_each: float) -> None:
+    found = plan("demo", "team.sharing=shared", f"optimizer.name={name}")
+    numbers = sum(sum(found.run.trained_numbers(base)) for base in found.run.team.bases)
+    assert found.processes[0].phases[1].kinds["optimiser"] == pytest.approx(bytes_each * numbers, rel=1e-6)
 
 
 def test_passes_left_open_are_as_large_as_a_gpu_lets_them_be(

@@ -114,14 +114,7 @@ def plan(
     run = planned_run(prepared, "cpu" if memory is None else "cuda", ranks)
     if memory is not None:
         run = with_chosen_tokens(run, memory)
-    mapped = weights_map(
-        prepared.team,
-        prepared.outlines,
-        references=run.references,
-        half=config.model.dtype != "float32",
-        nf4=run.nf4,
-        optimizer=config.optimizer.name,
-    )
+    mapped = weights_map(prepared.team, prepared.outlines, run.nf4)
     found = tuple(processes(run))
     return Plan(mapped, found, memory, () if memory is None else advice(run, memory), run)
 

@@ -1,4 +1,4 @@
-"""The weights of a team before it is loaded: their agents, what trains, and roughly how much memory they take."""
+"""The weights of a team before it is loaded: their agents, and what trains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kapelle.cluster.planning.memory import MOMENTS
-from kapelle.cluster.planning.planned_run import BYTES, base_bytes
 from kapelle.models.outline import Outline, adapter_parameters
 from kapelle.team import Place, Rate, Team
 
@@ -49,39 +47,14 @@ class WeightsMap:
 
     learners: tuple[LearnerRow, ...]
     bases: tuple[Base, ...]
-    weight_bytes: int
-    """Bytes of bases and adapters: float32 for what trains, the compute type for frozen bases."""
-    training_bytes: int
-    """Bytes of gradients, moments and references; `kapelle plan` adds activations and KV caches."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
         return asdict(self)
 
 
-def weights_map(
-    team: Team,
-    models: Mapping[str, Outline],
-    references: bool,
-    half: bool,
-    *,
-    nf4: Collection[str] = (),
-    optimizer: str = "adamw",
-) -> WeightsMap:
-    """Return the map of a team whose bases have these outlines.
-
-    `references`: every trained policy keeps a frozen copy; `half`: the compute type takes 2 bytes. Frozen bases
-    are held in it, those in `nf4` in four bits; forward passes cast those that are trained. `optimizer` is its name.
-    """
-    default = Place("bfloat16" if half else "float32")
-    places = {base: team.places.get(base, default) for base in models}
-    frozen = {
-        (path, places[base]): base for base, path in team.bases.items() if base not in team.trained_bases
-    }
-    copies = {
-        *frozen.values(),
-        *team.trained_bases,
-    } & models.keys()  # frozen ones of one path and place are one
+def weights_map(team: Team, models: Mapping[str, Outline], nf4: Collection[str] = ()) -> WeightsMap:
+    """Return the map of a team whose bases have these outlines; those in `nf4` are held in four bits."""
     sizes = {base: model.parameters for base, model in models.items()}
     learners = []
     for name, policy in team.policies.items():
@@ -109,29 +82,13 @@ def weights_map(
             own, words = own + sizes[critic.base], f"all of {critic.base} and a value head"
         judged = tuple(agent for agent, its in team.critic_of.items() if its == name)
         learners.append(LearnerRow(name, "critic", words, critic.trained, own, judged, _rate(critic.rate)))
-    adapters = sum(4 * learner.own_parameters for learner in learners if "LoRA" in learner.weights)
-    learned = sum(learner.own_parameters for learner in learners if learner.trained)
-    copied = sum(x.own_parameters for x in learners if x.trained and x.kind == "policy") if references else 0
-    held = adapters
-    for base in copies:
-        width, count = BYTES[places[base].dtype], models[base].parameters
-        if base in team.trained_bases:
-            # Forward passes cast those that train to a compute type of 2.
-            held += (4 if width == 4 else 4 + width) * count
-        else:
-            held += base_bytes(models[base], width, nf4=base in nf4)
     bases = []
     for base, path in team.bases.items():
         place = team.places.get(base, Place())
         kind = "nf4" if base in nf4 else "" if place.dtype == "float32" else place.dtype
         words = " ".join(word for word in (kind, place.device and f"on {place.device}") if word)
         bases.append(Base(base, path, sizes[base], words))
-    return WeightsMap(
-        tuple(learners),
-        tuple(bases),
-        weight_bytes=held,
-        training_bytes=int((4 + MOMENTS[optimizer]) * learned) + 4 * copied,
-    )
+    return WeightsMap(tuple(learners), tuple(bases))
 
 
 def _rate(rate: Rate) -> str:
@@ -158,11 +115,7 @@ def describe(found: WeightsMap) -> list[str]:
     ]
     widths = [max(len(row[k]) for row in rows) for k in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    weights, training = size(found.weight_bytes), size(found.training_bytes)
-    memory = (
-        f"memory: about {weights} of weights and {training} to train them; activations and KV caches on top"
-    )
-    return [*(line.rstrip() for line in lines), memory]
+    return [line.rstrip() for line in lines]
 
 
 def amount(number: int) -> str:

@@ -118,23 +118,17 @@ def as_chat(
     messages = [*opening, *conversation]
     if not messages:
         raise wrong("`input` has no text for the agent. Add a message.", "input")
+    shared = {"model", "parallel_tool_calls", "temperature", "top_p", "seed", "stop", "stream"}
     chat: dict[str, Json] = {
-        "model": request.model,
+        **request.model_dump(include={*shared, "top_logprobs"}),
         "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
         "tools": [_tool(tool, k) for k, tool in enumerate(request.tools)],
         "tool_choice": _choice(request.tool_choice),
-        "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request.text.format),
         "max_completion_tokens": request.max_output_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "seed": request.seed,
-        "stop": request.stop,
-        "stream": request.stream,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "verbosity": request.text.verbosity,
         "logprobs": request.wants_logprobs,
-        "top_logprobs": request.top_logprobs,
     }
     try:
         read = read_request(chat)
@@ -338,6 +332,10 @@ def _name(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
+_REPEATED = {"instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "tools"}
+_REPEATED |= {"parallel_tool_calls", "previous_response_id", "store", "temperature", "tool_choice"}
+_REPEATED |= {"top_logprobs", "top_p", "truncation", "user"}
+"""Parameters that a response repeats."""
 _REASONING: Mapping[str, Json] = {"type": "reasoning", "summary": []}
 _ANSWER: Mapping[str, Json] = {"type": "message", "role": "assistant"}
 
@@ -469,26 +467,12 @@ class ResponseWriter:
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "max_tool_calls": request.max_tool_calls,
-            "metadata": request.metadata,
-            "model": request.model,
             "output": list(self.output),
-            "parallel_tool_calls": request.parallel_tool_calls,
-            "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": effort.effort, "summary": effort.summary},
             "service_tier": "default",
-            "store": request.store,
-            "temperature": request.temperature,
             "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
-            "tool_choice": request.tool_choice,
-            "tools": request.tools,
-            "top_logprobs": request.top_logprobs,
-            "top_p": request.top_p,
-            "truncation": request.truncation,
             "usage": None if finished is None else _usage(*finished.usage),
-            "user": request.user,
+            **request.model_dump(include=_REPEATED),
         }
         if finished is not None:
             row["completed_at"] = int(time.time())
