@@ -32,10 +32,10 @@ def test_help_names_every_kind_that_is_served(kapelle: Kapelle) -> None:
         (["reward"], "Name what to serve and a run directory"),
         (["nowhere"], "'nowhere' is neither a run nor an exported team"),
         (["reward", "nowhere"], "nowhere"),
-        (["reward", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
+        (["reward", "run", "--host", "0.0.0.0"], "which needs TLS .* and a token"),  # noqa: S104
         (["reward", "run", "--batch", "0"], "--batch"),
         (["policy", "nowhere"], "nowhere"),
-        (["policy", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
+        (["policy", "run", "--host", "0.0.0.0"], "which needs TLS .* and a token"),  # noqa: S104
         (["policy", "run", "--port", "99999"], "port 99999"),
         (["policy", "run", "--calls", "0"], "--calls"),
         (["policy", "run", "--timeout", "0"], "--timeout"),

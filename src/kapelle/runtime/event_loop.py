@@ -1,7 +1,7 @@
 """Run coroutines from synchronous code, and blocking code on threads that can be abandoned.
 
-`run_async` is an `asyncio.run` that never waits for user code: it also works inside a notebook's loop, a `sys.exit` in a task does
-not end it, and it abandons tasks and threads that ignore their cancellation.
+`run_async` is an `asyncio.run` that never waits for user code, and abandons tasks and threads that ignore their cancellation. It also
+works inside a notebook's loop, and a `sys.exit` in a task does not end it.
 """
 
 from __future__ import annotations

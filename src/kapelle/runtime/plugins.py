@@ -74,8 +74,8 @@ def find_object(
     """Return the object of `module:name` or `path/file.py:name`; ConfigError, which calls it a `kind`, if it does not exist.
 
     `called` is its name in the settings, if that is another one. `held` are the objects of this program for `in-memory:name`;
-    AbsentCode is raised for those of another program. A file is user code, which is executed, and so is a module in the folder in
-    which kapelle runs, unless an installed module has its name.
+    AbsentCode is raised for those of another program. A file is user code, which is executed. So is a module in the folder in which
+    kapelle runs, unless an installed module has its name.
     """
     name = called or target
     module_name, attribute = split_target(target)

@@ -3,7 +3,7 @@
 Errors, stop requests and results as bytes are exchanged over gloo, gradients over the backend of their device. Every wait has a time
 limit, can be interrupted by a signal, and ends when a rank is lost.
 
-Each rank sends heartbeats to the store of `torchrun` (without torchrun, rank 0 keeps one), writes there why it fails, and watches the
+Each rank sends heartbeats to the store of `torchrun`, or of rank 0 without torchrun. It writes there why it fails, and watches the
 heartbeat of the next rank. When a rank is lost, the others end within seconds and name it: a process that waits inside user code is
 killed. The same happens to a rank that has lost the store, or gets no answer from it for `process_tree.stalled_after()` seconds. If
 `kapelle train --launch torchrun` has started the ranks, the launcher sees and reports which one died or is stopped, and the ranks end

@@ -1,8 +1,8 @@
 """Ranks, as `torchrun` calls them: processes that run one program on the same data and share its work.
 
 Heavy work is shared. Every rank makes the same decisions from the same data. Ranks exchange data in `all_gather` (and sums in `add`):
-each does its share of the work, then all have every share. Whatever prevents one rank from doing its share (an error, a stop request)
-is raised in all ranks at that point, so that the others do not wait. `rank_group.py` has the processes; a single process has `ALONE`.
+each does its share of the work, then all have every share. An error or a stop request of one rank is raised in all
+ranks at that point, so that the others do not wait. `rank_group.py` has the processes; a single process has `ALONE`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_splits_that_are_the_same_data_are_refused(tmp_path: Path) -> None:
             b'{"question": "1", "answer": "1", "answer": "2"}\n',
             r"line 1 has the key 'answer' twice\. Rename or drop",
         ),
-        (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}\n", r"line 1 holds a whole number .* in quotes"),
+        (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}\n", r"line 1 has an integer .* in quotes"),
         (lines(ROWS[:2]) + b"[1]\n", r"line 3 holds list, not an object"),
         (lines(ROWS[:2]) + b'{"question": "\xff"}\n', r"line 3 is not JSON"),
         (

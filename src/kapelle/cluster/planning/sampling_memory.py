@@ -1,15 +1,15 @@
 """Memory of sampling in this process, term by term as in `engines/rollout/local` and `models/fast`.
 
-KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct one takes
-                 as many places as the longest of those that join together. Then where a prompt has two rows or more, it is
-                 stored once, in blocks of 64 places; a row's own tokens take full blocks of 64, and a tail that grows by 16.
-                 Tails that fill a block, and blocks for which there is no room, are copied, and are there twice meanwhile.
-                 Rows of earlier turns are kept for the prompts that continue them, up to `engine.kept_tokens` places.
-logits           of all rows: those that were read and their exponentials in float32, these and their sums in float64; once
-                 more where a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
-reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt; nothing is kept
-merged weights   small models are sampled with copies of their matrices that have the adapter in them (`fused.py`); of others a
-                 GPU keeps rounded what is held in float32 (`models/weights.py`)
+KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct prompt takes as many
+                 places as the longest one that joins with it. Then a prompt with two rows or more is stored once, in blocks of 64
+                 places. A row's own tokens take full blocks of 64, and a tail that grows by 16. Tails that fill a block, and blocks
+                 without room, are copied, and exist twice meanwhile. Rows of earlier turns are kept for prompts that continue them, up
+                 to `engine.kept_tokens` places.
+logits           of all rows: those that were read and their exponentials in float32, and these with their sums in float64; once more if
+                 a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
+reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt
+merged weights   copies of small models' matrices with the adapter in them (`fused.py`); for other models a GPU keeps rounded copies of
+                 weights in float32 (`models/weights.py`)
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
 def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
     """Return the token places of the KV cache at the end, and the most while tails become blocks.
 
-    Without the `flat` pass, the cache of `transformers` holds every row's prompt and as many places as tokens.
+    Without the `flat` pass, the cache of `transformers` holds every row's prompt and one place for each token.
     """
     if not flat:
         end = work.rows * (work.prompt + work.answer - 1)
@@ -145,9 +145,8 @@ def step_logits(shape: Shape, work: PlannedRows) -> int:
 def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: bool) -> int:
     """Return the most bytes of activations in one pass over prompts.
 
-    Either in a block's second half, whose products of gate and up projection are there twice (of this block and of the
-    one before where adapters are merged; else with what is made of them), beside the first half's; or in attention,
-    which on a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
+    The peak is in a block's second half, with two products of gate and up projection beside the first half's, or in attention, which on
+    a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
     """
     tokens = work.prompt * max(1, min(work.prompts, (CHUNK if cpu else GPU_CHUNK) // work.prompt))
     if not shape.flat:
@@ -159,7 +158,7 @@ def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: boo
     attended = size * 2 * (queries + keys) + weights
     if fused:
         second = stream + 2 * h + heads + size * queries + 2 * gates + 4 * shape.head_size
-        second += gates * (work.adapters > 1)  # the products of each adapter's rows, before they are joined
+        second += gates * (work.adapters > 1)  # the products of each adapter's rows
         first = stream + h + heads + gates + attended + 4 * shape.head_size
     else:
         second = 3 * stream + 2 * h + 2 * gates + size * queries + 8 * shape.head_size
@@ -168,14 +167,14 @@ def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: boo
 
 
 def merges(shape: Shape, adapters: int) -> bool:
-    """Return whether sampling makes copies with adapters merged in, for so many policies on a base."""
+    """Return whether sampling merges adapters into copies of the matrices, for so many policies on a base."""
     return shape.flat and shape.block * max(adapters, 1) + shape.head <= LARGEST
 
 
 def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
-    """Return the bytes of the copies of the matrices, for so many adapters in use, and of the head.
+    """Return the bytes of the merged matrices for so many adapters, and of the head.
 
-    On a CPU a matrix of fewer than 131,072 weights in float32 is held plain and packed.
+    On a CPU a matrix of fewer than 131,072 weights in float32 exists plain and packed.
     """
     turned = (shape.heads + 2 * shape.key_heads) * shape.head_size
     sides = (
@@ -189,7 +188,7 @@ def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
 
 
 def making_merged(shape: Shape, size: int, *, cpu: bool) -> int:
-    """Return the bytes beside them while the head's copy is made: it is scaled in float32, and rounded last."""
+    """Return the further bytes while the head is copied, which is scaled in float32 and rounded last."""
     return shape.head * 4 * (2 if size == 4 else 3) - _matrix(shape.head, size, cpu=cpu)
 
 

@@ -1,23 +1,22 @@
 """Memory of an update: the tokens of one pass, and the memory that the pass keeps, term by term as in the code.
 
-Per token of a pass and block, kapelle's own pass (`models/fast/flat.py`) keeps for its backward pass
+kapelle's own forward pass (`models/fast/flat.py`) keeps these features per token and block for its backward pass:
 
-    first half    x (D, float32); where heads are normed queries and keys before that ((H + J)·E, float32) and a number
-                  per head
-    attention     its queries, keys and values as they lie in its products, and its weights (below)
-    output        what attention gathered (H·E), if the output projection has an adapter or trains
+    first half    x (D, float32); with norms of heads also queries and keys before them ((H + J)·E, float32) and a number per head
+    attention     its queries, keys and values, and its weights (below)
+    output        the result of attention (H·E), if the output projection has an adapter or trains
     second half   x (D, float32), gate and up (2·F)
     adapters      A·x of every adapted layer (the rank)
 
-and once per pass the embeddings, the angles of positions (2·E, float32) and the last norm's input and output. Features without a
-type are in the compute type. Attention of at most 512 keys on a CPU keeps a weight for every query head, query and visible
-key (32 queries at a time); else torch's fused attention keeps queries, keys, values, outputs and one number per query.
+Once per pass it keeps the embeddings, the angles of positions (2·E, float32), and the last norm's input and output. Features without a
+type have the compute type. On a CPU, attention of at most 512 keys keeps a weight for every query head, query and visible key (32
+queries at a time). Otherwise torch's fused attention keeps queries, keys, values, outputs and one number per query.
 
-With gradient checkpointing a block keeps x (D, float32); one block at a time is computed again.
+With gradient checkpointing a block keeps x (D, float32), and one block at a time is computed again.
 
-The peak is one of two moments: in the output head, where the last hidden states still lie beside everything that is kept;
-or in the backward pass of the last block's second half, which makes the norm h (D), silu(gate) and its product with up (2·F)
-again, and holds the gradients of F, of h, and three of x.
+The peak is one of two moments. In the output head, the last hidden states exist beside everything that is kept. In the backward pass of
+the last block's second half, the norm h (D), silu(gate) and its product with up (2·F) are computed again, beside the gradients of F, of
+h, and three of x.
 """
 
 from __future__ import annotations
@@ -302,10 +301,7 @@ def kept(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def activations(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the most bytes of activations in a pass without the output head's, forward and backward.
-
-    With the last hidden states, for the moment of the head; see `block_backward` for the other.
-    """
+    """Return the bytes of activations at the moment of the output head, with the last hidden states but without logits."""
     hidden = 4 * shape.hidden * (work.tokens + work.targets)
     return kept(shape, work, how) + hidden
 
@@ -322,9 +318,9 @@ def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
 def logits(shape: Shape, work: Pass, how: Compute) -> int:
     """Return the most bytes of the output head without its weights' gradient.
 
-    Up to 2²¹ logits are computed at once: with the temperature, for the log-prob, their softmax and its entropy, or for
-    learned entropy as many as autograd keeps. More come in pieces (`large_head.py`): two of a piece in float32 and one in
-    half precision, and a gradient per hidden state; a head that trains holds three, and computes that gradient later.
+    Up to 2²¹ logits are computed at once, and exist four times: tempered, for the log-prob, their softmax, and its entropy. If the
+    loss includes entropy, autograd keeps seven. More logits are computed in pieces (`large_head.py`): a piece exists twice in float32
+    and once in half precision, beside a gradient per hidden state. A head that trains holds a third copy of a piece.
     """
     count, half = work.targets, how.size != 4
     if count * shape.vocabulary <= LOGIT_BUDGET:
