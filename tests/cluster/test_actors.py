@@ -17,7 +17,7 @@ SLOW = "The current node timed out during startup."
 """What Ray raises, as a bare Exception, where its services take longer than half a minute."""
 
 
-def test_a_ray_that_starts_too_slowly_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_start_of_ray_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
 
     def slow(**_given: object) -> None:
@@ -30,7 +30,7 @@ def test_a_ray_that_starts_too_slowly_is_one_line(tmp_path: Path, monkeypatch: p
         ActorConnection.join("auto")
 
 
-def test_an_address_that_nobody_answers_is_said_at_once() -> None:
+def test_an_unreachable_address_is_reported_at_once() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -52,7 +52,7 @@ def started(*, up: bool, begun: float) -> StartedWorker:
     return StartedWorker(cast("Actor", None), Call(), Call(done=up), begun)
 
 
-def test_a_worker_that_finds_no_room_is_waited_for_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_room_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "first_answered", lambda asked, _: next((c for c in asked if c.done), None))
     waiting = Waiting("scoring worker", "scored", "ray.scoring", timeout=5.0)
     now = time.monotonic()

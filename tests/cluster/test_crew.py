@@ -35,7 +35,7 @@ def workers(count: int) -> dict[str, int]:
     return {"rollout_workers": count}
 
 
-def test_a_worker_plays_what_is_played_here_to_the_bit(cluster: Callable[..., Cluster]) -> None:
+def test_a_worker_collects_bitwise_the_same_episodes(cluster: Callable[..., Cluster]) -> None:
     alone = learned()
     made = cluster(workers(1))
     there = learned()
@@ -90,7 +90,9 @@ def test_workers_that_join_and_leave_change_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0.5])
-def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], left: float) -> None:
+def test_workers_that_work_ahead_collect_the_same_episodes(
+    cluster: Callable[..., Cluster], left: float
+) -> None:
     ends = []
     for overlap in (False, True):
         made = cluster(workers(1))
@@ -104,7 +106,7 @@ def test_workers_that_play_ahead_play_the_same(cluster: Callable[..., Cluster], 
     assert ends[0][1] == ends[1][1]
 
 
-def test_what_was_played_ahead_of_a_step_that_did_not_end_is_given_up(
+def test_episodes_ahead_of_an_unfinished_step_are_dropped(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = cluster(workers(1))
@@ -127,14 +129,14 @@ def test_what_was_played_ahead_of_a_step_that_did_not_end_is_given_up(
         assert made.started == 2
 
 
-def test_workers_that_die_again_and_again_stop_the_run(cluster: Callable[..., Cluster]) -> None:
+def test_repeated_deaths_of_workers_stop_the_run(cluster: Callable[..., Cluster]) -> None:
     made = cluster(workers(1), lambda _, asked: asked == "play")
     with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
         learned()
     assert made.started == actors.DEATHS
 
 
-def test_what_a_worker_raises_is_raised_here(
+def test_an_error_of_a_worker_is_raised_in_the_caller(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(workers(1))
@@ -147,7 +149,7 @@ def test_what_a_worker_raises_is_raised_here(
         learned()
 
 
-def test_other_weights_on_the_disk_are_refused(
+def test_other_weights_on_disk_are_an_error(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(workers(1))

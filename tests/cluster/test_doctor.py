@@ -103,12 +103,12 @@ def test_each_fault_is_found_and_named(every: Sequence[RankFacts], wrong: bool, 
     assert found[0].mend.endswith((".", ")"))
 
 
-def test_what_breaks_a_run_comes_first() -> None:
+def test_severe_findings_come_first() -> None:
     found = diagnose(planted(2, variables={}, source="abd"))
     assert [each.wrong for each in found] == [True, False]
 
 
-def test_this_machine_examines_itself(tmp_path: Path) -> None:
+def test_this_machine_is_examined(tmp_path: Path) -> None:
     (found,) = examine(ALONE, [tmp_path / "not" / "there", tmp_path], 1.0)
     assert RankFacts.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert found.versions["torch"] is not None
@@ -118,6 +118,6 @@ def test_this_machine_examines_itself(tmp_path: Path) -> None:
     assert not any(each.wrong for each in diagnose([found]))
 
 
-def test_a_folder_that_nobody_can_write_is_wrong() -> None:
+def test_an_unwritable_folder_is_an_error() -> None:
     (found,) = examine(ALONE, [Path("/proc/runs")], 1.0)
     assert [each.what.split(":")[0] for each in diagnose([found]) if each.wrong] == ["/proc/runs"]

@@ -49,7 +49,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, *hosts: Host) -> int:
     return launcher._follow(ranks)
 
 
-def test_what_ranks_print_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
+def test_the_output_of_ranks_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
     cut = "7²".encode()
     host = Host(([("out", cut[:2])], None), ([("out", cut[2:]), ("err", b"note\n")], None), ([], 0))
     assert follow(monkeypatch, host) == 0
@@ -65,7 +65,7 @@ def test_what_ranks_print_is_printed(monkeypatch: pytest.MonkeyPatch, capfdbinar
         ([([], 2), ActorLost("node gone")], 2, "kapelle: The actor of rank 1 died: node gone."),
     ],
 )
-def test_the_code_is_that_of_the_first_and_who_was_killed_is_named(
+def test_the_exit_code_is_the_first_one_and_the_killed_rank_is_named(
     ends: list[Any], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert follow(monkeypatch, *map(Host, ends)) == code
@@ -79,14 +79,14 @@ def test_a_rank_that_does_not_end_after_another_has_failed_is_ended(monkeypatch:
     assert hangs.ended
 
 
-def test_signals_are_passed_on_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_are_forwarded_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Host(([], None), ([], 143)), Host(([], None), ([], 143))
     monkeypatch.setattr(launcher, "_signals", [15])
     assert follow(monkeypatch, *hosts) == 143
     assert [host.signals for host in hosts] == [[15], [15]]
 
 
-def test_other_versions_are_refused_by_name() -> None:
+def test_another_version_is_an_error_with_its_name() -> None:
     here = versions_of(SHARED)
     launcher._check_versions([{"versions": here, "host": "a"}])
     with pytest.raises(ConfigError, match=r"rank 1 \(10.0.0.2\) has ray 1.0, this one"):

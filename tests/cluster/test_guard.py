@@ -23,7 +23,7 @@ def test_without_ray_one_line_says_what_to_install(
     )
 
 
-def test_a_session_is_ended_with_what_it_started() -> None:
+def test_a_session_ends_with_its_child_processes() -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '1000']); print('up', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

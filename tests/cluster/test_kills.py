@@ -174,7 +174,7 @@ ENDS = {
         ("raylet", "save"),
     ],
 )
-def test_any_other_ends_the_run_with_its_name_and_a_resume_goes_on(
+def test_any_other_dead_actor_ends_the_run_and_a_resume_continues(
     victim: str, moment: str, tmp_path: Path, undisturbed: Any
 ) -> None:
     folder = tmp_path / "run"
@@ -189,7 +189,7 @@ def test_any_other_ends_the_run_with_its_name_and_a_resume_goes_on(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_it_is_the_run_without_ray_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_with_ray_is_bitwise_one_without(tmp_path: Path) -> None:
     one = tmp_path / "one"
     words = "episode.environment_workers=1", "ray.environment.cpus=0.1", "ray.rollout_workers=1"
     code, said = run(one, *words)

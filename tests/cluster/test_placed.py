@@ -22,7 +22,7 @@ from kapelle.setup.recipe import resolve
 LEFT: dict[str, object] = {"max_staleness": 1, "partial_rollouts": 0.5}
 
 
-def test_workers_are_dealt_in_turn_each_with_its_worlds() -> None:
+def test_workers_are_assigned_in_turn_with_their_environments() -> None:
     config = RayConfig.model_validate(
         {"rollout_workers": 3, "rollout": {"gpus": 1}, "environment": {"cpus": 2}}
     )
@@ -35,13 +35,13 @@ def test_workers_are_dealt_in_turn_each_with_its_worlds() -> None:
     assert [each.cpus for each in held] == [1, 1, 1, 2, 1, 2, 1, 2]
 
 
-def test_ranks_that_play_have_the_worlds() -> None:
+def test_ranks_that_collect_have_the_environment_workers() -> None:
     held, places = lay_out(RayConfig(rollout_workers=0), ranks=2, worlds=2)
     assert places == [Bundles(worlds=(2, 3)), Bundles(worlds=(4, 5))]
     assert len(held) == 6
 
 
-def test_scoring_workers_are_dealt_in_turn_whatever_their_number() -> None:
+def test_scoring_workers_are_assigned_in_turn() -> None:
     config = RayConfig.model_validate({"scoring_workers": 3, "scoring": {"gpus": 2}})
     held, places = lay_out(config, ranks=2, worlds=0)
     assert [each.gpus for each in held] == [0, 0, 0, 2, 2, 2]
@@ -52,7 +52,7 @@ def test_scoring_workers_are_dealt_in_turn_whatever_their_number() -> None:
     assert [each.scoring for each in lay_out(fewer, ranks=2, worlds=0)[1]] == [(2,), ()]
 
 
-def test_scoring_workers_without_work_are_refused() -> None:
+def test_scoring_workers_without_work_are_an_error() -> None:
     idle = prepare(resolve(sections(ray={"scoring_workers": 2})))
     with pytest.raises(ConfigError, match="only scored"):
         check_pools([idle])
@@ -94,7 +94,7 @@ def test_workers_that_may_join_have_no_bundle() -> None:
         ),
     ],
 )
-def test_workers_that_cannot_serve_are_refused(
+def test_unusable_workers_are_errors(
     ray: dict[str, object], training: dict[str, object], ranks: int, reason: str
 ) -> None:
     config = resolve(sections(ray=ray, training={"steps": 1, "tasks_per_step": 4, **training}))

@@ -29,7 +29,7 @@ def heard(host: RankHost) -> tuple[bytes, int]:
             return printed, code
 
 
-def test_it_prints_and_ends_as_its_process_does(monkeypatch: object, tmp_path: Path) -> None:
+def test_it_prints_and_ends_like_its_process(monkeypatch: object, tmp_path: Path) -> None:
     host = started(monkeypatch, tmp_path, PROGRAM)
     first = b""
     while not first.endswith(b"\n"):

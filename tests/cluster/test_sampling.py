@@ -58,7 +58,7 @@ def learned(said: dict[str, Any]) -> Learned:
 
 
 @pytest.mark.parametrize("pools", [POOLS])
-def test_a_team_in_pools_plays_as_one_in_one_place(
+def test_a_team_in_pools_samples_as_one_in_one_process(
     pools: dict[str, Any], model: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster({})
@@ -115,7 +115,7 @@ def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     assert disturbed.is_same(undisturbed)
 
 
-def test_pools_are_placed_once_and_rollout_workers_dealt_to_their_workers() -> None:
+def test_pools_are_placed_once_and_rollout_workers_share_their_workers() -> None:
     pools = {"big": {"agents": ["ben"], "workers": 2, "gpus": 2}, "small": {"agents": ["ada"]}}
     config = RayConfig.model_validate({"rollout_workers": 3, "pools": pools})
     held, places = lay_out(config, ranks=2, worlds=0)
@@ -144,7 +144,7 @@ def test_pools_are_placed_once_and_rollout_workers_dealt_to_their_workers() -> N
         ({"big": {"agents": ["dan"]}}, r"names 'dan', which a server plays \(http://127.0.0.1:9/v1\)"),
     ],
 )
-def test_pools_that_make_no_sense_are_refused(pools: dict[str, Any], reason: str, model: str) -> None:
+def test_impossible_pools_are_errors(pools: dict[str, Any], reason: str, model: str) -> None:
     said = settings(model, {"pools": pools})
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "x"}
     said["team"]["agents"] += [{"name": "cleo", "weights": "lora"}, {"name": "dan", "weights": served}]

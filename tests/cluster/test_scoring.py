@@ -38,7 +38,7 @@ def paid(judge: str, **changes: Any) -> dict[str, Any]:
     return {**run_of("grpo"), "reward_model": {"path": judge, "weight": 0.5}, "ray": ray, **changes}
 
 
-def test_a_worker_scores_what_is_scored_here_to_the_bit(judge: str, cluster: Callable[..., Cluster]) -> None:
+def test_a_worker_scores_bitwise_the_same(judge: str, cluster: Callable[..., Cluster]) -> None:
     alone = learned(paid(judge))
     made = cluster(workers(1))
     assert learned(paid(judge)).is_same(alone)
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     assert made.started == 2
 
 
-def test_a_run_goes_on_with_and_without_them(
+def test_a_run_resumes_with_and_without_scoring_workers(
     judge: str, cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = learned(paid(judge), steps=3)
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_and_without_them(
     assert same_bits(weights, whole.weights)
 
 
-def test_other_weights_on_the_disk_are_refused(
+def test_other_weights_on_disk_are_an_error(
     judge: str, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(workers(1))
@@ -101,7 +101,7 @@ def test_other_weights_on_the_disk_are_refused(
         learned(paid(judge))
 
 
-def test_samples_survive_the_way() -> None:
+def test_samples_survive_their_transport() -> None:
     image = Image("0" * 32, "image/png", b"\x89PNG")
     told = [
         Sample("a", (5, 6, 7), (1, 3), temperature=0.5, bundle=4, images=(image, image)),

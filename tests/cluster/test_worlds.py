@@ -38,7 +38,7 @@ def test_episodes_are_the_same() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["receive"])
-def test_an_actor_that_dies_is_replaced_and_its_episodes_are_played_again(method: str) -> None:
+def test_a_dead_actor_is_replaced_and_its_episodes_repeated(method: str) -> None:
     seen: list[str] = []
 
     def dies(number: int, asked: str) -> bool:

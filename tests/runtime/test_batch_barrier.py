@@ -55,7 +55,9 @@ async def settled(turns: int = 100) -> None:
 
 class TestWhoIsWaitedFor:
     @pytest.mark.slow
-    async def test_rows_wait_for_an_episode_whose_world_waits(self, joined: list[list[int]]) -> None:
+    async def test_rows_wait_for_an_episode_that_waits_for_its_environment(
+        self, joined: list[list[int]]
+    ) -> None:
         sampler, back = engine(), asyncio.Event()
 
         async def quick() -> None:
@@ -99,7 +101,7 @@ class TestWhoIsWaitedFor:
         await asyncio.gather(other, return_exceptions=True)
         assert joined == [[1]]
 
-    async def test_what_an_episode_tidies_up_is_not_waited_for(self, joined: list[list[int]]) -> None:
+    async def test_the_cleanup_of_an_episode_is_not_waited_for(self, joined: list[list[int]]) -> None:
         sampler, tidy = engine(), asyncio.Event()
 
         async def ending(part: Participant) -> None:
@@ -124,7 +126,7 @@ class TestWhoIsWaitedFor:
 
 
 class TestPatience:
-    async def test_it_ends_with_a_warning_and_begins_anew_with_the_next_request(
+    async def test_it_ends_with_a_warning_and_restarts_with_the_next_request(
         self, joined: list[list[int]]
     ) -> None:
         sampler, back, again = engine(patience=0.05), asyncio.Event(), asyncio.Event()
@@ -158,7 +160,7 @@ class TestPatience:
 
 class TestOrder:
     @pytest.mark.parametrize("arrival", [(0, 1, 2, 3), (3, 1, 0, 2)])
-    async def test_who_joins_together_joins_by_place(
+    async def test_requests_that_join_together_are_ordered_by_position(
         self, arrival: Sequence[int], joined: list[list[int]]
     ) -> None:
         sampler, gates = engine(rows=2), [asyncio.Event() for _ in arrival]
@@ -175,7 +177,7 @@ class TestOrder:
         await all_of_them
         assert joined == [[0, 1], [2, 3]]
 
-    async def test_who_was_answered_before_joins_before(self) -> None:
+    async def test_an_earlier_answer_joins_earlier(self) -> None:
         first, second, within = Participant(0), Participant(1), None
         assert first.order < second.order
         for part in (second, first):
@@ -187,7 +189,7 @@ class TestOrder:
         assert second.order < within.order < first.order, "a step asks where its episode does"
 
 
-def test_an_event_loop_that_is_gone_leaves_nothing_behind() -> None:
+def test_a_closed_event_loop_leaves_nothing_behind() -> None:
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
     sampler = engine()
 

@@ -10,7 +10,7 @@ import pytest
 from kapelle.runtime.clock import SuspendAwareClock, suspend_aware_timeout
 
 
-def test_the_clock_counts_what_is_waited_and_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_counts_waits_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([100.0, 100.1, 100.2, 4100.2, 4100.3])
     # The module's own name for it: the watchdog of this process asks the true clock meanwhile.
     monkeypatch.setattr("kapelle.runtime.clock.time", SimpleNamespace(monotonic=lambda: next(moments)))
@@ -18,7 +18,7 @@ def test_the_clock_counts_what_is_waited_and_no_pause(monkeypatch: pytest.Monkey
     assert [round(clock.now(), 9) for _ in range(4)] == [0.1, 0.2, 0.25, 0.35]
 
 
-async def test_a_wait_in_the_event_loop_ends_and_one_in_time_does_not() -> None:
+async def test_only_a_late_wait_in_the_event_loop_ends() -> None:
     with pytest.raises(TimeoutError):
         async with suspend_aware_timeout(0.05):
             await asyncio.sleep(60)

@@ -61,7 +61,7 @@ def vllm(address: str) -> None:
         vllm,
     ],
 )
-def test_whoever_sends_a_token_refuses_to_send_it_in_the_clear(
+def test_a_token_is_never_sent_without_tls(
     send: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in (VARIABLE, "VLLM_API_KEY"):
@@ -76,7 +76,7 @@ def test_whoever_sends_a_token_refuses_to_send_it_in_the_clear(
         assert "secret" not in str(refused.value)
 
 
-def test_the_hub_gets_no_token_in_the_clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_hub_gets_no_token_without_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hub_fault.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -88,7 +88,7 @@ def test_the_hub_gets_no_token_in_the_clear(monkeypatch: pytest.MonkeyPatch, tmp
     hub_fault.cache_clear()
 
 
-def test_a_header_is_made_of_what_the_variable_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_holds_the_value_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "secret")
     assert bearer(VARIABLE, "https://far.example") == {"Authorization": "Bearer secret"}
     assert bearer(None, "http://far.example") == {}

@@ -65,7 +65,7 @@ def test_more_episodes_than_descriptors_wait_in_line() -> None:
     assert (found["errors"], found["played"]) == ([], 150)
 
 
-def test_room_is_what_is_left_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_is_the_rest_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     monkeypatch.setattr(os, "listdir", lambda _: ["descriptor"] * 68)
     assert most_open(0, 4096) == 4096

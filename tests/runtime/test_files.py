@@ -7,7 +7,7 @@ import pytest
 from kapelle.runtime.files import replace_file, write_all
 
 
-def test_write_all_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_all_continues_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data[:3])))
     descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)

@@ -56,7 +56,7 @@ def started(file: Path) -> list[int]:
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes through /proc")
 
 
-def test_it_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+def test_it_ends_with_its_killed_owner(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     words = OWNER.format(path=sys.path, program=PROGRAM, file=str(file))
     owner = subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE)
@@ -74,7 +74,7 @@ def test_it_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hearing", ["plain", "deaf"])
-def test_it_ends_when_it_is_asked_to(hearing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_on_request(hearing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = tmp_path / "guard.py"  # the same file, less patient
     short.write_text(Path(guard.__file__).read_text().replace("GRACE = 10.0", "GRACE = 0.2"))
     monkeypatch.setattr(guard, "__file__", str(short))
@@ -89,7 +89,7 @@ def test_it_ends_when_it_is_asked_to(hearing: str, tmp_path: Path, monkeypatch: 
         until(lambda pid=pid: gone(pid))
 
 
-def test_it_ends_with_its_program_and_says_how() -> None:
+def test_it_ends_with_its_program_and_reports_how() -> None:
     held = guard.guarded([sys.executable, "-c", "raise SystemExit(7)"], dict(os.environ))
     assert held.wait(60) == 7
     guard.end(held)

@@ -29,7 +29,7 @@ def test_the_first_reason_stays(calls: list[Heartbeat]) -> None:
     assert calls[0].why_lost() == (1, "no memory")
 
 
-def test_one_that_gives_no_sign_is_lost(calls: list[Heartbeat]) -> None:
+def test_a_silent_process_is_lost(calls: list[Heartbeat]) -> None:
     calls[0].begin()
     calls[2].begin()
     rank, why = calls[0].why_lost()
@@ -39,7 +39,7 @@ def test_one_that_gives_no_sign_is_lost(calls: list[Heartbeat]) -> None:
     assert why.startswith("it died")
 
 
-def test_of_all_one_speaks(calls: list[Heartbeat]) -> None:
+def test_one_of_all_prints(calls: list[Heartbeat]) -> None:
     said: list[int] = []
     calls[1].say_once(lambda: said.append(1))
     calls[0].say_once(lambda: said.append(0))
@@ -75,7 +75,7 @@ class Broken(Stopped):
     check = get = compare_set = add
 
 
-def test_a_store_that_is_gone_is_asked_once(calls: list[Heartbeat]) -> None:
+def test_a_lost_store_is_queried_once(calls: list[Heartbeat]) -> None:
     store = Broken()
     call = Heartbeat(store, 1, 2)
     assert call.why_lost() == (0, rank_group.STORE_GONE)

@@ -37,7 +37,9 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (404, "HTTP 404"),
     ],
 )
-def test_what_the_hub_says_of_a_name(status: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_answer_of_the_hub_has_its_message(
+    status: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with answering(status) as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         fault = hub_fault("some/model")
@@ -54,7 +56,7 @@ def test_what_the_hub_says_of_a_name(status: int, told: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("how", ["no server", "a server that is silent"])
-def test_a_hub_that_does_not_answer_is_left_in_seconds(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_hub_times_out_in_seconds(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if how == "a server that is silent" else 9
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
@@ -64,7 +66,7 @@ def test_a_hub_that_does_not_answer_is_left_in_seconds(how: str, monkeypatch: py
         assert "\n" not in str(caught.value)
 
 
-def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub, "exchange", None)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):

@@ -9,7 +9,7 @@ from kapelle.runtime.interrupts import catch_interrupts
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_becomes_a_flag_with_its_exit_code(number: signal.Signals, code: int) -> None:
+def test_a_signal_sets_a_flag_with_its_exit_code(number: signal.Signals, code: int) -> None:
     heard: list[signal.Signals] = []
     with catch_interrupts(heard.append) as interrupts:
         assert interrupts.exit_code == 0

@@ -21,14 +21,14 @@ from kapelle.runtime.machine import long_lived_apart, refusal
     ],
     ids=["Python", "oneDNN", "torch", "safetensors"],
 )
-def test_a_lack_of_memory_is_told_in_words(error: Exception) -> None:
+def test_missing_memory_is_reported_in_words(error: Exception) -> None:
     said = refusal(error)
     assert said is not None
     assert "no memory left. End other programs, or use a smaller model or batch." in said
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), SystemError("bad call"), ValueError("no")])
-def test_a_defect_stays_a_defect(error: Exception) -> None:
+def test_an_unexpected_error_keeps_its_class(error: Exception) -> None:
     assert refusal(error) is None
 
 
@@ -41,7 +41,7 @@ def thawed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("thawed")
-def test_what_lives_long_is_apart_from_garbage_until_the_block_ends() -> None:
+def test_long_lived_objects_are_frozen_inside_the_block() -> None:
     class Ring:
         def __init__(self) -> None:
             self.own = self

@@ -46,7 +46,7 @@ def said(number: int, places: int) -> list[list[bytes]]:
     return [[f"{number}.{place} of {rank}".encode() for rank in range(3)] for place in range(places)]
 
 
-def test_all_hear_all_in_order_and_one_that_begins_again_hears_it_again(form: dict[str, Any]) -> None:
+def test_everyone_receives_all_values_in_order_also_after_a_restart(form: dict[str, Any]) -> None:
     meetings = [at(form, rank) for rank in range(3)]
     assert met(meetings, 1, 3) == [said(1, 3)] * 3
     for rank in range(3):  # alone: what the others said still stands there
@@ -55,9 +55,7 @@ def test_all_hear_all_in_order_and_one_that_begins_again_hears_it_again(form: di
     assert met(meetings, 3, 1) == [said(3, 1)] * 3
 
 
-def test_those_that_wait_hear_of_one_that_fails(
-    form: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_reaches_those_that_wait(form: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     first, second, third = (at(form, rank) for rank in range(3))
     for each in (first, second, third):
         each.begin(7)
@@ -74,7 +72,7 @@ def test_those_that_wait_hear_of_one_that_fails(
     assert met(meetings, 8, 1) == [said(8, 1)] * 3
 
 
-def test_one_process_meets_nobody(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_needs_no_exchange(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = ALONE.meeting()
     assert (type(meeting), meeting.size, meeting.form) == (Meeting, 1, None)
     assert meeting.all_gather("here", lambda: b"x") == [b"x"]

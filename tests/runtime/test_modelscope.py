@@ -52,12 +52,12 @@ def recipe(folder: Path, name: str = NAME) -> str:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_model_is_found_wherever_its_package_has_put_it(layout: str, cache: Path, saved: Path) -> None:
+def test_a_model_is_found_in_every_cache_layout(layout: str, cache: Path, saved: Path) -> None:
     shutil.copytree(saved, cache / layout)
     assert located(f"modelscope:{NAME}", weights=True) == str(cache / layout)
 
 
-def test_one_that_is_not_there_is_refused_in_one_line_that_says_how_to_get_it(
+def test_a_missing_model_is_a_one_line_error_with_a_fix(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", recipe(tmp_path)]) != 0

@@ -35,7 +35,7 @@ def said(script: str) -> str:
     return done.stdout
 
 
-def test_work_that_waits_is_broken_off() -> None:
+def test_waiting_work_is_cancelled() -> None:
     script = """
 async def work():
     ask()
@@ -70,7 +70,7 @@ print("lives")
     assert said(script) == "stopped\nlives\n"
 
 
-def test_a_process_that_is_no_command_is_never_ended() -> None:
+def test_a_process_without_a_command_is_never_ended() -> None:
     script = """
 interrupts.LAST_RESORT = 0.0
 with catch_interrupts():

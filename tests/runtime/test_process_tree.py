@@ -66,7 +66,7 @@ SLEEPS = "time.sleep(600)"
 
 
 @pytest.mark.parametrize("running", [HOLDS_THE_LOCK], indirect=True)
-def test_one_that_computes_is_slow_and_not_lost(running: subprocess.Popen[bytes]) -> None:
+def test_a_computing_process_is_slow_and_not_lost(running: subprocess.Popen[bytes]) -> None:
     signs = LifeSigns(running.pid)
     for _ in range(3):
         ticks = _state(running.pid)[1]
@@ -75,7 +75,7 @@ def test_one_that_computes_is_slow_and_not_lost(running: subprocess.Popen[bytes]
 
 
 @pytest.mark.parametrize("running", [SLEEPS], indirect=True)
-def test_one_that_is_stopped_has_less_time_than_one_that_waits(running: subprocess.Popen[bytes]) -> None:
+def test_a_stopped_process_has_less_time_than_a_waiting_one(running: subprocess.Popen[bytes]) -> None:
     limit = stalled_after()
     until(lambda: _state(running.pid)[0] == "S")
     signs = LifeSigns(running.pid)
@@ -103,7 +103,7 @@ def test_the_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> No
             stalled_after()
 
 
-def test_who_watches_reads_what_a_process_did_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_activity_of_a_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = SharedStatus()
     theirs = SharedStatus(os.dup(ours.descriptor))
     doing("nothing that anybody reads")

@@ -23,7 +23,7 @@ def finders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", guarded)
 
 
-def test_the_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
+def test_the_random_generators_continue_where_they_were(tmp_path: Path) -> None:
     own = torch.Generator().manual_seed(5)
 
     def draw() -> list[object]:
@@ -52,7 +52,7 @@ def test_the_random_generators_go_on_where_they_were(tmp_path: Path) -> None:
     assert draw() == ahead
 
 
-def test_what_a_module_draws_while_it_is_imported_does_not_count(
+def test_random_draws_of_an_import_are_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finders: None
 ) -> None:
     draws = "import random, numpy, torch\nDRAWN = random.random(), numpy.random.random(), torch.rand(())\n"

@@ -23,7 +23,7 @@ def group() -> Iterator[RankGroup]:
     made.leave()
 
 
-def test_shares_and_sums_come_back(group: RankGroup) -> None:
+def test_exchanges_return_shares_and_sums(group: RankGroup) -> None:
     assert group.all_gather("here", lambda: b"\x00 mine") == [b"\x00 mine"]
     assert group.all_gather("here", bytes) == [b""]
     tensors = [torch.arange(6.0).view(2, 3), torch.ones(2, dtype=torch.float64)]
@@ -126,7 +126,7 @@ def one_is_lost() -> object:
 
 
 @pytest.mark.slow
-def test_one_that_is_killed_is_named() -> None:
+def test_a_killed_rank_is_named() -> None:
     first, second = run_ranks(2, one_is_lost)
     assert second == Raised("it died")
     assert isinstance(first, Raised)
@@ -140,6 +140,6 @@ def one_never_joins() -> object:
 
 
 @pytest.mark.slow
-def test_one_that_never_joins_is_named() -> None:
+def test_a_rank_that_never_joins_is_named() -> None:
     first, _ = run_ranks(2, one_never_joins)
     assert "1 of 2 processes have not joined: rank 1." in first

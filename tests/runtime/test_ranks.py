@@ -51,25 +51,25 @@ def test_the_launchers_variables_give_the_place() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "4"}, {"WORLD_SIZE": "two"}])
-def test_a_place_that_makes_no_sense_is_refused(wrong: dict[str, str]) -> None:
+def test_an_impossible_rank_is_an_error(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="RANK counts from 0 to WORLD_SIZE - 1"):
         launched_rank(GIVEN | wrong)
 
 
-def test_what_the_first_finds_out_all_know() -> None:
+def test_all_ranks_know_what_the_first_finds() -> None:
     assert broadcast(ALONE, "here", lambda: 3) == 3
     second = Second({"found": [1, 2]})
     assert broadcast(second, "here", lambda: pytest.fail("only the first looks")) == {"found": [1, 2]}
     assert second.shared == [b""]
 
 
-def test_others_work_after_the_first() -> None:
+def test_other_calls_work_after_the_first() -> None:
     second, order = Second(None, None), iter(["made", "made again"])
     assert first_then_others(second, "here", lambda: next(order)) == "made"
     assert second.shared == [b"", b""]
 
 
-def test_ranks_that_run_something_else_are_told_what() -> None:
+def test_ranks_with_other_settings_are_named() -> None:
     same = {"`seed`": 1, "version of torch": "2"}
     check_same(Second(same), "start", same)
     with pytest.raises(ConfigError, match=r"Rank 1 .* `seed` is 2 there and 1 on rank 0\."):

@@ -22,7 +22,7 @@ def sent(error: Exception) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("error", [ConfigError("a key"), ParityError("other weights")])
-def test_an_error_of_kapelle_is_of_its_class_again(error: Exception) -> None:
+def test_an_error_of_kapelle_keeps_its_class(error: Exception) -> None:
     here = received_error(sent(error), "The sampling process")
     assert type(here) is type(error)
     assert str(here) == str(error)
@@ -36,7 +36,7 @@ def test_any_other_error_shows_the_traceback_of_the_process_that_raised_it() -> 
 
 
 @pytest.mark.parametrize("make", [ConfigError, GaveUp, KeyboardInterrupt])
-def test_what_an_environment_raised_keeps_its_class_where_it_means_something(
+def test_errors_of_an_environment_keep_meaningful_classes(
     make: Callable[[str], BaseException],
 ) -> None:
     there = make("late")

@@ -41,7 +41,7 @@ async def test_pauses_double_and_differ(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["7", "date"])
-async def test_the_server_says_how_long(spelling: str, pauses: list[float]) -> None:
+async def test_the_server_sets_the_pause(spelling: str, pauses: list[float]) -> None:
     if spelling == "date":
         spelling = format_datetime(datetime.now(UTC) + timedelta(seconds=7), usegmt=True)
     assert await asked(busy(spelling), good()) == b'"yes"'
@@ -49,14 +49,14 @@ async def test_the_server_says_how_long(spelling: str, pauses: list[float]) -> N
 
 
 @pytest.mark.parametrize("odd", ["-3", "soon", "1e9"])
-async def test_what_is_no_time_counts_as_none(odd: str, pauses: list[float]) -> None:
+async def test_an_invalid_retry_after_is_ignored(odd: str, pauses: list[float]) -> None:
     response = httpx.Response(429, headers=[(b"retry-after", odd.encode())])
     assert await asked(response, good()) == b'"yes"'
     assert pauses[0] < 4
 
 
 @pytest.mark.parametrize("long", ["9" * 400, "date"])
-async def test_a_server_that_asks_for_too_long_has_not_answered(long: str, pauses: list[float]) -> None:
+async def test_too_long_a_retry_after_is_an_error(long: str, pauses: list[float]) -> None:
     if long == "date":
         long = format_datetime(datetime.now(UTC) + timedelta(days=900), usegmt=True)
     with pytest.raises(NoAnswer, match=r"HTTP 429, retry after .* s"):
@@ -64,7 +64,7 @@ async def test_a_server_that_asks_for_too_long_has_not_answered(long: str, pause
     assert pauses == []
 
 
-async def test_all_pauses_together_are_bounded(pauses: list[float]) -> None:
+async def test_the_sum_of_pauses_is_bounded(pauses: list[float]) -> None:
     with pytest.raises(NoAnswer, match="HTTP 503"):
         await asked(busy("20", 503), retries=1000)
     assert sum(pauses) <= MOST_WAITING
@@ -72,7 +72,7 @@ async def test_all_pauses_together_are_bounded(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("status", [301, 401])
-async def test_a_refusal_is_not_repeated(status: int, pauses: list[float]) -> None:
+async def test_a_rejected_request_is_not_retried(status: int, pauses: list[float]) -> None:
     refusal = httpx.Response(status, json={"error": {"message": "Key my-secret-key\nis wrong. " + "x" * 900}})
     with pytest.raises(NoAnswer, match=f"HTTP {status}: Key … is wrong") as caught:
         await asked(refusal, good())
@@ -92,7 +92,7 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
         server.close()
 
 
-def test_connections_are_used_again_keep_no_cookies_and_close_with_their_loop() -> None:
+def test_connections_are_reused_without_cookies_and_close_with_their_loop() -> None:
     heads: list[Mapping[str, str]] = []
     connections = []
 
@@ -128,9 +128,7 @@ async def counted(method: str, url: str, headers: Mapping[str, str]) -> str:
     ("method", "headers", "arrives"),
     [("POST", {}, 1), ("DELETE", {}, 1), ("POST", {"Idempotency-Key": "one"}, 2), ("GET", {}, 2)],
 )
-def test_what_a_server_may_have_acted_on_is_sent_twice_only_where_that_does_no_harm(
-    method: str, headers: Mapping[str, str], arrives: int
-) -> None:
+def test_only_harmless_requests_are_sent_twice(method: str, headers: Mapping[str, str], arrives: int) -> None:
     seen: list[tuple[str, str | None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

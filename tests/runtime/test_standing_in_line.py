@@ -27,7 +27,7 @@ def bounded(work: Awaitable[object]) -> Awaitable[object]:
     return within("The call", "engine", LIMIT, work)
 
 
-def test_only_what_comes_before_the_turn_is_free() -> None:
+def test_only_the_time_in_the_queue_does_not_count() -> None:
     async def call(line: float, work: float) -> str:
         turn = pause_deadline()
         await asyncio.sleep(line)
@@ -50,7 +50,7 @@ async def at_the_same_time(first: Callable[[], Awaitable[object]], second: Await
     return answer
 
 
-def test_a_line_for_sandboxes_is_free() -> None:
+def test_waiting_for_a_sandbox_does_not_count() -> None:
     async def both(pool: Pool) -> object:
         return await at_the_same_time(lambda: pool.call(lambda: time.sleep(LINE)), pool.call(lambda: "ran"))
 
@@ -58,7 +58,7 @@ def test_a_line_for_sandboxes_is_free() -> None:
         assert run_async(lambda: both(pool)) == "ran"
 
 
-def test_a_line_for_connections_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_connection_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
 
     async def answer(asked: httpx.Request) -> httpx.Response:
@@ -75,7 +75,7 @@ def test_a_line_for_connections_is_free(monkeypatch: pytest.MonkeyPatch) -> None
     assert run_async(both) == (200, b"yes")
 
 
-def test_a_line_for_rows_is_free() -> None:
+def test_waiting_for_a_row_does_not_count() -> None:
     model = tiny_model()
     for name in ("a", "b"):
         model.bank.add(name, LORA, 1)

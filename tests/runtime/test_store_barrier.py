@@ -45,7 +45,7 @@ def fails_in_the_second(rank: int) -> bytes:
     return b"written"
 
 
-def test_all_hold_all_shares_again_and_again_and_leave_nothing_behind() -> None:
+def test_all_ranks_get_all_shares_and_leave_no_keys() -> None:
     store = HashStore()
     every = barriers(store)
     for turn in range(4):
@@ -54,7 +54,7 @@ def test_all_hold_all_shares_again_and_again_and_leave_nothing_behind() -> None:
     assert store.num_keys() <= 6
 
 
-def test_an_error_of_one_is_raised_in_all_and_they_can_meet_again() -> None:
+def test_an_error_of_one_rank_is_raised_in_all_and_they_continue() -> None:
     every = barriers(HashStore())
     for error in meet(every, "parts", fails_in_the_second):
         assert isinstance(error, CheckpointError)
@@ -62,12 +62,12 @@ def test_an_error_of_one_is_raised_in_all_and_they_can_meet_again() -> None:
     assert meet(every, "seal", lambda rank: b"x") == [[b"x"] * 3] * 3
 
 
-def test_who_waits_for_a_rank_that_has_ended_hears_why() -> None:
+def test_a_wait_for_an_ended_rank_reports_why() -> None:
     alone = barriers(HashStore(), failed=(2, "it was killed"))[0]
     with pytest.raises(EngineError, match=r"Rank 2 is gone: it was killed\. Resume the run"):
         alone.all_gather("parts", bytes)
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_every_wait_is_bounded() -> None:
     with pytest.raises(EngineError, match="Not all ranks came to 'parts'"):
         barriers(HashStore(), 0.05)[0].all_gather("parts", bytes)

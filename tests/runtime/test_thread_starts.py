@@ -47,7 +47,7 @@ def ended(prepare: str, begins: str) -> tuple[int, str, str]:
         ),
     ],
 )
-def test_a_command_ends_when_a_thread_does_not_begin(prepare: str, begins: str) -> None:
+def test_a_command_ends_when_a_thread_does_not_start(prepare: str, begins: str) -> None:
     code, said, reason = ended(prepare, begins)
     assert (code, said) == (2, "")
     assert reason.count("\n") == 1
@@ -55,7 +55,7 @@ def test_a_command_ends_when_a_thread_does_not_begin(prepare: str, begins: str) 
     assert "--resume" in reason
 
 
-def test_a_watchdog_that_does_not_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watchdog_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(_target: Callable[..., None], _arguments: tuple[object, ...]) -> None:
         return None
 

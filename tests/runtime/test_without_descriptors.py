@@ -24,7 +24,7 @@ async def nothing() -> None:
     return None
 
 
-def test_an_event_loop_that_cannot_be_made_leaves_no_half_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_event_loop_leaves_nothing_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
     with monkeypatch.context() as without:

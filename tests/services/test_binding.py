@@ -13,7 +13,7 @@ LONG = "a-token-that-is-long-enough"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_this_machine_needs_nothing(host: str) -> None:
+def test_a_local_address_needs_nothing(host: str) -> None:
     assert is_loopback(host)
     Binding(host)
 
@@ -53,12 +53,12 @@ def test_other_machines_need_tls_and_a_token(
         ({"token": "gehe\u00efm"}, "KAPELLE_TOKEN"),
     ],
 )
-def test_what_makes_no_sense_is_said(given: dict[str, Any], said: str) -> None:
+def test_an_impossible_value_is_an_error(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Binding(**given)
 
 
-def test_a_token_is_never_shown() -> None:
+def test_a_secret_is_never_shown() -> None:
     assert LONG not in repr(Binding(token=LONG))
 
 

@@ -100,7 +100,7 @@ def test_an_installed_module_goes_before_one_of_its_name_where_kapelle_runs(
     [
         ("my_word:Env", "No module named 'my_word'. Is its package installed?"),
         ("my_world:Env", "No module named 'absent_library'. Is its package installed?"),
-        ("inner/part.py:Env", "name it as a module, `package.module`, from the folder above its package."),
+        ("inner/part.py:Env", "write `package.module`, from the folder above the package."),
     ],
 )
 def test_of_a_module_that_is_not_found_the_file_that_was_meant_is_named(

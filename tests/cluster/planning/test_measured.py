@@ -95,7 +95,7 @@ def samples(words: int) -> list[Sample]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_an_update_takes_what_is_planned(case: Case) -> None:
+def test_an_update_takes_the_planned_memory(case: Case) -> None:
     model, shape = model_of(case)
     lora = None if case.full else LORA
     limits = UpdateLimits(microbatch_tokens=300, gradient_checkpointing=case.checkpointing)
@@ -138,7 +138,7 @@ def test_an_update_takes_what_is_planned(case: Case) -> None:
 @pytest.mark.parametrize(
     ("case", "merging"), [(Case("llama", 5000), True), (Case(words=700, tied=False), False)]
 )
-def test_sampling_takes_what_is_planned(case: Case, merging: bool) -> None:
+def test_sampling_takes_the_planned_memory(case: Case, merging: bool) -> None:
     model, shape = model_of(case)
     for number, name in enumerate("ab"):
         model.bank.add(name, LORA, number)

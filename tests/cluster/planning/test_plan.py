@@ -18,7 +18,7 @@ from kapelle.models.weights import save_model
 from kapelle.settings.schema import EmbeddedConfig
 
 
-def test_a_step_is_played_without_weights() -> None:
+def test_a_step_collects_without_weights_in_the_trainer() -> None:
     work = plan("demo", "training.tasks_per_step=5").run.work
     assert (work.tasks, work.group, work.played) == (5, 8, True)
     first, second = work.turns
@@ -26,14 +26,14 @@ def test_a_step_is_played_without_weights() -> None:
     assert second.prompt > first.answer, "the second reads what the first said"
 
 
-def test_what_does_not_fit_fits_with_the_changes_that_are_advised() -> None:
+def test_a_plan_fits_after_the_advised_changes() -> None:
     found = plan("demo", "model.device=cpu", gpu_memory=0.6)
     assert not found.fits
     assert [each.setting for each in found.advice] == ["training.gradient_checkpointing=true"]
     assert found.advice[-1].peak <= 0.6e9
 
 
-def test_processes_share_out_what_fsdp_shares_out(tmp_path: Path) -> None:
+def test_processes_share_what_fsdp_shards(tmp_path: Path) -> None:
     save_model(tmp_path / "model", tiny_model(layers=4, hidden=64))
     pretrained = f"model.path={tmp_path / 'model'}"
     settings = (pretrained, "team.sharing=shared", "algorithm.loss.kl_coefficient=0.1")
@@ -79,7 +79,7 @@ def test_a_second_process_has_weights_of_its_own() -> None:
     assert [phase.name for phase in two.processes[0].phases] == ["update", "evaluation"]
 
 
-def test_what_an_outside_program_asks_may_fill_the_context() -> None:
+def test_a_program_may_fill_the_context() -> None:
     team = "team={agents: [{name: a, sampling: {max_tokens: 8}}]}"
     found = plan("demo", team, "environment={name: external}", "workflow={name: external}", "warmup=null")
     assert found.run.work.longest == 512
@@ -102,9 +102,7 @@ def test_moments_take_the_bytes_of_their_type(name: str, bytes_each: float) -> N
     assert found.processes[0].phases[1].kinds["optimiser"] == pytest.approx(bytes_each * numbers, rel=1e-6)
 
 
-def test_passes_left_open_are_as_large_as_a_gpu_lets_them_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_automatic_pass_is_as_large_as_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_model(tmp_path / "model", tiny_model())
     pretrained = f"model.path={tmp_path / 'model'}"
 

@@ -107,7 +107,7 @@ def channel(server: GrpcServer) -> Iterator[grpc.Channel]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_goes_wrong_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
+def test_an_error_is_a_status_without_a_traceback(channel: grpc.Channel, method: str) -> None:
     assert refusal(channel, method, b"wrong") == ("INVALID_ARGUMENT", "that is wrong")
     assert refusal(channel, method, b"fail") == ("INTERNAL", "The service failed; its log says why.")
     unread = ("INVALID_ARGUMENT", "The body is not a message of this method's type.")
@@ -126,7 +126,7 @@ def test_a_failure_is_logged_by_its_type_and_place_without_its_words(
     assert "\nRuntimeError: a secret" not in caplog.text
 
 
-def test_messages_have_a_largest_size_also_unpacked(server: GrpcServer, channel: grpc.Channel) -> None:
+def test_the_size_of_messages_is_limited_also_uncompressed(server: GrpcServer, channel: grpc.Channel) -> None:
     assert refusal(channel, "One", b"x" * (SMALL + 1))[0] == "RESOURCE_EXHAUSTED"
     bomb = b"\0" * (SMALL * 100)
     assert len(gzip.compress(bomb)) < SMALL
@@ -135,9 +135,7 @@ def test_messages_have_a_largest_size_also_unpacked(server: GrpcServer, channel:
         assert ask(packed, "One", b"\0" * (SMALL // 2)) == b"\0" * (SMALL // 2)
 
 
-def test_calls_have_a_largest_number_and_health_is_answered_none_the_less(
-    channel: grpc.Channel, echo: Echo
-) -> None:
+def test_health_is_answered_while_calls_are_at_their_limit(channel: grpc.Channel, echo: Echo) -> None:
     waiting = [channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60) for _ in range(2)]
     while (said := refusal_or_none(channel)) is None:
         pass
@@ -167,7 +165,7 @@ def health(channel: grpc.Channel, service: str = "test.Echo") -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status.status))
 
 
-def test_a_call_that_is_cancelled_or_late_is_cancelled_here(channel: grpc.Channel, echo: Echo) -> None:
+def test_a_cancelled_or_late_call_is_cancelled_in_the_server(channel: grpc.Channel, echo: Echo) -> None:
     asked = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
     assert echo.begun.wait(60)
     asked.cancel()
@@ -199,7 +197,7 @@ def test_the_end_loses_no_call_that_was_accepted(
     assert drained == [True]
 
 
-def test_a_call_that_does_not_end_holds_up_the_end_no_longer_than_was_said(
+def test_an_endless_call_delays_the_shutdown_only_up_to_its_limit(
     server: GrpcServer, channel: grpc.Channel, echo: Echo
 ) -> None:
     accepted = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
@@ -260,6 +258,6 @@ def test_tls(echo: Echo, tmp_path: Path) -> None:
         GrpcServer(binding, [echo]).start()
 
 
-def test_a_port_that_is_taken_is_refused(server: GrpcServer, echo: Echo) -> None:
+def test_a_taken_port_is_an_error(server: GrpcServer, echo: Echo) -> None:
     with pytest.raises(ConfigError, match=f"Nothing can listen on 127.0.0.1:{server.port}"):
         GrpcServer(Binding(port=server.port), [echo]).start()

@@ -74,7 +74,7 @@ def said(peer: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("head", [b"", b"G", b"GET /good HTTP/1.1\r\nhost: localhost\r\nx: "])
-def test_a_head_that_does_not_end_is_given_up(server: HttpServer, head: bytes) -> None:
+def test_an_endless_head_times_out(server: HttpServer, head: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(head)
         assert said(peer) == b""
@@ -94,7 +94,7 @@ def test_a_call_with_two_lengths_is_refused_and_its_connection_closed(server: Ht
         assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_who_stops_reading_is_given_up_and_its_stream_ends(server: HttpServer, torrent: Torrent) -> None:
+def test_the_stream_of_a_client_that_stops_reading_ends(server: HttpServer, torrent: Torrent) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert torrent.begun.wait(60)
@@ -120,9 +120,7 @@ def test_tls(torrent: Torrent, tmp_path: Path) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("speaks", [True, False])
-def test_a_peer_that_does_not_end_its_side_leaves_no_socket(
-    torrent: Torrent, tmp_path: Path, speaks: bool
-) -> None:
+def test_a_half_closed_connection_leaves_no_socket(torrent: Torrent, tmp_path: Path, speaks: bool) -> None:
     certificate, key = certificate_here(tmp_path)
     binding = Binding("localhost", token=TOKEN, certificate=certificate, key=key)
     trusted = ssl.create_default_context(cafile=str(certificate))

@@ -57,7 +57,7 @@ def fits(text: str | None) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_an_answer_has_the_schema_that_is_asked_for(client: OpenAI, seed: int) -> None:
+def test_an_answer_follows_the_requested_schema(client: OpenAI, seed: int) -> None:
     said = client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT)
     assert said.choices[0].finish_reason == "stop"
     fits(said.choices[0].message.content)
@@ -74,7 +74,7 @@ def test_an_answer_has_the_schema_that_is_asked_for(client: OpenAI, seed: int) -
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stay"}}])
-def test_a_call_that_is_forced_is_made(client: OpenAI, choice: Any) -> None:
+def test_a_forced_tool_call_is_made(client: OpenAI, choice: Any) -> None:
     for parallel in (True, False):
         said = client.chat.completions.create(
             **{**ASKED, "max_tokens": 900},
@@ -123,7 +123,7 @@ def test_a_call_that_is_forced_is_made(client: OpenAI, choice: Any) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tool_choice.type"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_its_name(
+def test_an_impossible_request_is_an_error_with_its_name(
     client: OpenAI, extra: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(BadRequestError) as refused:
@@ -147,7 +147,7 @@ def writing(**more: Any) -> Any:
     return [TOOLS[0], {"type": "function", "function": {"name": "write", "parameters": WRITES, **more}}]
 
 
-def test_a_tool_that_is_refused_is_named(client: OpenAI) -> None:
+def test_an_invalid_tool_is_named(client: OpenAI) -> None:
     """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
     strict, wrong = writing(strict=True), writing(parameters={"type": "thing"})
     for tools, extra, reason in (
@@ -171,7 +171,7 @@ def test_a_tool_that_is_refused_is_named(client: OpenAI) -> None:
     )
 
 
-def test_a_teacher_is_taken_at_its_word() -> None:
+def test_a_teachers_call_is_parsed_as_it_is() -> None:
     """As in demonstrations: what a script says is the form that was asked for, or its own fault."""
     said = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
     with Trainer(**settings()) as trainer:

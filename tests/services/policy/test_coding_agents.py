@@ -65,7 +65,7 @@ def played(
     return engine, [episode for group in groups for episode in group.episodes]
 
 
-def test_an_unmodified_agent_works_in_the_sandbox_and_its_tests_pay(play: Play) -> None:
+def test_an_unmodified_agent_works_in_the_sandbox_and_its_tests_give_the_reward(play: Play) -> None:
     engine, [good] = played(
         play, settings(), ["```bash\necho hello > greeting.txt; cat greeting.txt\n```", "Done."]
     )
@@ -111,7 +111,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_program_in_a_sandbox_can_ask_for_answers_and_nothing_else(
+def test_a_sandboxed_program_reaches_only_its_model(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAPELLE_TOKEN", "a token of the server that no program may learn")
@@ -133,7 +133,7 @@ def test_a_program_in_a_sandbox_can_ask_for_answers_and_nothing_else(
     assert episode.rewards == {"first": 0.0}
 
 
-def test_an_agent_is_ended_when_its_time_is_over_and_what_it_did_counts(play: Play, tmp_path: Path) -> None:
+def test_a_late_agent_is_ended_and_its_work_is_graded(play: Play, tmp_path: Path) -> None:
     program = (
         f"{Path(AGENT).read_text()}\n    import time\n    print('now', flush=True)\n    time.sleep(600)\n"
     )
@@ -143,13 +143,13 @@ def test_an_agent_is_ended_when_its_time_is_over_and_what_it_did_counts(play: Pl
     assert "ended after 1 s" in str(episode.info["said"])
 
 
-def test_one_that_calls_nobody_says_why(play: Play, tmp_path: Path) -> None:
+def test_an_agent_without_a_call_is_explained(play: Play, tmp_path: Path) -> None:
     _, [episode] = played(play, settings("raise SystemExit('no key')", tmp_path), ["x"])
     assert episode.error is not None
     assert "no key" in episode.error
 
 
-def test_an_episode_that_is_given_up_ends_the_agent_with_its_sandbox(play: Play, tmp_path: Path) -> None:
+def test_an_abandoned_episode_ends_the_agent_and_its_sandbox(play: Play, tmp_path: Path) -> None:
     marker = f"given-up-{os.getpid()}"
     program = f"import subprocess, time\nsubprocess.Popen(['bash', '-c', 'exec -a {marker} sleep 300'])\ntime.sleep(300)\n"
     environment = settings(program, tmp_path)

@@ -28,7 +28,7 @@ def plain(play: Play) -> Iterator[OpenAI]:
         yield client
 
 
-def test_a_prompt_is_read_as_it_is(plain: OpenAI, play: Play) -> None:
+def test_a_prompt_is_not_changed(plain: OpenAI, play: Play) -> None:
     """As text or as ids: the tokens are what the engine samples behind them, with no template around."""
     policy = play.team.policy("second").name
     renderer: Any = play.engine.renderer(policy)

@@ -30,7 +30,7 @@ def answer(text: str) -> dict[str, Any]:
     return message_of(SpeechForm().read(text))
 
 
-def test_a_text_that_calls_is_a_call() -> None:
+def test_a_call_in_a_text_is_parsed() -> None:
     message = answer(TEXT)
     assert message["content"] == "I add."
     [call] = message["tool_calls"]
@@ -40,13 +40,13 @@ def test_a_text_that_calls_is_a_call() -> None:
 
 
 @pytest.mark.parametrize("text", ["3", '<tool_call>\n{"name": "add"', "<tool_call></tool_call>"])
-def test_a_text_that_breaks_the_form_stays_a_text(text: str) -> None:
+def test_a_malformed_call_stays_text(text: str) -> None:
     message = answer(text)
     assert message["content"] == text
     assert "tool_calls" not in message
 
 
-def test_a_call_and_its_result_are_read_as_tools_of_ours_are() -> None:
+def test_calls_and_results_are_parsed_like_our_own_tools() -> None:
     called = answer(TEXT)
     request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
     *_, said, result = PLAINLY.conversation(request.messages, request.tools, None)
@@ -57,7 +57,7 @@ def test_a_call_and_its_result_are_read_as_tools_of_ours_are() -> None:
     assert (result.role, result.content) == ("tool", "3.5")
 
 
-def test_a_conversation_goes_on_after_a_call_however_its_arguments_are_written() -> None:
+def test_a_conversation_continues_after_a_call_with_any_arguments() -> None:
     """A client may parse a call and write it anew: other spaces, other order, 1.50 as 1.5."""
     sessions = Sessions()
     place = sessions.place("first", read_request(body()), None)
@@ -111,7 +111,7 @@ BROKEN = ["a=1", "[1]", '{"a":' * 900 + "1" + "}" * 900]
         ("qwen_coder", "<tool_call>\n<function=add>\nARGUMENTS\n</function>\n</tool_call>"),
     ],
 )
-def test_broken_arguments_are_read_as_they_were_written(form: Any, whole: str, written: str) -> None:
+def test_malformed_arguments_keep_their_text(form: Any, whole: str, written: str) -> None:
     request = read_request(body(calling(written)))
     said = MessageReader(form, structured=True).conversation(request.messages, request.tools, None)[-1]
     assert said.content == whole.replace("ARGUMENTS", written)

@@ -61,7 +61,7 @@ def finish(url: str) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_dead_programs_place_is_free_soon(end: str, play: Play) -> None:
+def test_a_dead_program_frees_its_place_soon(end: str, play: Play) -> None:
     engine = Reciting(lambda _: "words", held)
     with staged(play, engine, 2, NEVER, absence=ABSENCE) as stage:
         code = f"URL = {stage.url!r}{BEGIN}{ENDS[end]}"
@@ -85,7 +85,7 @@ def test_a_dead_programs_place_is_free_soon(end: str, play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_keeps_its_connection_may_work_for_long(play: Play) -> None:
+def test_a_program_with_an_open_connection_may_work_for_long(play: Play) -> None:
     with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=0.2) as stage, httpx.Client() as web:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         time.sleep(0.8)
@@ -94,7 +94,7 @@ def test_a_program_that_keeps_its_connection_may_work_for_long(play: Play) -> No
 
 
 @pytest.mark.slow
-def test_a_program_with_a_connection_for_each_call_shows_that_it_lives(play: Play) -> None:
+def test_a_program_with_one_connection_per_call_counts_as_alive(play: Play) -> None:
     """By any call that names its session."""
     with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=1.0) as stage:
         name = httpx.post(f"{stage.url}/task", json={}).json()["session"]
@@ -106,7 +106,7 @@ def test_a_program_with_a_connection_for_each_call_shows_that_it_lives(play: Pla
     assert [episode.error for episode in stage.episodes] == [None]
 
 
-def test_a_launcher_does_not_stand_for_its_dead_worker(play: Play) -> None:
+def test_a_living_launcher_does_not_hide_its_dead_worker(play: Play) -> None:
     """It asks for tasks by a connection that stays, and hands them on."""
     with (
         staged(play, Reciting(lambda _: "words"), 2, NEVER, absence=ABSENCE) as stage,
@@ -127,7 +127,7 @@ def test_a_launcher_does_not_stand_for_its_dead_worker(play: Play) -> None:
     assert "closed its last connection 0.4 s ago" in failed
 
 
-def test_an_episode_may_be_given_up(play: Play) -> None:
+def test_an_episode_can_be_abandoned(play: Play) -> None:
     with staged(play, Reciting(lambda _: "words"), 1, NEVER) as stage, httpx.Client() as web:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         assert web.delete(f"{stage.url}/sessions/{name}").status_code == 200
@@ -142,7 +142,7 @@ def test_an_episode_may_be_given_up(play: Play) -> None:
     assert "deleted" in episode.error
 
 
-def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_once(play: Play) -> None:
+def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(play: Play) -> None:
     """Its process is what counts: a limit of an hour and an answer that never comes do not hold its place."""
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
     code = f"import os, threading\nthreading.Timer(0.6, lambda: os._exit(7)).start()\n{code}"
@@ -158,7 +158,7 @@ def test_a_started_program_that_ends_while_its_answer_is_sampled_is_noticed_at_o
     )
 
 
-def test_a_started_program_may_tidy_up_when_its_episode_is_over(play: Play, tmp_path: Path) -> None:
+def test_a_started_program_may_clean_up_after_its_episode(play: Play, tmp_path: Path) -> None:
     """As the client of a container ends its container; one that does not end is ended."""
     left = tmp_path / "tidied"
     code = f"""

@@ -43,7 +43,7 @@ def test_every_text_has_its_vector_in_order(reader: OpenAI, form: dict[str, Any]
     assert (found.usage.prompt_tokens, found.usage.total_tokens) == (12, 12), "the model reads 8 of the 20"
 
 
-def test_it_stands_among_the_models(reader: OpenAI) -> None:
+def test_the_embedding_model_is_listed(reader: OpenAI) -> None:
     assert [each.id for each in reader.models.list()] == ["duo", "duo/first", "duo/second", "letters"]
     assert reader.models.retrieve("letters").id == "letters"
 
@@ -61,7 +61,7 @@ def test_it_stands_among_the_models(reader: OpenAI) -> None:
         ({"input": "a", "extra_body": {"pooling": "mean"}}, "pooling", "not supported"),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_an_unreadable_part_is_named(
     reader: OpenAI, wrong: dict[str, Any], parameter: str, says: str
 ) -> None:
     with pytest.raises(BadRequestError) as refused:
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_named(
     assert says in str(refused.value)
 
 
-def test_calls_that_find_no_room_are_told_to_wait(play: Play, web: httpx.Client) -> None:
+def test_calls_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:
     with sentences():
         embedder = Embedder("letters")
     with serve_policy(play, "duo", Binding(), ServingLimits(calls=0), embedder=embedder) as server:
@@ -78,7 +78,7 @@ def test_calls_that_find_no_room_are_told_to_wait(play: Play, web: httpx.Client)
     assert answer.status_code == 429
 
 
-def test_a_missing_library_is_said_before_a_run_is_loaded(
+def test_a_missing_library_is_reported_before_the_run_is_loaded(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)

@@ -67,7 +67,7 @@ COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "250"))
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_every_broken_body_is_refused_in_one_form(server: PolicyServer, path: str) -> None:
+async def test_every_malformed_body_is_rejected_in_one_form(server: PolicyServer, path: str) -> None:
     application = Application(Binding(), server.service.routes())
     refused = 0
     for body in bodies(ROUTES[path], COUNT):
@@ -79,7 +79,7 @@ async def test_every_broken_body_is_refused_in_one_form(server: PolicyServer, pa
     assert refused > COUNT * 6 // 7
 
 
-async def test_every_broken_reward_is_refused_and_its_session_waits(server: PolicyServer) -> None:
+async def test_every_malformed_reward_is_rejected_and_its_session_kept(server: PolicyServer) -> None:
     application = Application(Binding(), server.service.routes())
     asked = json.dumps(
         {"model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -103,7 +103,7 @@ async def test_every_broken_reward_is_refused_and_its_session_waits(server: Poli
     assert paid > COUNT // 100
 
 
-def test_a_good_call_is_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:
+def test_other_calls_are_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:
     """Over the wire, each broken call beside a probe."""
     for body in [*RAW, *bodies(GOOD, 20)]:
         said = web.post(

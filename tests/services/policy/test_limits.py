@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-def test_more_answers_than_there_is_room_for_are_told_to_come_again(play: Play, web: httpx.Client) -> None:
+def test_requests_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits(calls=2)) as server:
         url = f"{server.url}/v1/chat/completions"
         said = web.post(url, json={**ASKED, "n": 3})
@@ -32,7 +32,7 @@ def test_more_answers_than_there_is_room_for_are_told_to_come_again(play: Play, 
 
 
 @pytest.mark.parametrize("model", ["duo/first", "duo"])
-def test_what_takes_too_long_ends(play: Play, web: httpx.Client, model: str) -> None:
+def test_a_late_call_ends(play: Play, web: httpx.Client, model: str) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits(seconds=0.001)) as server:
         said = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
         assert (said.status_code, said.json()["error"]["type"]) == (504, "timeout_error")
@@ -45,7 +45,7 @@ def test_what_takes_too_long_ends(play: Play, web: httpx.Client, model: str) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_callers_that_vanish_leave_nothing_behind(
+def test_vanished_clients_leave_nothing_behind(
     server: PolicyServer, web: httpx.Client, *, stream: bool
 ) -> None:
     body = json.dumps({**ASKED, "n": 4, "stream": stream}).encode()

@@ -130,7 +130,7 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
                 assert coder.heard[0].content == "Code."
 
 
-def test_a_schema_that_a_program_asks_for_masks_the_sampler_and_the_trainer_alike() -> None:
+def test_a_requested_schema_masks_sampler_and_trainer_alike() -> None:
     """Over both APIs; the trainer finds the log-probs of the distribution over what was allowed."""
     pytest.importorskip("llguidance")
     schema: Any = {
@@ -169,7 +169,7 @@ def test_a_schema_that_a_program_asks_for_masks_the_sampler_and_the_trainer_alik
 
 
 @pytest.mark.slow
-def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
     """Its programs ask the new server; they get the tasks that would have come, and the weights that were saved."""
     over: dict[str, Any] = {
         "training": {"steps": 3, "tasks_per_step": 2, "max_failed_share": 0.0},
@@ -211,7 +211,7 @@ def test_a_run_that_broke_off_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [{version for *_, version in each} for each in resumed.values()] == [{1}, {2}]
 
 
-def test_a_program_that_knows_nothing_of_tasks_is_given_one_by_its_first_call() -> None:
+def test_a_first_call_without_a_task_gets_one() -> None:
     """Its conversation is its session, and what it is told there is where its reward goes."""
 
     def play(client: OpenAI) -> None:
@@ -254,7 +254,7 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
+def test_waiting_for_a_free_program_does_not_count() -> None:
     """One program at a time plays six episodes; the last one waits for longer than `environment.timeout`."""
     watching = Watching()
     program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
@@ -265,7 +265,7 @@ def test_waiting_for_a_free_program_is_nobodys_delay() -> None:
     assert [episode.error for group in step.groups for episode in group.episodes] == [None] * 6
 
 
-def test_what_cannot_be_trained_so_is_refused() -> None:
+def test_settings_that_cannot_train_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"environment.name: external"):
         Trainer(**sections(workflow={"name": "external"}))
     with pytest.raises(ConfigError, match=r"episode.environment_workers: 0"):
@@ -339,7 +339,7 @@ ODD_REWARDS = [
 ]
 
 
-def test_a_reward_that_no_episode_can_hold_is_refused_at_once_and_may_be_posted_again(
+def test_an_invalid_reward_is_rejected_at_once_and_can_be_corrected(
     play: RolloutPlay, web: httpx.Client
 ) -> None:
     with staged(play, Reciting(lambda _: "words"), rewards=(-1.0, 1.0)) as stage:

@@ -28,7 +28,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_programs_that_ask_for_tasks_train_over_tls_and_nobody_else_is_let_in(
+def test_programs_train_over_tls_and_others_are_rejected(
     tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", tls["tls_cert"])  # as a container is told
@@ -77,7 +77,7 @@ def test_programs_that_ask_for_tasks_train_over_tls_and_nobody_else_is_let_in(
         (("tls", "short"), "needs a token of 16"),
     ],
 )
-def test_what_other_machines_reach_needs_tls_and_a_token(
+def test_a_public_address_needs_tls_and_a_token(
     host: str, given: tuple[str, ...], lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KAPELLE_TOKEN", raising=False)

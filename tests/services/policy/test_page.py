@@ -11,7 +11,7 @@ from kapelle.services.policy.service import PAGE_FILES as FILES
 from kapelle.services.policy.service import PolicyServer
 
 
-def test_it_holds_nothing_inline_and_loads_nothing_from_elsewhere(
+def test_the_page_has_no_inline_code_and_loads_nothing_foreign(
     server: PolicyServer, web: httpx.Client
 ) -> None:
     page = web.get(f"{server.url}/")
@@ -34,7 +34,7 @@ def test_its_policy_lets_it_call_itself_alone(server: PolicyServer, web: httpx.C
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_models_write_is_set_as_text(server: PolicyServer, web: httpx.Client) -> None:
+def test_the_page_shows_answers_as_text(server: PolicyServer, web: httpx.Client) -> None:
     script = web.get(f"{server.url}/chat.js").text
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|\.href|setAttribute", script

@@ -15,7 +15,7 @@ BROWSER = os.environ.get("KAPELLE_BROWSER") or shutil.which("chromium") or shuti
 
 
 @pytest.mark.slow
-async def test_somebody_talks_with_the_team(server: PolicyServer) -> None:
+async def test_a_user_chats_with_the_team(server: PolicyServer) -> None:
     if BROWSER is None:
         pytest.skip(
             "NO BROWSER: the chat page is not tested. Install Debian's `chromium`, or name one in KAPELLE_BROWSER"

@@ -85,7 +85,7 @@ def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
     ]
 
 
-def test_an_answer_that_nobody_waits_for_is_no_turn(play: Play) -> None:
+def test_an_abandoned_answer_is_no_turn(play: Play) -> None:
     """Its caller has given it up; what is sampled for it ends, and the episode goes on."""
     never, ended = threading.Event(), threading.Event()
     engine = Reciting(lambda request: "words", until("slow", never))
@@ -108,7 +108,7 @@ def test_an_answer_that_nobody_waits_for_is_no_turn(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_waits_for_its_answers_is_not_late(play: Play) -> None:
+def test_a_program_that_waits_for_answers_is_not_late(play: Play) -> None:
     async def slowly(request: Request) -> None:
         await asyncio.sleep(1.5 if "slow" in request.messages[-1].content else 0.0)
 

@@ -95,7 +95,7 @@ def test_no_more_programs_are_started_than_may_run_at_once(play: Play, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_group_goes_on_without_a_program_that_ends_without_a_reward(tmp_path: Path) -> None:
+def test_a_group_trains_without_a_program_that_ends_without_a_reward(tmp_path: Path) -> None:
     """Three programs of one task: the first says why it ends, and the agent learns from the others' rewards."""
     code = f"""{POST}
 for number in range(3):
@@ -157,7 +157,7 @@ def test_a_program_that_ends_after_an_answer_that_was_cut_receives_the_least_rew
         )
 
 
-def test_too_many_programs_that_fail_stop_the_run_with_their_reason() -> None:
+def test_too_many_failed_programs_stop_the_run_with_their_reason() -> None:
     environment = {"command": ["sh", "-c", "echo no key; exit 3"], "tasks": 2}
     over = {"steps": 1, "tasks_per_step": 1, "max_failed_share": 0.5}
     with (
@@ -167,7 +167,7 @@ def test_too_many_programs_that_fail_stop_the_run_with_their_reason() -> None:
         next(made.steps())
 
 
-def test_a_program_that_is_silent_for_too_long_loses_its_episode(play: Play, web: httpx.Client) -> None:
+def test_a_program_silent_for_too_long_loses_its_episode(play: Play, web: httpx.Client) -> None:
     """It has its connection still, and is told why when it speaks again."""
     with staged(play, Reciting(echo), timeout=0.3) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
@@ -196,7 +196,7 @@ post("/reward", {{"reward": 0.5}})
     assert [turn.text for turn in episode.turns] == ["to one", "to two"]
 
 
-def test_two_episodes_in_one_process_are_told_apart_by_header_and_by_address(
+def test_two_episodes_in_one_process_are_distinguished_by_header_and_address(
     play: Play, web: httpx.Client
 ) -> None:
     with staged(play, Reciting(echo), 2) as stage:

@@ -35,7 +35,7 @@ def episode(recorded: Path, told: dict[str, Any]) -> Episode:
     return read_recorded(recorded)[int(told["episode"])]
 
 
-def test_a_program_that_knows_nothing_of_sessions(client: OpenAI, recorded: Path, play: Play) -> None:
+def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: Play) -> None:
     """Three turns of one conversation are one session; each prompt begins with the very tokens of the last turn."""
     messages: Messages = [{"role": "user", "content": "2+2?"}]
     said: list[Any] = []
@@ -62,7 +62,7 @@ def test_a_program_that_knows_nothing_of_sessions(client: OpenAI, recorded: Path
         reward(client, name, reward=1.0)
 
 
-def test_equal_answers_too_have_a_session_each(client: OpenAI) -> None:
+def test_equal_conversations_have_separate_sessions(client: OpenAI) -> None:
     conversations: list[Messages] = [[{"role": "user", "content": "likewise"}] for _ in range(2)]
     first = [session_of(say(client, each, seed=1)) for each in conversations]
     for each in conversations:
@@ -115,7 +115,7 @@ def test_a_call_of_the_whole_team_is_an_episode_of_all_its_turns(
         assert [each["text"] for each in told] == [turn.text for turn in known.turns]
 
 
-def test_edits_and_compaction_begin_anew_and_are_counted(client: OpenAI, recorded: Path) -> None:
+def test_edits_and_compaction_restart_a_conversation_and_are_counted(client: OpenAI, recorded: Path) -> None:
     named = client.with_options(default_headers={"x-kapelle-session": "edited"})
     messages: Messages = [{"role": "user", "content": "one"}]
     say(named, messages)
@@ -145,7 +145,7 @@ def test_edits_and_compaction_begin_anew_and_are_counted(client: OpenAI, recorde
         ({"reward": 1.0, "success": 2.0}, 400),
     ],
 )
-def test_a_reward_that_is_none(client: OpenAI, body: dict[str, Any], status: int) -> None:
+def test_an_invalid_reward_is_an_error(client: OpenAI, body: dict[str, Any], status: int) -> None:
     name = session_of(say(client, [{"role": "user", "content": "x"}]))
     with pytest.raises(APIStatusError) as refused:
         reward(client, name, **body)
@@ -153,7 +153,7 @@ def test_a_reward_that_is_none(client: OpenAI, body: dict[str, Any], status: int
     assert reward(client, name, reward=0.0)["turns"] == 1, "the session is still there"
 
 
-def test_a_line_that_was_never_finished_is_cut_off(tmp_path: Path, recorded: Path, client: OpenAI) -> None:
+def test_an_unfinished_line_is_cut_off(tmp_path: Path, recorded: Path, client: OpenAI) -> None:
     reward(client, session_of(say(client, [{"role": "user", "content": "one"}])), reward=1.0)
     line = (recorded / FILE).read_bytes().splitlines(keepends=True)[-1]
     (tmp_path / FILE).write_bytes(line + line[:100])
@@ -165,7 +165,7 @@ def test_a_line_that_was_never_finished_is_cut_off(tmp_path: Path, recorded: Pat
         EpisodeFile(tmp_path, ("first", "second"))
 
 
-def test_a_reward_that_a_full_disk_refuses_can_be_posted_again(
+def test_a_reward_lost_to_a_full_disk_can_be_posted_again(
     client: OpenAI, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = session_of(say(client, [{"role": "user", "content": "1+1?"}]))
@@ -191,7 +191,7 @@ class TestLifetimes:
         now = [0.0]
         return Sessions(most, lifetime, clock=lambda: now[0]), now
 
-    def test_named_ones_leave_when_nobody_has_called_them_for_a_lifetime(self) -> None:
+    def test_named_sessions_expire_after_a_lifetime_without_calls(self) -> None:
         sessions, now = self.crowd(3)
         for name in "abc":
             sessions.begin(name)
@@ -204,7 +204,7 @@ class TestLifetimes:
         assert sorted(each.name for each in sessions) == ["b", "d"]
         assert sessions.dropped == 2
 
-    def test_one_that_found_itself_leaves_before_a_named_one_and_none_while_it_speaks(self) -> None:
+    def test_unnamed_sessions_expire_first_and_none_during_an_answer(self) -> None:
         sessions, now = self.crowd(3)
         first, second = sessions.begin(), sessions.begin()
         sessions.begin("named")
@@ -243,7 +243,7 @@ def test_a_session_is_deleted_without_a_trace(client: OpenAI, recorded: Path) ->
         b'{"step"x',
     ],
 )
-def test_somebody_elses_file_is_left_as_it_is(foreign: bytes, tmp_path: Path) -> None:
+def test_a_foreign_file_stays_unchanged(foreign: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(foreign)
     with pytest.raises((DataError, OutputError), match=r"[Nn]ame another folder"):
         EpisodeFile(tmp_path, ["first"])

@@ -26,7 +26,7 @@ def ask(client: OpenAI, session: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_answer_that_was_lost_is_given_again(server: PolicyServer, recorded: Path, n: int) -> None:
+def test_a_lost_answer_is_repeated(server: PolicyServer, recorded: Path, n: int) -> None:
     session = f"lost-{n}"
     with (
         breaking(server.url.rpartition("/")[2], "before its answer", b"chat.completion") as relay,
@@ -41,7 +41,7 @@ def test_an_answer_that_was_lost_is_given_again(server: PolicyServer, recorded: 
     assert len(turns) == n
 
 
-def test_a_stream_that_was_lost_is_told_again(client: OpenAI, recorded: Path) -> None:
+def test_a_lost_stream_is_repeated(client: OpenAI, recorded: Path) -> None:
     again = {"x-stainless-retry-count": "1"}
     first = "".join(
         c.choices[0].delta.content or "" for c in ask(client, "streamed", stream=True) if c.choices
@@ -52,7 +52,7 @@ def test_a_stream_that_was_lost_is_told_again(client: OpenAI, recorded: Path) ->
     assert turn.text == first
 
 
-def test_what_is_asked_anew_is_answered_anew(client: OpenAI, recorded: Path) -> None:
+def test_a_new_request_gets_a_new_answer(client: OpenAI, recorded: Path) -> None:
     """The same words without a retry, another question as a retry, and a retry in another session."""
     ask(client, "anew", headers={"idempotency-key": "a"})
     ask(client, "anew")
@@ -64,7 +64,7 @@ def test_what_is_asked_anew_is_answered_anew(client: OpenAI, recorded: Path) -> 
     assert len(episode(recorded, reward(client, "anew", reward=1.0)).turns) == 1, "a new session of that name"
 
 
-def test_a_reward_that_is_posted_again_is_one_episode(client: OpenAI) -> None:
+def test_a_reward_posted_twice_is_one_episode(client: OpenAI) -> None:
     ask(client, "paid")
     first = reward(client, "paid", reward=0.25)
     assert reward(client, "paid", reward=0.25) == first

@@ -43,7 +43,7 @@ def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[Ope
         yield client, engine
 
 
-def test_an_answer_is_what_a_chat_completion_says(client: OpenAI) -> None:
+def test_a_response_equals_the_chat_completion(client: OpenAI) -> None:
     """The same tokens of the same prompt, seed and settings, with all that OpenAI's own model of a response asks for."""
     said = client.responses.create(
         model="duo/first",
@@ -276,7 +276,7 @@ def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
         assert client.responses.create(**{**asked, **extra}).output_text == expected
 
 
-def test_a_stream_that_fails_ends_with_an_event_that_says_so(play: Play) -> None:
+def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
     with reciting(play, None, "Hm.") as (client, engine):
         client.responses.create(model="duo/first", input="?")
 

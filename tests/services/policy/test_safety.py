@@ -85,13 +85,13 @@ def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
 
 
 @pytest.mark.parametrize("session", ["", "a b", "x" * 129])
-def test_a_session_without_a_name_is_refused(server: PolicyServer, web: httpx.Client, session: str) -> None:
+def test_a_session_without_a_name_is_an_error(server: PolicyServer, web: httpx.Client, session: str) -> None:
     for path, headers in [(f"/sessions/{session}", {}), ("", {"x-kapelle-session": session})]:
         said = web.post(f"{server.url}{path}/v1/chat/completions", json={}, headers=headers)
         assert (said.status_code, said.json()["error"]["param"]) == (400, "x-kapelle-session")
 
 
-def test_a_form_of_another_page_is_no_call(server: PolicyServer, web: httpx.Client) -> None:
+def test_a_form_of_another_page_is_rejected(server: PolicyServer, web: httpx.Client) -> None:
     """What a browser sends without asking first is refused, even with no `Origin`."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         said = web.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={"content-type": kind})
@@ -99,9 +99,7 @@ def test_a_form_of_another_page_is_no_call(server: PolicyServer, web: httpx.Clie
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_body_that_is_too_long_is_not_read(
-    server: PolicyServer, web: httpx.Client, *, declared: bool
-) -> None:
+def test_too_long_a_body_is_not_read(server: PolicyServer, web: httpx.Client, *, declared: bool) -> None:
     def pieces() -> Iterator[bytes]:
         for _ in range(5):
             yield b"[" * (1 << 20)
@@ -113,7 +111,7 @@ def test_a_body_that_is_too_long_is_not_read(
     assert said.status_code == 413
 
 
-def test_tls_files_that_are_none_are_refused_before_anything_is_served(play: Play, tmp_path: Path) -> None:
+def test_invalid_tls_files_are_errors_before_anything_is_served(play: Play, tmp_path: Path) -> None:
     files: dict[str, Any] = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
     for file in files.values():
         file.write_text("no certificate")

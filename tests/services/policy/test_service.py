@@ -34,7 +34,7 @@ def test_an_agents_own_name_is_enough(client: OpenAI, called: str, known: str) -
             client.models.retrieve(unknown)
 
 
-def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI, play: Play) -> None:
+def test_an_agent_answers_with_tokens_of_its_own_weights(client: OpenAI, play: Play) -> None:
     """The server and the engine return the same for one prompt, seed and settings."""
     messages = (Message("system", "You speak first."), Message("user", "2+2?"))
     for agent, given in (("first", messages), ("second", messages[1:])):
@@ -65,7 +65,7 @@ def test_an_agent_answers_with_the_tokens_its_own_weights_sample(client: OpenAI,
         assert said.model_extra["kapelle"]["version"] == 7
 
 
-def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> None:
+def test_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
     def drawn(n: int, seed: int) -> list[str | None]:
         said = client.chat.completions.create(
             model="duo/second", messages=[{"role": "user", "content": "x"}], n=n, seed=seed, max_tokens=8
@@ -83,7 +83,7 @@ def test_choices_are_drawn_apart_and_repeat_with_their_seed(client: OpenAI) -> N
 @pytest.mark.parametrize(
     "sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.6}]
 )
-def test_the_likeliest_tokens_stand_beside_the_sampled_one(client: OpenAI, sampling: dict[str, Any]) -> None:
+def test_top_logprobs_fit_the_sampled_token(client: OpenAI, sampling: dict[str, Any]) -> None:
     """Of the distribution that was sampled from: tempered, cut, by the agent's own adapter."""
     said = client.chat.completions.create(
         model="duo/second",
@@ -174,7 +174,7 @@ def test_an_unsupported_parameter_is_named(client: OpenAI, extra: dict[str, obje
         assert "not supported" in refused.value.message
 
 
-def test_a_prompt_beyond_the_context_is_refused(client: OpenAI) -> None:
+def test_a_prompt_longer_than_the_context_is_an_error(client: OpenAI) -> None:
     for letters in (300, 100_000):
         with pytest.raises(BadRequestError) as refused:
             client.chat.completions.create(

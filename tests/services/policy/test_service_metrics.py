@@ -25,7 +25,7 @@ def read(text: str) -> dict[str, float]:
     return samples
 
 
-def test_calls_and_tokens_are_counted_and_nothing_that_was_said(play: Play, web: httpx.Client) -> None:
+def test_metrics_count_calls_and_tokens_without_texts(play: Play, web: httpx.Client) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits()) as server:
         asked = {"model": "first", "messages": [{"role": "user", "content": "swordfish"}], "max_tokens": 4}
         usage = web.post(f"{server.url}/v1/chat/completions", json=asked).json()["usage"]

@@ -67,7 +67,7 @@ def test_a_growing_text_never_changes_what_was_sent(form: Form, data: st.DataObj
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_words_and_thoughts_are_sent_as_they_come(form: Form) -> None:
+def test_words_and_thoughts_are_streamed(form: Form) -> None:
     text = written(form, "Hm, where?", "Over there it is.", ())
     read = SpeechForm(form)
     told = [read.read_partial(text[:place]) for place in range(len(text))]
@@ -75,7 +75,7 @@ def test_words_and_thoughts_are_sent_as_they_come(form: Form) -> None:
     assert ("Hm, where?", "Over the") in told
 
 
-def test_a_sign_before_a_line_break_is_no_beginning_of_a_mark() -> None:
+def test_a_character_before_a_line_break_begins_no_marker() -> None:
     assert SpeechForm("harmony").read_partial("1 <\n") == ("", "1 <\n")
     assert SpeechForm("harmony").read_partial("1 <") == ("", "1 ")
     called = "<|channel|>commentary to=functions.look<|message|>{"
@@ -85,7 +85,7 @@ def test_a_sign_before_a_line_break_is_no_beginning_of_a_mark() -> None:
 
 
 @pytest.mark.parametrize("form", ["llama", "pythonic"])
-def test_what_was_told_before_thoughts_end_stays_where_a_call_follows(form: Form) -> None:
+def test_text_before_thoughts_end_stays_where_a_call_follows(form: Form) -> None:
     before = "So I look.</think>"
     text = before + write_calls(CALLS, form)
     assert SpeechForm(form).read(text) == ("", before, CALLS)
@@ -93,7 +93,7 @@ def test_what_was_told_before_thoughts_end_stays_where_a_call_follows(form: Form
     assert SpeechForm(form).read_partial(before + "It is") == ("", before + "It is")
 
 
-def test_texts_of_glm_are_texts_where_the_tool_says_so() -> None:
+def test_string_arguments_of_glm_stay_strings() -> None:
     text = "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>12</arg_value>\n</tool_call>"
     schema = {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}
     assert SpeechForm("glm").read(text).calls[0].arguments == {"at": 12}
@@ -130,7 +130,7 @@ NULLABLE: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"type": "object"}, '{"a": "1"}', {"a": "1"}),
     ],
 )
-def test_a_value_without_quotes_is_what_its_schema_takes(
+def test_an_unquoted_value_has_its_schemas_type(
     form: Form, argument: dict[str, Any] | None, text: str, value: Json
 ) -> None:
     written = write_calls([ReadCall("look", {"at": text})], form)
@@ -138,7 +138,7 @@ def test_a_value_without_quotes_is_what_its_schema_takes(
     assert repr(call.arguments) == repr({"at": value})
 
 
-def test_schemas_that_lead_back_to_themselves_are_read_at_once() -> None:
+def test_recursive_schemas_are_parsed_at_once() -> None:
     both: list[Any] = [{"$ref": f"#/$defs/{number}"} for number in range(40)]
     shared = {str(number): {"anyOf": both} for number in range(40)}
     parameters = {"properties": {"at": {"anyOf": both}}, "$defs": shared}
@@ -147,7 +147,7 @@ def test_schemas_that_lead_back_to_themselves_are_read_at_once() -> None:
     assert call.arguments == {"at": 42}
 
 
-def test_magistrals_thoughts_are_told_apart() -> None:
+def test_thoughts_of_magistral_are_separated() -> None:
     call = write_calls(CALLS[:1], "mistral")
     assert SpeechForm("mistral").read(f"[THINK]Hm.[/THINK]{call}") == ("Hm.", "", CALLS[:1])
     assert SpeechForm("mistral", thinking=True).read("Hm.[/THINK]There.") == ("Hm.", "There.", ())

@@ -50,7 +50,7 @@ def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
     assert client.chat.completions.create(model="duo", **ASKED).choices == said.choices, "the seed repeats it"
 
 
-def test_a_vote_counts_the_answers_that_the_runs_environment_reads(play: Play, web: httpx.Client) -> None:
+def test_a_vote_counts_answers_that_the_environment_parses(play: Play, web: httpx.Client) -> None:
     """A text without a number is no vote, though its agent speaks first."""
     texts = {"first": "I pass.", "second": "It is 4."}
     deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda asked: texts[asked.agent]))
@@ -59,7 +59,7 @@ def test_a_vote_counts_the_answers_that_the_runs_environment_reads(play: Play, w
     assert answer.json()["choices"][0]["message"]["content"] == "It is 4."
 
 
-def test_a_teams_agents_are_heard_as_they_speak(client: OpenAI) -> None:
+def test_a_teams_turns_are_streamed_as_they_are_sampled(client: OpenAI) -> None:
     whole = client.chat.completions.create(model="duo", **ASKED)
     pieces = list(client.chat.completions.create(model="duo", **ASKED, stream=True))
     assert (

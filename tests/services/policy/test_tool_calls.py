@@ -106,7 +106,7 @@ def kept_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
         ("a call that breaks the form", "openai", True),
     ],
 )
-def test_the_next_prompt_has_every_word_and_call(
+def test_the_next_prompt_contains_every_word_and_call(
     kind: str, form: str, play: Play, tmp_path: Path, *, stream: bool
 ) -> None:
     text, words, names = TEXTS[kind]

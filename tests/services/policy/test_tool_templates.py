@@ -56,14 +56,14 @@ class Speaking(Reciting):
 
 
 @pytest.mark.parametrize("family", IDS)
-def test_what_a_template_writes_for_a_call_is_read_in_its_form(family: Family) -> None:
+def test_a_call_that_a_template_renders_is_parsed(family: Family) -> None:
     assert writes_calls(family.renderer().called, family.form)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", IDS)
-def test_calls_go_both_ways_in_a_familys_own_form(
+def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
     family: Family, play: Play, tmp_path: Path, *, stream: bool
 ) -> None:
     """What the agent writes is read, told, sent back and continued token by token; its thoughts too."""

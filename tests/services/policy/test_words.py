@@ -34,7 +34,7 @@ def test_pieces_are_whole_characters_and_make_the_text(
     assert sent + words.rest(text) == text
 
 
-def test_a_call_is_not_told_in_pieces() -> None:
+def test_a_tool_call_is_not_streamed_in_pieces() -> None:
     words = AnswerStream(TextStream(spoken), SpeechForm())
     assert words.add(b"I call <tool_") == ("", "I call")
     assert words.add(b"box> and <tool_call>{") == ("", " <tool_box> and")
@@ -43,7 +43,7 @@ def test_a_call_is_not_told_in_pieces() -> None:
     assert words.rest(*SpeechForm().read(text)[:2]) == ("", " <tool_call>{}"), "it breaks the form"
 
 
-def test_spaces_wait_for_the_word_behind_them() -> None:
+def test_spaces_are_streamed_with_the_next_word() -> None:
     """Before a call they are no part of the words."""
     words = AnswerStream(TextStream(spoken), SpeechForm())
     assert words.add(b" I call ") == ("", " I call")
