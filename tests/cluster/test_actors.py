@@ -53,7 +53,9 @@ def started(*, up: bool, begun: float) -> StartedWorker:
 
 
 def test_a_worker_without_room_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors, "first_answered", lambda asked, _: next((c for c in asked if c.done), None))
+    monkeypatch.setattr(
+        actors, "first_answered", lambda request, _: next((c for c in request if c.done), None)
+    )
     waiting = Waiting("scoring worker", "scored", "ray.scoring", timeout=5.0)
     now = time.monotonic()
     answer = Call()

@@ -52,9 +52,9 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     undisturbed = learned()
     seen: list[str] = []
 
-    def dies(number: int, asked: str) -> bool:
-        seen.append(asked)
-        return asked == method and number in {0, 1} and seen.count(method) > 2 * (method == "play")
+    def dies(number: int, request: str) -> bool:
+        seen.append(request)
+        return request == method and number in {0, 1} and seen.count(method) > 2 * (method == "play")
 
     made = cluster(workers(2), dies)
     disturbed = learned()
@@ -68,20 +68,20 @@ def test_workers_that_join_and_leave_change_nothing(
 ) -> None:
     cluster(workers(3))
     all_there = learned()
-    asked: list[int] = []
+    request: list[int] = []
 
     def dies(number: int, method: str) -> bool:  # actor 1 leaves when it is asked to play again
-        asked.extend([number] if method == "play" else [])
-        return number == 1 and method == "play" and asked.count(1) == 2
+        request.extend([number] if method == "play" else [])
+        return number == 1 and method == "play" and request.count(1) == 2
 
     def first(calls: list[Any], _: float) -> Any:  # actor 1 joins after three shares, the others never
-        return next((c for c in calls if c.number == 0 or (c.number == 1 and len(asked) >= 3)), None)
+        return next((c for c in calls if c.number == 0 or (c.number == 1 and len(request) >= 3)), None)
 
     made = cluster({**workers(3), "least_rollout_workers": 1}, dies)
     monkeypatch.setattr(actors, "first_answered", first)
     disturbed = learned()
-    assert set(asked) == {0, 1}
-    assert asked.count(1) == 2
+    assert set(request) == {0, 1}
+    assert request.count(1) == 2
     assert made.started == 4, "another one is waited for in the place of the one that left"
     assert "a worker has joined; of 3 there are 2" in caplog.text
     assert "a worker that had joined has left (it was killed); others play its groups" in caplog.text
@@ -130,7 +130,7 @@ def test_episodes_ahead_of_an_unfinished_step_are_dropped(
 
 
 def test_repeated_deaths_of_workers_stop_the_run(cluster: Callable[..., Cluster]) -> None:
-    made = cluster(workers(1), lambda _, asked: asked == "play")
+    made = cluster(workers(1), lambda _, request: request == "play")
     with pytest.raises(EngineError, match=r"5 rollout workers in a row have died before.*it was killed"):
         learned()
     assert made.started == actors.DEATHS

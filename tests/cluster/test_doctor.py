@@ -40,11 +40,10 @@ def healthy(gpus: int = 2) -> list[RankFacts]:
             memory=256 * GB,
             memory_free=200 * GB,
             shared_memory=64 * GB,
-            files=1 << 20,
             gpus=gpus,
             gpu=Gpu("H100", f"node{rank // 2} {rank}", 80 * GB, 79 * GB) if gpus else None,
             folders=(
-                SharedFolder("/shared/runs", "", 0.1 * rank, 900 * GB, "nfs4"),
+                SharedFolder("/shared/runs", "", 0.1 * rank, 900 * GB),
                 SharedFolder("/shared/cache", "", 0.0, 900 * GB),
             ),
         )
@@ -94,7 +93,6 @@ def folder(rank: int, **changed: Any) -> list[RankFacts]:
         (machine("node0", threads=32), False, "2 ranks on node0 compute with 64 threads on 16 cores"),
         (machine("node1", memory_free=3 * GB), False, "node1 has 3.0 GB of 256.0 GB of memory left for 2 ranks"),
         (machine("node0", shared_memory=64 << 20), True, "the shared memory (/dev/shm) of node0 has 0.1 GB left"),
-        (machine("node0", files=1024), False, "a process may open 1024 files on node0"),
     ],
 )  # fmt: skip
 def test_each_fault_is_found_and_named(every: Sequence[RankFacts], wrong: bool, what: str) -> None:

@@ -44,7 +44,7 @@ class Host:
 
 def follow(monkeypatch: pytest.MonkeyPatch, *hosts: Host) -> int:
     turn = itertools.count()
-    monkeypatch.setattr(launcher, "first_answered", lambda asked, _: asked[next(turn) % len(asked)])
+    monkeypatch.setattr(launcher, "first_answered", lambda request, _: request[next(turn) % len(request)])
     ranks = [launcher._Rank(number, host, Said(None)) for number, host in enumerate(hosts)]  # type: ignore[arg-type]
     return launcher._follow(ranks)
 

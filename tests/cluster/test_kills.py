@@ -60,7 +60,7 @@ def run(folder: Path, *words: str, kill: tuple[str, str] | None = None) -> tuple
         start_new_session=True,
     ) as one:
         try:
-            _, said = one.communicate(timeout=LONGEST)
+            _, answer = one.communicate(timeout=LONGEST)
         except subprocess.TimeoutExpired:
             one.kill()
             raise
@@ -68,7 +68,7 @@ def run(folder: Path, *words: str, kill: tuple[str, str] | None = None) -> tuple
     while left := marked(mark):
         assert time.monotonic() < until, f"left behind: {left}"
         time.sleep(0.1)
-    return one.returncode, said
+    return one.returncode, answer
 
 
 def end_of(folder: Path) -> Any:
@@ -95,8 +95,8 @@ def check_same(folder: Path, undisturbed: Any) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_rollout_worker_is_replaced(moment: str, tmp_path: Path, undisturbed: Any) -> None:
-    code, said = run(tmp_path / "run", kill=(moment, "worker"))
-    assert code == 0, said
+    code, answer = run(tmp_path / "run", kill=(moment, "worker"))
+    assert code == 0, answer
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", undisturbed)
 
@@ -105,10 +105,10 @@ def test_a_rollout_worker_is_replaced(moment: str, tmp_path: Path, undisturbed: 
 def test_a_rollout_worker_that_plays_ahead_is_replaced(tmp_path: Path) -> None:
     ahead = "training.max_staleness=2", "training.overlap=true", "training.partial_rollouts=0.5"
     words = *ahead, "team.sampling.max_tokens=120", "team.sampling.stop=[a, e, i, o, u]"
-    code, said = run(tmp_path / "whole", *words)
-    assert code == 0, said
-    code, said = run(tmp_path / "run", *words, kill=("rollout", "worker"))
-    assert code == 0, said
+    code, answer = run(tmp_path / "whole", *words)
+    assert code == 0, answer
+    code, answer = run(tmp_path / "run", *words, kill=("rollout", "worker"))
+    assert code == 0, answer
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", end_of(tmp_path / "whole"))
 
@@ -117,8 +117,8 @@ def test_a_rollout_worker_that_plays_ahead_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["world", "world host"])
 def test_an_environment_worker_is_replaced(victim: str, tmp_path: Path, undisturbed: Any) -> None:
     words = "episode.environment_workers=1", "ray.environment.cpus=0.1"
-    code, said = run(tmp_path / "run", *words, kill=("rollout", victim))
-    assert code == 0, said
+    code, answer = run(tmp_path / "run", *words, kill=("rollout", victim))
+    assert code == 0, answer
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", undisturbed)
 
@@ -144,10 +144,10 @@ def paid_by(judge: str, scorers: int) -> tuple[str, ...]:
 
 @pytest.mark.ranks
 def test_a_scoring_worker_scores_as_the_rank_does_and_is_replaced(judge: str, tmp_path: Path) -> None:
-    code, said = run(tmp_path / "here", *paid_by(judge, 0))
-    assert code == 0, said
-    code, said = run(tmp_path / "run", *paid_by(judge, 1), kill=("score", "scorer"))
-    assert code == 0, said
+    code, answer = run(tmp_path / "here", *paid_by(judge, 0))
+    assert code == 0, answer
+    code, answer = run(tmp_path / "run", *paid_by(judge, 1), kill=("score", "scorer"))
+    assert code == 0, answer
     assert (tmp_path / "run.killed").exists()
     check_same(tmp_path / "run", end_of(tmp_path / "here"))
 
@@ -178,11 +178,11 @@ def test_any_other_dead_actor_ends_the_run_and_a_resume_continues(
     victim: str, moment: str, tmp_path: Path, undisturbed: Any
 ) -> None:
     folder = tmp_path / "run"
-    code, said = run(folder, kill=(moment, victim))
+    code, answer = run(folder, kill=(moment, victim))
     assert (folder.with_suffix(".killed")).exists()
-    assert code == (-9 if victim == "guard" else 2), said
-    assert ENDS[victim] in said
-    assert "Traceback" not in said
+    assert code == (-9 if victim == "guard" else 2), answer
+    assert ENDS[victim] in answer
+    assert "Traceback" not in answer
     assert run(folder)[0] == 0
     check_same(folder, undisturbed)
 
@@ -192,8 +192,8 @@ def test_any_other_dead_actor_ends_the_run_and_a_resume_continues(
 def test_a_run_with_ray_is_bitwise_one_without(tmp_path: Path) -> None:
     one = tmp_path / "one"
     words = "episode.environment_workers=1", "ray.environment.cpus=0.1", "ray.rollout_workers=1"
-    code, said = run(one, *words)
-    assert code == 0, said
+    code, answer = run(one, *words)
+    assert code == 0, answer
     alone = resolve(yaml.safe_load((one / "config.yaml").read_text()))
     with Trainer(alone, run_dir=tmp_path / "alone") as trainer:
         trainer.train()

@@ -53,8 +53,8 @@ def settings(model: str, ray: dict[str, Any] | None = None, **changes: Any) -> d
     }
 
 
-def learned(said: dict[str, Any]) -> Learned:
-    return run(said, evaluates=True)
+def learned(answer: dict[str, Any]) -> Learned:
+    return run(answer, evaluates=True)
 
 
 @pytest.mark.parametrize("pools", [POOLS])
@@ -67,8 +67,8 @@ def test_a_team_in_pools_samples_as_one_in_one_process(
     held: list[set[str]] = []
     begin = RaySampler._begin
 
-    def noted(worker: RaySampler, said: Any) -> None:
-        begin(worker, said)
+    def noted(worker: RaySampler, answer: Any) -> None:
+        begin(worker, answer)
         held.append(set(worker._hashes))
 
     monkeypatch.setattr(RaySampler, "_begin", noted)
@@ -105,9 +105,9 @@ def test_a_sampling_worker_that_dies_is_replaced_and_nothing_changes(
     undisturbed = learned(settings(model, ray))
     seen: list[str] = []
 
-    def dies(number: int, asked: str) -> bool:
-        seen.append(asked if number == 2 else "")
-        return number == 2 and asked == method and seen.count(method) == when
+    def dies(number: int, request: str) -> bool:
+        seen.append(request if number == 2 else "")
+        return number == 2 and request == method and seen.count(method) == when
 
     made = cluster(ray, dies)
     disturbed = learned(settings(model, ray))
@@ -145,8 +145,8 @@ def test_pools_are_placed_once_and_rollout_workers_share_their_workers() -> None
     ],
 )
 def test_impossible_pools_are_errors(pools: dict[str, Any], reason: str, model: str) -> None:
-    said = settings(model, {"pools": pools})
+    answer = settings(model, {"pools": pools})
     served = {"endpoint": "http://127.0.0.1:9/v1", "model": "x"}
-    said["team"]["agents"] += [{"name": "cleo", "weights": "lora"}, {"name": "dan", "weights": served}]
+    answer["team"]["agents"] += [{"name": "cleo", "weights": "lora"}, {"name": "dan", "weights": served}]
     with pytest.raises(ConfigError, match=reason):
-        check_pools([prepare(resolve(said))])
+        check_pools([prepare(resolve(answer))])

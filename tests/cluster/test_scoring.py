@@ -67,9 +67,9 @@ def test_a_worker_that_dies_is_replaced_and_nothing_changes(
     undisturbed = learned(paid(judge))
     seen: list[str] = []
 
-    def dies(number: int, asked: str) -> bool:
-        seen.append(asked)
-        return asked == method and number == 0 and seen.count(method) > (method == "score")
+    def dies(number: int, request: str) -> bool:
+        seen.append(request)
+        return request == method and number == 0 and seen.count(method) > (method == "score")
 
     made = cluster(workers(1), dies)
     assert learned(paid(judge)).is_same(undisturbed)
@@ -103,7 +103,7 @@ def test_other_weights_on_disk_are_an_error(
 
 def test_samples_survive_their_transport() -> None:
     image = Image("0" * 32, "image/png", b"\x89PNG")
-    told = [
+    reply = [
         Sample("a", (5, 6, 7), (1, 3), temperature=0.5, bundle=4, images=(image, image)),
         Sample(
             "b",
@@ -114,8 +114,8 @@ def test_samples_survive_their_transport() -> None:
             begin=1,
         ),
     ]
-    found = load_samples(dump_samples(told))
-    assert found == told
+    found = load_samples(dump_samples(reply))
+    assert found == reply
     assert found[0].images[0].data == image.data
     columns = {"advantage": torch.ones(2)}
     assert load_samples(dump_samples([Sample("a", (5, 6), (1, 2), columns)])) == [Sample("a", (5, 6), (1, 2))]

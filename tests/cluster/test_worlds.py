@@ -41,9 +41,9 @@ def test_episodes_are_the_same() -> None:
 def test_a_dead_actor_is_replaced_and_its_episodes_repeated(method: str) -> None:
     seen: list[str] = []
 
-    def dies(number: int, asked: str) -> bool:
-        seen.append(asked)
-        return number == 0 and asked == method and seen.count(asked) > 3 * (method != "begin")
+    def dies(number: int, request: str) -> bool:
+        seen.append(request)
+        return number == 0 and request == method and seen.count(request) > 3 * (method != "begin")
 
     cluster = Cluster(dies, with_its_process)
     check(cluster, 2)

@@ -111,17 +111,17 @@ class TestWhoIsWaitedFor:
 
         first = asyncio.ensure_future(ending(Participant(0)))
         with Participant(1):
-            asked = ask(sampler, 1)
+            request = ask(sampler, 1)
             await settled()
             assert joined == [[1]]
-            await asked
+            await request
         second = asyncio.ensure_future(ending(Participant(2, followed=True)))
         with Participant(3):
-            asked = ask(sampler, 2)
+            request = ask(sampler, 2)
             await settled()
             assert joined == [[1]], "another episode begins when this one has ended"
             tidy.set()
-            await asked
+            await request
         await asyncio.gather(first, second)
 
 
@@ -150,11 +150,11 @@ class TestPatience:
         await settled()
         sampler._patience = AGES
         with Participant():
-            asked = ask(sampler, 4)
+            request = ask(sampler, 4)
             await settled()
             assert joined[-1] == [9], "who asked is waited for again"
             again.set()
-            await asked
+            await request
         await late
 
 

@@ -71,9 +71,9 @@ def test_a_token_is_never_sent_without_tls(
     for address in ("http://far.example", "http://10.1.2.3:8000", "http://127.0.0.1.far.example"):
         with pytest.raises(
             ConfigError, match=r"would be sent to http://\S+ in the clear\. Use https"
-        ) as refused:
+        ) as raised:
             send(address)
-        assert "secret" not in str(refused.value)
+        assert "secret" not in str(raised.value)
 
 
 def test_the_hub_gets_no_token_without_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_header_holds_the_value_of_the_variable(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(VARIABLE, "secret")
     assert bearer(VARIABLE, "https://far.example") == {"Authorization": "Bearer secret"}
     assert bearer(None, "http://far.example") == {}
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         bearer(VARIABLE, "http://ada:pass@far.example/?key=hidden")
-    assert "pass" not in str(refused.value)
-    assert "hidden" not in str(refused.value)
+    assert "pass" not in str(raised.value)
+    assert "hidden" not in str(raised.value)

@@ -40,11 +40,11 @@ def test_a_silent_process_is_lost(calls: list[Heartbeat]) -> None:
 
 
 def test_one_of_all_prints(calls: list[Heartbeat]) -> None:
-    said: list[int] = []
-    calls[1].say_once(lambda: said.append(1))
-    calls[0].say_once(lambda: said.append(0))
-    calls[2].say_once(lambda: said.append(2), after_others=True)
-    assert said == [1]
+    answer: list[int] = []
+    calls[1].say_once(lambda: answer.append(1))
+    calls[0].say_once(lambda: answer.append(0))
+    calls[2].say_once(lambda: answer.append(2), after_others=True)
+    assert answer == [1]
 
 
 class Stopped:

@@ -73,12 +73,12 @@ BAD: dict[Answer, str] = {
 @asynccontextmanager
 async def served(*answers: Answer) -> AsyncIterator[tuple[str, list[int]]]:
     """Yield the address of a server that answers in these ways in turn, and how many connections are and were open."""
-    open_now, asked = [0, 0], 0
+    open_now, request = [0, 0], 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        answer = answers[asked % len(answers)]
-        asked += 1
+        nonlocal request
+        answer = answers[request % len(answers)]
+        request += 1
         open_now[0] += 1
         open_now[1] = max(open_now)
         try:

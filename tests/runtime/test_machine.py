@@ -22,9 +22,9 @@ from kapelle.runtime.machine import long_lived_apart, refusal
     ids=["Python", "oneDNN", "torch", "safetensors"],
 )
 def test_missing_memory_is_reported_in_words(error: Exception) -> None:
-    said = refusal(error)
-    assert said is not None
-    assert "no memory left. End other programs, or use a smaller model or batch." in said
+    answer = refusal(error)
+    assert answer is not None
+    assert "no memory left. End other programs, or use a smaller model or batch." in answer
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), SystemError("bad call"), ValueError("no")])

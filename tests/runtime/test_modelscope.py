@@ -61,20 +61,20 @@ def test_a_missing_model_is_a_one_line_error_with_a_fix(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", recipe(tmp_path)]) != 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"Model 'modelscope:{NAME}' was not downloaded to {cache} (MODELSCOPE_CACHE)" in said
-    assert "pip install 'kapelle[modelscope]'" in said
-    assert f"modelscope download --model {NAME} --local_dir FOLDER" in said
-    assert "Traceback" not in said
+    answer = " ".join(capsys.readouterr().err.split())
+    assert f"Model 'modelscope:{NAME}' was not downloaded to {cache} (MODELSCOPE_CACHE)" in answer
+    assert "pip install 'kapelle[modelscope]'" in answer
+    assert f"modelscope download --model {NAME} --local_dir FOLDER" in answer
+    assert "Traceback" not in answer
 
 
 def test_settings_are_fetched_to_be_checked_and_weights_when_they_are_loaded(
     cache: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    request: list[Any] = []
 
     def snapshot_download(name: str, allow_patterns: list[str] | None = None) -> str:
-        asked.append((name, allow_patterns))
+        request.append((name, allow_patterns))
         folder = cache / LAYOUTS[0]
         folder.mkdir(parents=True, exist_ok=True)
         for file in saved.iterdir():
@@ -89,4 +89,4 @@ def test_settings_are_fetched_to_be_checked_and_weights_when_they_are_loaded(
     with Trainer(resolve(sections(model={"path": f"modelscope:{NAME}", "device": "cpu"}))) as trainer:
         list(trainer.steps(1))
         assert trainer.models["base"].name == str(cache / LAYOUTS[0])
-    assert asked == [(NAME, list(hub.SETTINGS)), (NAME, None)], "each once"
+    assert request == [(NAME, list(hub.SETTINGS)), (NAME, None)], "each once"

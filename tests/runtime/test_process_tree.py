@@ -97,8 +97,8 @@ def test_a_stopped_process_has_less_time_than_a_waiting_one(running: subprocess.
 def test_the_limit_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAPELLE_STALLED_AFTER", "7.5")
     assert stalled_after() == 7.5
-    for wrong in ("0", "soon", "nan"):
-        monkeypatch.setenv("KAPELLE_STALLED_AFTER", wrong)
+    for value in ("0", "soon", "nan"):
+        monkeypatch.setenv("KAPELLE_STALLED_AFTER", value)
         with pytest.raises(ConfigError, match="seconds after which"):
             stalled_after()
 

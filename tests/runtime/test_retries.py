@@ -150,8 +150,8 @@ def test_only_harmless_requests_are_sent_twice(method: str, headers: Mapping[str
     async def both() -> None:
         async with listening(serve) as url:
             assert await counted("POST", f"{url}/first", {}) == "b'ok'"
-            said = await counted(method, f"{url}/act", headers)
-            assert (said == "b'ok'") == (arrives == 2)
+            answer = await counted(method, f"{url}/act", headers)
+            assert (answer == "b'ok'") == (arrives == 2)
 
     run_async(both)
     acted = [key for path, key in seen if path == "/act"]

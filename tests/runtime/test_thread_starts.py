@@ -48,8 +48,8 @@ def ended(prepare: str, begins: str) -> tuple[int, str, str]:
     ],
 )
 def test_a_command_ends_when_a_thread_does_not_start(prepare: str, begins: str) -> None:
-    code, said, reason = ended(prepare, begins)
-    assert (code, said) == (2, "")
+    code, answer, reason = ended(prepare, begins)
+    assert (code, answer) == (2, "")
     assert reason.count("\n") == 1
     assert "no memory left to start a thread" in reason
     assert "--resume" in reason

@@ -56,9 +56,9 @@ def response(given: Any, **extra: Any) -> None:
     ],
 )  # fmt: skip
 def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, told: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Refusal) as raised:
         asks()
-    assert refused.value.status == 400
-    assert refused.value.parameter == named
-    assert f"`{named}`" in refused.value.message
-    assert told in refused.value.message
+    assert raised.value.status == 400
+    assert raised.value.parameter == named
+    assert f"`{named}`" in raised.value.message
+    assert told in raised.value.message

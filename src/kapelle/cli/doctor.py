@@ -104,7 +104,7 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
     if shared:
         say(f"variables  {' '.join(f'{name}={value}' for name, value in shared.items())}")
     for folder in first.folders:
-        say(f"folder     {folder.path} ({folder.kind or 'unknown'}, {folder.free / 1e9:.0f} GB free)")
+        say(f"folder     {folder.path} ({folder.free / 1e9:.0f} GB free)")
     if len(every) == 1:
         several = command("doctor", "--launch", "torchrun", "--processes", "2")
         say(f"This is one process. Several: {several}, or `torchrun … -m kapelle doctor` on every machine.")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kapelle.runs.rank_log import telling_variables
-from kapelle.runtime.machine import HAS_LIMITS, versions_of
+from kapelle.runtime.machine import versions_of
 from kapelle.runtime.ranks import Ranks
 
 GB = 10**9
@@ -50,8 +50,6 @@ class SharedFolder:
     seen: float | None = 0.0
     """Seconds until this rank saw what rank 0 wrote there; None if it did not."""
     free: int = 0
-    kind: str = ""
-    """Type of its file system, such as `ext4` or `nfs4`; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,6 @@ class RankFacts:
     memory_free: int
     shared_memory: int
     """Free bytes in /dev/shm; -1 if it does not exist."""
-    files: int
-    """Most files that this process may open."""
     gpus: int
     """CUDA devices that this process sees."""
     gpu: Gpu | None = None
@@ -141,7 +137,6 @@ def _facts(ranks: Ranks) -> RankFacts:
         memory=memory,
         memory_free=memory_free,
         shared_memory=_free("/dev/shm"),  # noqa: S108 - where NCCL and Ray put what processes share
-        files=_files(),
         gpus=found,
         gpu=gpu,
     )
@@ -195,15 +190,6 @@ def _free(path: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _files() -> int:
-    if not HAS_LIMITS:
-        return 0
-    import resource
-
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return 1 << 30 if most == resource.RLIM_INFINITY else most
-
-
 def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
     """Let rank 0 write a file into a folder (or its nearest existing parent), and measure when it appears here."""
 
@@ -241,18 +227,7 @@ def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
     ranks.all_gather("folder seen", bytes)
     if ranks.rank == 0:
         mark.unlink(missing_ok=True)
-    return SharedFolder(str(path), problem, seen, _free(str(mark.parent)), _file_system(mark.parent))
-
-
-def _file_system(path: Path) -> str:
-    """Return the type of a folder's file system."""
-    found = ("", "")
-    with suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text("utf-8", "replace").splitlines():
-            place, kind = line.split(" ")[1:3]
-            if path.is_relative_to(place.encode().decode("unicode_escape")) and len(place) >= len(found[0]):
-                found = place, kind
-    return found[1]
+    return SharedFolder(str(path), problem, seen, _free(str(mark.parent)))
 
 
 # -------- Faults
@@ -270,7 +245,6 @@ class MachineFault:
 LEAST_DISK = 5 * GB
 LEAST_MEMORY = 2 * GB
 LEAST_SHARED = 10**9
-LEAST_FILES = 4096
 _QUIET = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
 """Prefixes of variables that may differ between ranks."""
 
@@ -407,12 +381,6 @@ def _of_machines(every: Sequence[RankFacts]) -> Iterator[MachineFault]:
                 each.gpus > 1 and len(here) > 1,
                 f"the shared memory (/dev/shm) of {each.host} has {_size(each.shared_memory)} left, which ranks of one machine share data through",
                 "Start the container with `--shm-size=8g` or `--ipc=host`.",
-            )
-        if 0 < each.files < LEAST_FILES:
-            yield MachineFault(
-                False,
-                f"a process may open {each.files} files on {each.host}",
-                "Raise the hard limit (`ulimit -Hn 65536`); episodes hold connections and pipes.",
             )
 
 

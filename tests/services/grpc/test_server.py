@@ -50,21 +50,21 @@ class Echo(GrpcService):
         self.begun.set()
         await event.wait()
 
-    async def one(self, said: bytes, _: object) -> bytes:
-        if said == b"fail":
+    async def one(self, answer: bytes, _: object) -> bytes:
+        if answer == b"fail":
             raise RuntimeError("a secret")
-        if said == b"wrong":
+        if answer == b"wrong":
             raise wrong("that is wrong")
-        if said == b"wait":
+        if answer == b"wait":
             try:
                 await self._gone_on()
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-        return said
+        return answer
 
-    async def many(self, said: bytes, context: object) -> AsyncIterator[bytes]:
-        yield await self.one(said, context)
+    async def many(self, answer: bytes, context: object) -> AsyncIterator[bytes]:
+        yield await self.one(answer, context)
 
 
 def read(body: bytes) -> bytes:
@@ -74,18 +74,18 @@ def read(body: bytes) -> bytes:
 
 
 def ask(
-    channel: grpc.Channel, method: str, said: bytes = b"hello", service: str = "test.Echo", **given: Any
+    channel: grpc.Channel, method: str, answer: bytes = b"hello", service: str = "test.Echo", **given: Any
 ) -> bytes:
     path = f"/{service}/{method}"
     given = {"timeout": 60, **given}
     if method in ("Many", "Watch"):
-        return next(channel.unary_stream(path)(said, **given))  # type: ignore[no-any-return]
-    return channel.unary_unary(path)(said, **given)  # type: ignore[no-any-return]
+        return next(channel.unary_stream(path)(answer, **given))  # type: ignore[no-any-return]
+    return channel.unary_unary(path)(answer, **given)  # type: ignore[no-any-return]
 
 
-def refusal(channel: grpc.Channel, method: str, said: bytes = b"hello", **given: Any) -> tuple[str, str]:
+def refusal(channel: grpc.Channel, method: str, answer: bytes = b"hello", **given: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as raised:
-        ask(channel, method, said, **given)
+        ask(channel, method, answer, **given)
     return raised.value.code().name, raised.value.details()
 
 
@@ -137,9 +137,9 @@ def test_the_size_of_messages_is_limited_also_uncompressed(server: GrpcServer, c
 
 def test_health_is_answered_while_calls_are_at_their_limit(channel: grpc.Channel, echo: Echo) -> None:
     waiting = [channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60) for _ in range(2)]
-    while (said := refusal_or_none(channel)) is None:
+    while (answer := refusal_or_none(channel)) is None:
         pass
-    assert said == ("RESOURCE_EXHAUSTED", "2 calls are in progress, which is the limit. Retry later.")
+    assert answer == ("RESOURCE_EXHAUSTED", "2 calls are in progress, which is the limit. Retry later.")
     assert health(channel) == "SERVING"
     while len(echo.waiting) < 2:
         pass
@@ -149,10 +149,10 @@ def test_health_is_answered_while_calls_are_at_their_limit(channel: grpc.Channel
 
 
 def refusal_or_none(
-    channel: grpc.Channel, method: str = "One", *asked: Any, **given: Any
+    channel: grpc.Channel, method: str = "One", *request: Any, **given: Any
 ) -> tuple[str, str] | None:
     try:
-        ask(channel, method, *asked, **given)
+        ask(channel, method, *request, **given)
     except grpc.RpcError as error:
         return error.code().name, error.details()
     return None
@@ -166,9 +166,9 @@ def health(channel: grpc.Channel, service: str = "test.Echo") -> str:
 
 
 def test_a_cancelled_or_late_call_is_cancelled_in_the_server(channel: grpc.Channel, echo: Echo) -> None:
-    asked = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
+    request = channel.unary_unary("/test.Echo/One").future(b"wait", timeout=60)
     assert echo.begun.wait(60)
-    asked.cancel()
+    request.cancel()
     assert echo.cancelled.wait(60)
     echo.cancelled.clear()
     assert refusal(channel, "One", b"wait", timeout=0.1)[0] == "DEADLINE_EXCEEDED"
@@ -188,9 +188,9 @@ def test_the_end_loses_no_call_that_was_accepted(
     draining = threading.Thread(target=lambda: drained.append(server.drain(60)))
     draining.start()
     assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    while (said := refusal_or_none(channel)) is None:
+    while (answer := refusal_or_none(channel)) is None:
         pass
-    assert said[0] == "UNAVAILABLE"
+    assert answer[0] == "UNAVAILABLE"
     echo.go_on()
     assert accepted.result() == b"wait"
     draining.join()
@@ -235,9 +235,9 @@ def test_every_method_is_behind_the_same_check(echo: Echo) -> None:
     ):
         for service, method in methods:
             for name, (metadata, admitted) in CREDENTIALS.items():
-                said, why = refusal_or_none(channel, method, b"", service, metadata=metadata) or ("", "")
+                answer, why = refusal_or_none(channel, method, b"", service, metadata=metadata) or ("", "")
                 assert TOKEN not in why
-                assert (said == "UNAUTHENTICATED") is not admitted, (service, method, name, said)
+                assert (answer == "UNAUTHENTICATED") is not admitted, (service, method, name, answer)
 
 
 def test_tls(echo: Echo, tmp_path: Path) -> None:

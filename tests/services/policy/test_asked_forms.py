@@ -58,9 +58,9 @@ def fits(text: str | None) -> None:
 
 @pytest.mark.parametrize("seed", [1])
 def test_an_answer_follows_the_requested_schema(client: OpenAI, seed: int) -> None:
-    said = client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT)
-    assert said.choices[0].finish_reason == "stop"
-    fits(said.choices[0].message.content)
+    reply = client.chat.completions.create(**ASKED, seed=seed, response_format=FORMAT)
+    assert reply.choices[0].finish_reason == "stop"
+    fits(reply.choices[0].message.content)
     form: Any = {"format": {"type": "json_schema", "name": "way", "schema": SCHEMA}}
     fits(
         client.responses.create(
@@ -76,16 +76,16 @@ def test_an_answer_follows_the_requested_schema(client: OpenAI, seed: int) -> No
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "stay"}}])
 def test_a_forced_tool_call_is_made(client: OpenAI, choice: Any) -> None:
     for parallel in (True, False):
-        said = client.chat.completions.create(
+        reply = client.chat.completions.create(
             **{**ASKED, "max_tokens": 900},
             seed=1,
             tools=TOOLS,
             tool_choice=choice,
             parallel_tool_calls=parallel,
         )
-        calls: Any = said.choices[0].message.tool_calls
+        calls: Any = reply.choices[0].message.tool_calls
         assert calls
-        assert said.choices[0].message.content is None
+        assert reply.choices[0].message.content is None
         if not parallel or choice != "required":
             assert len(calls) == 1
         for call in calls:
@@ -126,9 +126,9 @@ def test_a_forced_tool_call_is_made(client: OpenAI, choice: Any) -> None:
 def test_an_impossible_request_is_an_error_with_its_name(
     client: OpenAI, extra: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(BadRequestError) as raised:
         client.chat.completions.create(**ASKED, **extra)
-    assert refused.value.param == named
+    assert raised.value.param == named
 
 
 WRITES: Any = {
@@ -149,23 +149,23 @@ def writing(**more: Any) -> Any:
 
 def test_an_invalid_tool_is_named(client: OpenAI) -> None:
     """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
-    strict, wrong = writing(strict=True), writing(parameters={"type": "thing"})
+    strict, errors = writing(strict=True), writing(parameters={"type": "thing"})
     for tools, extra, reason in (
         (strict, {"tool_choice": "required"}, "Unknown format: path."),
         (strict, {"response_format": FORMAT}, "Unknown format: path."),
-        (wrong, {"tool_choice": "required"}, "Invalid type: thing."),
+        (errors, {"tool_choice": "required"}, "Invalid type: thing."),
     ):
-        with pytest.raises(BadRequestError) as refused:
+        with pytest.raises(BadRequestError) as raised:
             client.chat.completions.create(**ASKED, tools=tools, **extra)
-        assert refused.value.param == "tools.1.function.parameters"
+        assert raised.value.param == "tools.1.function.parameters"
         for words in ("`tools.1.function.parameters`: no call of the tool 'write'", reason):
-            assert words in refused.value.message
+            assert words in raised.value.message
         for words in ("llguidance", "%json", "start:", "call_1"):
-            assert words not in refused.value.message
+            assert words not in raised.value.message
     own: Any = [{"type": "function", **tool["function"]} for tool in strict]
-    with pytest.raises(BadRequestError, match=r"`tools\.1\.parameters`: no call") as refused:
+    with pytest.raises(BadRequestError, match=r"`tools\.1\.parameters`: no call") as raised:
         client.responses.create(model="second", input="?", tools=own, tool_choice="required")
-    assert refused.value.param == "tools.1.parameters"
+    assert raised.value.param == "tools.1.parameters"
     client.chat.completions.create(
         **ASKED, tools=strict, tool_choice={"type": "function", "function": {"name": "go"}}
     )
@@ -173,10 +173,10 @@ def test_an_invalid_tool_is_named(client: OpenAI) -> None:
 
 def test_a_teachers_call_is_parsed_as_it_is() -> None:
     """As in demonstrations: what a script says is the form that was asked for, or its own fault."""
-    said = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
+    reply = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
     with Trainer(**settings()) as trainer:
         names = {trainer.team.policy(agent).name for agent in ("first", "second")}
-        engine = ScriptedEngine(dict.fromkeys(names, lambda _: said))
+        engine = ScriptedEngine(dict.fromkeys(names, lambda _: reply))
         with (
             serve_policy(replace(trainer.play, engine=engine), "duo", Binding(), ServingLimits()) as server,
             OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60.0) as made,

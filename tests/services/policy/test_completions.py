@@ -36,28 +36,28 @@ def test_a_prompt_is_not_changed(plain: OpenAI, play: Play) -> None:
     assert renderer.decode(ids).endswith("2+2=")
     sampling = Sampling(max_tokens=6, temperature=0.7)
     request = Request(policy, "second", (Message("user", "2+2="),), ids, sampling, 5, Task("", ""))
-    known = run_async(lambda: play.engine.generate(request))
+    expected = run_async(lambda: play.engine.generate(request))
     for prompt in ("2+2=", list(ids)):
-        said = plain.completions.create(**ASKED, prompt=prompt, logprobs=0)
-        [choice] = said.choices
-        assert choice.text == known.text
+        answer = plain.completions.create(**ASKED, prompt=prompt, logprobs=0)
+        [choice] = answer.choices
+        assert choice.text == expected.text
         assert choice.logprobs is not None
-        assert choice.logprobs.token_logprobs == list(known.logprobs)
-        assert said.usage is not None
-        assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), len(known.ids))
+        assert choice.logprobs.token_logprobs == list(expected.logprobs)
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), len(expected.ids))
 
 
 def test_several_prompts_are_answered_each_n_times(plain: OpenAI) -> None:
-    asked = {**ASKED, "n": 2}
-    both = plain.completions.create(**asked, prompt=["one", "two"])
+    query = {**ASKED, "n": 2}
+    both = plain.completions.create(**query, prompt=["one", "two"])
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
-    alone = [plain.completions.create(**asked, prompt=each) for each in ("one", "two")]
+    alone = [plain.completions.create(**query, prompt=each) for each in ("one", "two")]
     assert [c.text for c in both.choices] == [c.text for each in alone for c in each.choices]
     ids = [[4, 5], [6]]
-    assert len(plain.completions.create(**asked, prompt=ids).choices) == 4
+    assert len(plain.completions.create(**query, prompt=ids).choices) == 4
     pieces = list(
         plain.completions.create(
-            **asked, prompt=["one", "two"], stream=True, stream_options={"include_usage": True}
+            **query, prompt=["one", "two"], stream=True, stream_options={"include_usage": True}
         )
     )
     texts = ["", "", "", ""]
@@ -69,8 +69,8 @@ def test_several_prompts_are_answered_each_n_times(plain: OpenAI) -> None:
 
 
 def test_the_likeliest_tokens_come_in_its_own_form(plain: OpenAI) -> None:
-    said = plain.completions.create(**ASKED, prompt="2+2=", logprobs=3)
-    logprobs = said.choices[0].logprobs
+    answer = plain.completions.create(**ASKED, prompt="2+2=", logprobs=3)
+    logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.tokens is not None
     assert logprobs.top_logprobs is not None
@@ -97,9 +97,9 @@ def test_the_likeliest_tokens_come_in_its_own_form(plain: OpenAI) -> None:
     ],
 )
 def test_an_unsupported_parameter_is_named(plain: OpenAI, extra: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(BadRequestError) as raised:
         plain.completions.create(**{**ASKED, "prompt": "x", **extra})
-    assert (refused.value.param or "").partition(".")[0] == named
+    assert (raised.value.param or "").partition(".")[0] == named
 
 
 def test_sessions_record_conversations_alone(client: OpenAI) -> None:

@@ -49,10 +49,11 @@ def test_a_malformed_call_stays_text(text: str) -> None:
 def test_calls_and_results_are_parsed_like_our_own_tools() -> None:
     called = answer(TEXT)
     request = read_request(body(called, {"role": "tool", "tool_call_id": "1", "content": "3.5"}))
-    *_, said, result = PLAINLY.conversation(request.messages, request.tools, None)
-    assert said.content.startswith("I add.\n<tool_call>\n")
+    *_, reply, result = PLAINLY.conversation(request.messages, request.tools, None)
+    assert reply.content.startswith("I add.\n<tool_call>\n")
     assert (
-        json.loads(said.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"] == 1.5
+        json.loads(reply.content.split("<tool_call>\n")[1].split("\n</tool_call>")[0])["arguments"]["a"]
+        == 1.5
     )
     assert (result.role, result.content) == ("tool", "3.5")
 
@@ -89,9 +90,9 @@ def calling(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("written", ["", "null"])
 def test_no_arguments_are_an_empty_object(written: str) -> None:
     request = read_request(body(calling(written)))
-    said = PLAINLY.conversation(request.messages, request.tools, None)[-1]
-    assert said.content == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
-    sessions, text = Sessions(), said.content
+    reply = PLAINLY.conversation(request.messages, request.tools, None)[-1]
+    assert reply.content == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    sessions, text = Sessions(), reply.content
     place = sessions.place("first", read_request(body()), None)
     turn = Turn("first", "p", 0, "", -1, 0, (1,), (2,), (0.0,), "stop", text)
     sessions.keep(place, turn, SpeechForm().read(text))
@@ -113,11 +114,11 @@ BROKEN = ["a=1", "[1]", '{"a":' * 900 + "1" + "}" * 900]
 )
 def test_malformed_arguments_keep_their_text(form: Any, whole: str, written: str) -> None:
     request = read_request(body(calling(written)))
-    said = MessageReader(form, structured=True).conversation(request.messages, request.tools, None)[-1]
-    assert said.content == whole.replace("ARGUMENTS", written)
-    assert json.loads(said.structured or "")["tool_calls"][0]["function"]["arguments"] == written
+    reply = MessageReader(form, structured=True).conversation(request.messages, request.tools, None)[-1]
+    assert reply.content == whole.replace("ARGUMENTS", written)
+    assert json.loads(reply.structured or "")["tool_calls"][0]["function"]["arguments"] == written
     items = [
         {"role": "user", "content": "1+1?"},
         {"type": "function_call", "call_id": "1", "name": "add", "arguments": written},
     ]
-    assert MessageReader(form).messages(read_items(items))[-1].content == said.content
+    assert MessageReader(form).messages(read_items(items))[-1].content == reply.content

@@ -113,11 +113,11 @@ def test_a_living_launcher_does_not_hide_its_dead_worker(play: Play) -> None:
         httpx.Client() as launcher,
     ):
         name = launcher.post(f"{stage.url}/task", json={}).json()["session"]
-        asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+        query = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
         headers = {"x-kapelle-session": name}
         with httpx.Client() as worker:
             assert (
-                worker.post(f"{stage.url}/chat/completions", json=asked, headers=headers).status_code == 200
+                worker.post(f"{stage.url}/chat/completions", json=query, headers=headers).status_code == 200
             )
         own = launcher.post(f"{stage.url}/task", json={}).json()["session"]
         _say_and_pay(launcher, stage, own)
@@ -177,6 +177,6 @@ while True: time.sleep(1)
 
 def _say_and_pay(web: httpx.Client, stage: Stage, name: str) -> None:
     headers = {"x-kapelle-session": name}
-    asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
-    assert web.post(f"{stage.url}/chat/completions", json=asked, headers=headers).status_code == 200
+    query = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+    assert web.post(f"{stage.url}/chat/completions", json=query, headers=headers).status_code == 200
     assert web.post(f"{stage.url}/reward", json={"reward": 1.0}, headers=headers).status_code == 200

@@ -64,10 +64,10 @@ def test_the_embedding_model_is_listed(reader: OpenAI) -> None:
 def test_an_unreadable_part_is_named(
     reader: OpenAI, wrong: dict[str, Any], parameter: str, says: str
 ) -> None:
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(BadRequestError) as raised:
         reader.embeddings.create(model="letters", **wrong)
-    assert refused.value.param == parameter
-    assert says in str(refused.value)
+    assert raised.value.param == parameter
+    assert says in str(raised.value)
 
 
 def test_calls_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:

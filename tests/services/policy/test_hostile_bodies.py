@@ -69,46 +69,46 @@ COUNT = int(os.environ.get("KAPELLE_HOSTILE_BODIES", "250"))
 @pytest.mark.parametrize("path", ROUTES)
 async def test_every_malformed_body_is_rejected_in_one_form(server: PolicyServer, path: str) -> None:
     application = Application(Binding(), server.service.routes())
-    refused = 0
+    raised = 0
     for body in bodies(ROUTES[path], COUNT):
-        status, said = await answered(application, path, body)
+        status, answer = await answered(application, path, body)
         if status == 200:
             continue  # what was changed says nothing
-        refused += 1
-        check_refused(status, said, body)
-    assert refused > COUNT * 6 // 7
+        raised += 1
+        check_refused(status, answer, body)
+    assert raised > COUNT * 6 // 7
 
 
 async def test_every_malformed_reward_is_rejected_and_its_session_kept(server: PolicyServer) -> None:
     application = Application(Binding(), server.service.routes())
-    asked = json.dumps(
+    request = json.dumps(
         {"model": "duo/first", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     ).encode()
-    paid, refused, begun = 0, 0, False
+    paid, raised, begun = 0, 0, False
     for body in bodies(GOOD_REWARD, COUNT):
         name = f"fuzzed-{paid}"
         if not begun:
-            status, said = await answered(application, "/v1/chat/completions", asked, name)
-            assert status == 200, said
+            status, answer = await answered(application, "/v1/chat/completions", request, name)
+            assert status == 200, answer
             begun = True
-        status, said = await answered(application, f"/v1/sessions/{name}/reward", body)
+        status, answer = await answered(application, f"/v1/sessions/{name}/reward", body)
         if status == 200:
-            assert json.loads(said)["turns"] == 1
+            assert json.loads(answer)["turns"] == 1
             paid, begun = paid + 1, False
             continue
-        refused += 1
-        assert status == 400, (status, said, body[:200])
-        check_refused(status, said, body)
-    assert refused > COUNT // 2
+        raised += 1
+        assert status == 400, (status, answer, body[:200])
+        check_refused(status, answer, body)
+    assert raised > COUNT // 2
     assert paid > COUNT // 100
 
 
 def test_other_calls_are_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:
     """Over the wire, each broken call beside a probe."""
     for body in [*RAW, *bodies(GOOD, 20)]:
-        said = web.post(
+        answer = web.post(
             f"{server.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"}
         )
-        assert said.status_code == 200 or 400 <= said.status_code < 500
+        assert answer.status_code == 200 or 400 <= answer.status_code < 500
         assert web.get(f"{server.url}/health").json()["status"] == "ok"
     assert web.get(f"{server.url}/health").json()["under_way"] == 0

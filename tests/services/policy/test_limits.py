@@ -24,9 +24,9 @@ ASKED: dict[str, Any] = {
 def test_requests_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Client) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits(calls=2)) as server:
         url = f"{server.url}/v1/chat/completions"
-        said = web.post(url, json={**ASKED, "n": 3})
-        assert (said.status_code, said.json()["error"]["code"]) == (429, "queue_full")
-        assert said.headers["retry-after"] == "1"
+        answer = web.post(url, json={**ASKED, "n": 3})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert answer.headers["retry-after"] == "1"
         assert web.post(url, json={**ASKED, "n": 2, "max_tokens": 1}).status_code == 200
         assert server.service.under_way == 0
 
@@ -34,8 +34,8 @@ def test_requests_beyond_the_limit_are_told_to_retry(play: Play, web: httpx.Clie
 @pytest.mark.parametrize("model", ["duo/first", "duo"])
 def test_a_late_call_ends(play: Play, web: httpx.Client, model: str) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits(seconds=0.001)) as server:
-        said = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
-        assert (said.status_code, said.json()["error"]["type"]) == (504, "timeout_error")
+        answer = web.post(f"{server.url}/v1/chat/completions", json={**ASKED, "model": model})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
         streamed = web.post(
             f"{server.url}/v1/chat/completions", json={**ASKED, "model": model, "stream": True}
         )

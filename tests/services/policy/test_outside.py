@@ -55,7 +55,7 @@ def trainer(
 @contextmanager
 def programs(url: str, play: Play, count: int = 2) -> Iterator[list[BaseException]]:
     """Play episodes until training is over, `count` at a time, in threads that stand for processes."""
-    wrong: list[BaseException] = []
+    faults: list[BaseException] = []
 
     def work() -> None:
         try:
@@ -63,12 +63,12 @@ def programs(url: str, play: Play, count: int = 2) -> Iterator[list[BaseExceptio
                 while True:
                     play(client, client.post("/task", body={}, cast_to=dict[str, Any]))
         except BaseException as error:  # noqa: BLE001 - looked at by the test
-            wrong.append(error)
+            faults.append(error)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
-    yield wrong
+    yield faults
     for thread in threads:
         thread.join(60.0)
 
@@ -79,9 +79,9 @@ def session(client: OpenAI, task: dict[str, Any]) -> OpenAI:
 
 def say(client: OpenAI, agent: str, messages: list[Any], of: str = "team") -> Any:
     """Ask with settings of the program's own; the recipe's are what training needs."""
-    said = client.chat.completions.create(model=f"{of}/{agent}", messages=messages, temperature=0.1, seed=3)
-    messages.append(said.choices[0].message.model_dump(exclude_none=True))
-    return said
+    answer = client.chat.completions.create(model=f"{of}/{agent}", messages=messages, temperature=0.1, seed=3)
+    messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+    return answer
 
 
 @pytest.mark.slow
@@ -106,10 +106,10 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
 
     watching = Watching()
     steps: list[Step] = []
-    with trainer(watching, name="sums") as made, programs(watching.url, play) as wrong:
+    with trainer(watching, name="sums") as made, programs(watching.url, play) as faults:
         steps = list(made.steps())
         made.close()
-    assert [getattr(error, "status_code", error) for error in wrong] == [410, 410], "training is over"
+    assert [getattr(error, "status_code", error) for error in faults] == [410, 410], "training is over"
     for number, step in enumerate(steps, 1):
         assert [len(group.episodes) for group in step.groups] == [3, 3]
         for group in step.groups:
@@ -144,12 +144,14 @@ def test_a_requested_schema_masks_sampler_and_trainer_alike() -> None:
         own = session(client, task)
         way = {"name": "way", "schema": schema}
         form: Any = {"type": "json_schema", "json_schema": way}
-        said = own.chat.completions.create(
+        answer = own.chat.completions.create(
             model="team/planner", messages=[{"role": "user", "content": "plan"}], response_format=form
         )
-        wanted: Any = {"type": "json_schema", **way}
-        other = own.responses.create(model="coder", input="code", text={"format": wanted})
-        went = [json.loads(text or "")["go"] for text in (said.choices[0].message.content, other.output_text)]
+        expected: Any = {"type": "json_schema", **way}
+        other = own.responses.create(model="coder", input="code", text={"format": expected})
+        went = [
+            json.loads(text or "")["go"] for text in (answer.choices[0].message.content, other.output_text)
+        ]
         own.post("/reward", body={"reward": went.count("left") / 2}, cast_to=object)
 
     watching = Watching()
@@ -177,7 +179,7 @@ def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
         "checkpoint": {"every": 1},
     }
 
-    spoke: dict[int, set[str]] = {}
+    acting: dict[int, set[str]] = {}
     """By step, the weights that acted."""
     left: list[str] = []
     """The weights with which each run ended."""
@@ -199,14 +201,14 @@ def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
                     for episode in group.episodes
                 )
                 turns = [turn for group in step.groups for each in group.episodes for turn in each.turns]
-                spoke[step.number] = {turn.weights_hash for turn in turns}
+                acting[step.number] = {turn.weights_hash for turn in turns}
             left.append(weights_hash(made.engine.weights("coder")))
             made.close()
         return found
 
     broke_off = played(tmp_path / "run", 1)
     resumed = played(tmp_path / "run", 2, resume=True)
-    assert spoke[2] == {left[0]} != spoke[1]
+    assert acting[2] == {left[0]} != acting[1]
     assert broke_off | resumed == played(None, 3)
     assert [{version for *_, version in each} for each in resumed.values()] == [{1}, {2}]
 
@@ -344,21 +346,21 @@ def test_an_invalid_reward_is_rejected_at_once_and_can_be_corrected(
 ) -> None:
     with staged(play, Reciting(lambda _: "words"), rewards=(-1.0, 1.0)) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
-        asked = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
+        request = {"model": "team/first", "messages": [{"role": "user", "content": "x"}]}
         there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
-        assert web.post(f"{there}/chat/completions", json=asked).status_code == 200
-        whole = web.post(f"{there}/chat/completions", json={**asked, "model": "team"})
+        assert web.post(f"{there}/chat/completions", json=request).status_code == 200
+        whole = web.post(f"{there}/chat/completions", json={**request, "model": "team"})
         assert whole.status_code == 400, "a guess would train the wrong one"
         assert "first, second" in whole.json()["error"]["message"]
         for body, reason in ODD_REWARDS:
             for address in (f"{there}/reward", f"{stage.url}/sessions/{name}/reward"):
-                refused = web.post(
+                raised = web.post(
                     address, content=body.encode(), headers={"content-type": "application/json"}
                 )
-                assert refused.status_code == 400, body
-                assert re.search(reason, refused.json()["error"]["message"]), refused.text
-        told = web.post(f"{there}/reward", json={"rewards": {"first": -1}, "info": {"tests": [1, None]}})
-        assert told.status_code == 200, told.text
+                assert raised.status_code == 400, body
+                assert re.search(reason, raised.json()["error"]["message"]), raised.text
+        reply = web.post(f"{there}/reward", json={"rewards": {"first": -1}, "info": {"tests": [1, None]}})
+        assert reply.status_code == 200, reply.text
         assert web.post(f"{there}/reward", json={"reward": 1}).status_code in (404, 410), "it has one"
     [episode] = stage.episodes
     assert (episode.error, dict(episode.rewards)) == (None, {"first": -1.0})

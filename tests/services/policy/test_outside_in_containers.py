@@ -51,8 +51,8 @@ def test_programs_train_over_tls_and_others_are_rejected(
                     assert (
                         stranger.post(f"{watching.url}/{path}", json={}, headers=headers).status_code == 401
                     )
-            known = {"authorization": f"Bearer {TOKEN}", "host": "elsewhere.example"}
-            assert stranger.get(f"{watching.url}/models", headers=known).status_code == 421
+            expected = {"authorization": f"Bearer {TOKEN}", "host": "elsewhere.example"}
+            assert stranger.get(f"{watching.url}/models", headers=expected).status_code == 421
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{watching.url}/models".replace("https", "http"))
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
@@ -85,6 +85,6 @@ def test_a_public_address_needs_tls_and_a_token(
         monkeypatch.setenv("KAPELLE_TOKEN", TOKEN if "token" in given else "short")
     certificate, key = certificate_here(tmp_path)
     tls = {"tls_cert": str(certificate), "tls_key": str(key)} if "tls" in given else {}
-    with pytest.raises(ConfigError, match=lacking) as refused:
+    with pytest.raises(ConfigError, match=lacking) as raised:
         trainer(Watching(), {"host": host, "address": "localhost", **tls})
-    assert f"`environment.host: {host}`" in str(refused.value)
+    assert f"`environment.host: {host}`" in str(raised.value)

@@ -26,7 +26,7 @@ async def test_a_user_chats_with_the_team(server: PolicyServer) -> None:
         page = await browser.new_page()
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda answer: wrong.append(answer.text) if answer.type == "error" else None)
         await page.goto(server.url)
         await page.locator("textarea").fill("<img src=x onerror=alert(1)> hello")
         await page.locator("textarea").press("Enter")

@@ -56,17 +56,17 @@ def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
 
             async def post(path: str, body: dict[str, Any], name: str = "") -> dict[str, Any]:
                 headers = {"x-kapelle-session": name} if name else {}
-                said = await web.post(f"{url}{path}", json=body, headers=headers)
-                assert said.status_code == 200, said.text
-                answer: dict[str, Any] = said.json()
+                reply = await web.post(f"{url}{path}", json=body, headers=headers)
+                assert reply.status_code == 200, reply.text
+                answer: dict[str, Any] = reply.json()
                 return answer
 
             taken = await asyncio.gather(*(post("/task", {}) for _ in range(16)))
             index = {each["session"]: each["task"]["index"] for each in taken}
-            said = await asyncio.gather(
+            reply = await asyncio.gather(
                 *(post("/chat/completions", asked(f"{k}"), n) for n, k in index.items())
             )
-            words = [each["choices"][0]["message"]["content"] for each in said]
+            words = [each["choices"][0]["message"]["content"] for each in reply]
             assert words == [f"to {k}" for k in index.values()]
             await asyncio.gather(*(post("/reward", {"reward": k / 16}, n) for n, k in index.items()))
             return index
@@ -224,7 +224,7 @@ def test_the_first_of_two_rewards_stays(play: Play, web: httpx.Client) -> None:
         there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
         web.post(f"{there}/chat/completions", json=asked("x"))
         first, again, other = (
-            web.post(f"{there}/reward", json={"reward": paid}) for paid in (0.25, 0.25, 0.5)
+            web.post(f"{there}/reward", json={"reward": rewarded}) for rewarded in (0.25, 0.25, 0.5)
         )
         assert again.json() == first.json()
         assert (first.status_code, again.status_code) == (200, 200)

@@ -31,8 +31,8 @@ def reward(client: OpenAI, session: str, **body: Any) -> dict[str, Any]:
     return client.post(f"/sessions/{session}/reward", body=body, cast_to=dict[str, Any])
 
 
-def episode(recorded: Path, told: dict[str, Any]) -> Episode:
-    return read_recorded(recorded)[int(told["episode"])]
+def episode(recorded: Path, reply: dict[str, Any]) -> Episode:
+    return read_recorded(recorded)[int(reply["episode"])]
 
 
 def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: Play) -> None:
@@ -43,19 +43,19 @@ def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: P
         said.append(say(client, messages, logprobs=True))
         messages.append({"role": "user", "content": f"go on {k}"})
     [name] = set(map(session_of, said))
-    known = episode(recorded, reward(client, name, reward=0.5, success=1.0))
-    assert (known.success, known.error, known.agents) == (1.0, None, ("first", "second"))
-    assert known.rewards == {"first": 0.5}, "who said nothing earns nothing"
-    assert [turn.index for turn in known.turns] == [0, 1, 2]
-    assert [turn.seen for turn in known.turns] == [0, 1, 2]
-    for before, turn in zip(known.turns, known.turns[1:], strict=False):
+    expected = episode(recorded, reward(client, name, reward=0.5, success=1.0))
+    assert (expected.success, expected.error, expected.agents) == (1.0, None, ("first", "second"))
+    assert expected.rewards == {"first": 0.5}, "who said nothing earns nothing"
+    assert [turn.index for turn in expected.turns] == [0, 1, 2]
+    assert [turn.seen for turn in expected.turns] == [0, 1, 2]
+    for before, turn in zip(expected.turns, expected.turns[1:], strict=False):
         assert (
             turn.prompt_ids[: len(before.prompt_ids + before.completion_ids)]
             == before.prompt_ids + before.completion_ids
         )
-    assert [len(turn.heard) for turn in known.turns] == [2, 1, 1]
-    assert list(known.turns[2].logprobs) == [each.logprob for each in said[2].choices[0].logprobs.content]
-    assert {(turn.version, turn.policy, turn.trained) for turn in known.turns} == {
+    assert [len(turn.heard) for turn in expected.turns] == [2, 1, 1]
+    assert list(expected.turns[2].logprobs) == [each.logprob for each in said[2].choices[0].logprobs.content]
+    assert {(turn.version, turn.policy, turn.trained) for turn in expected.turns} == {
         (7, play.team.policy("first").name, True)
     }
     with pytest.raises(NotFoundError):
@@ -77,42 +77,42 @@ def test_agents_that_name_their_session_share_it(client: OpenAI, recorded: Path)
     say(named, [{"role": "user", "content": "plan"}], "first")
     say(there, [{"role": "user", "content": "do"}], "second")
     say(named, [{"role": "user", "content": "plan again"}], "first")
-    told = there.post("/reward", body={"rewards": {"second": -1.0}}, cast_to=dict[str, Any])
-    known = episode(recorded, told)
-    assert [turn.agent for turn in known.turns] == ["first", "second", "first"]
-    assert known.rewards == {"second": -1.0}
-    assert known.task.id == "t-1"
-    assert told["restarts"] == 1, "`first` began anew"
+    reply = there.post("/reward", body={"rewards": {"second": -1.0}}, cast_to=dict[str, Any])
+    expected = episode(recorded, reply)
+    assert [turn.agent for turn in expected.turns] == ["first", "second", "first"]
+    assert expected.rewards == {"second": -1.0}
+    assert expected.task.id == "t-1"
+    assert reply["restarts"] == 1, "`first` began anew"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_of_the_whole_team_is_an_episode_of_all_its_turns(
     client: OpenAI, recorded: Path, play: Play, *, stream: bool
 ) -> None:
-    asked: Any = {
+    request: Any = {
         "model": "duo",
         "messages": [{"role": "user", "content": "2+2?"}],
         "seed": 4,
         "max_tokens": 8,
     }
-    raw = client.chat.completions.with_raw_response.create(**asked, stream=stream)
+    raw = client.chat.completions.with_raw_response.create(**request, stream=stream)
     name = raw.headers["x-kapelle-session"]
     said: Any = raw.parse()
     first = next(iter(said)) if stream else said
     assert session_of(first) == name
     if stream:
         list(said)
-    known = episode(recorded, reward(client, name, reward=0.5))
-    assert known.rewards == {"first": 0.5, "second": 0.5}
-    assert [turn.index for turn in known.turns] == list(range(len(known.turns)))
-    assert {turn.agent for turn in known.turns} == {"first", "second"}
-    assert all(len(turn.logprobs) == len(turn.completion_ids) > 0 for turn in known.turns)
-    assert {(turn.version, turn.policy) for turn in known.turns} == {
+    expected = episode(recorded, reward(client, name, reward=0.5))
+    assert expected.rewards == {"first": 0.5, "second": 0.5}
+    assert [turn.index for turn in expected.turns] == list(range(len(expected.turns)))
+    assert {turn.agent for turn in expected.turns} == {"first", "second"}
+    assert all(len(turn.logprobs) == len(turn.completion_ids) > 0 for turn in expected.turns)
+    assert {(turn.version, turn.policy) for turn in expected.turns} == {
         (7, play.team.policy(agent).name) for agent in ("first", "second")
     }
     if not stream:
-        told = said.choices[0].model_extra["kapelle"]["turns"]
-        assert [each["text"] for each in told] == [turn.text for turn in known.turns]
+        reply = said.choices[0].model_extra["kapelle"]["turns"]
+        assert [each["text"] for each in reply] == [turn.text for turn in expected.turns]
 
 
 def test_edits_and_compaction_restart_a_conversation_and_are_counted(client: OpenAI, recorded: Path) -> None:
@@ -130,9 +130,9 @@ def test_edits_and_compaction_restart_a_conversation_and_are_counted(client: Ope
         {"role": "user", "content": "two"},
     ]
     say(named, edited)
-    told = reward(client, "edited", reward=1.0)
-    assert (told["turns"], told["branches"], told["restarts"]) == (5, 1, 2)
-    turns = episode(recorded, told).turns
+    reply = reward(client, "edited", reward=1.0)
+    assert (reply["turns"], reply["branches"], reply["restarts"]) == (5, 1, 2)
+    turns = episode(recorded, reply).turns
     opening = turns[0].prompt_ids + turns[0].completion_ids
     assert [turn.prompt_ids[: len(opening)] == opening for turn in turns] == [False, True, True, False, False]
 
@@ -147,9 +147,9 @@ def test_edits_and_compaction_restart_a_conversation_and_are_counted(client: Ope
 )
 def test_an_invalid_reward_is_an_error(client: OpenAI, body: dict[str, Any], status: int) -> None:
     name = session_of(say(client, [{"role": "user", "content": "x"}]))
-    with pytest.raises(APIStatusError) as refused:
+    with pytest.raises(APIStatusError) as raised:
         reward(client, name, **body)
-    assert refused.value.status_code == status
+    assert raised.value.status_code == status
     assert reward(client, name, reward=0.0)["turns"] == 1, "the session is still there"
 
 
@@ -176,9 +176,9 @@ def test_a_reward_lost_to_a_full_disk_can_be_posted_again(
 
     with monkeypatch.context() as broken:
         broken.setattr("kapelle.services.policy.recording.os.fsync", full)
-        with pytest.raises(APIStatusError, match="No space left") as refused:
+        with pytest.raises(APIStatusError, match="No space left") as raised:
             reward(client, name, reward=1.0)
-    assert refused.value.status_code == 507
+    assert raised.value.status_code == 507
     assert read_recorded(recorded) == before, "nothing is left of it"
     assert episode(recorded, reward(client, name, reward=1.0)).rewards == {"first": 1.0}
 
@@ -224,8 +224,8 @@ def test_a_session_is_deleted_without_a_trace(client: OpenAI, recorded: Path) ->
     header = {"x-kapelle-session": "unwanted"}
     say(client, [{"role": "user", "content": "hello"}], extra_headers=header)
     before = len(read_recorded(recorded)) if (recorded / FILE).exists() else 0
-    told = client.delete("/sessions/unwanted", cast_to=dict[str, Any])
-    assert told == {"session": "unwanted", "turns": 1, "deleted": True}
+    reply = client.delete("/sessions/unwanted", cast_to=dict[str, Any])
+    assert reply == {"session": "unwanted", "turns": 1, "deleted": True}
     for again in (
         lambda: client.delete("/sessions/unwanted", cast_to=object),
         lambda: reward(client, "unwanted", reward=1.0),

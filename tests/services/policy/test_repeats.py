@@ -32,12 +32,12 @@ def test_a_lost_answer_is_repeated(server: PolicyServer, recorded: Path, n: int)
         breaking(server.url.rpartition("/")[2], "before its answer", b"chat.completion") as relay,
         OpenAI(base_url=f"http://{relay.address}/v1", api_key="none", max_retries=4, timeout=60.0) as client,
     ):
-        said = ask(client, session, n=n)
+        answer = ask(client, session, n=n)
         assert relay.broken.is_set()
-        told = reward(client, session, reward=1.0)
-    assert "restarts" not in told
-    turns = episode(recorded, told).turns
-    assert [turn.text for turn in turns] == [choice.message.content for choice in said.choices]
+        reply = reward(client, session, reward=1.0)
+    assert "restarts" not in reply
+    turns = episode(recorded, reply).turns
+    assert [turn.text for turn in turns] == [choice.message.content for choice in answer.choices]
     assert len(turns) == n
 
 

@@ -45,7 +45,7 @@ def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[Ope
 
 def test_a_response_equals_the_chat_completion(client: OpenAI) -> None:
     """The same tokens of the same prompt, seed and settings, with all that OpenAI's own model of a response asks for."""
-    said = client.responses.create(
+    answer = client.responses.create(
         model="duo/first",
         input="2+2?",
         max_output_tokens=6,
@@ -66,21 +66,21 @@ def test_a_response_equals_the_chat_completion(client: OpenAI) -> None:
         logprobs=True,
         top_logprobs=2,
     )
-    assert said.output_text == chat.choices[0].message.content
-    assert said.usage is not None
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage is not None
     assert chat.usage is not None
-    assert (said.usage.input_tokens, said.usage.output_tokens) == (
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (
         chat.usage.prompt_tokens,
         chat.usage.completion_tokens,
     )
-    assert (said.status == "incomplete") == (chat.choices[0].finish_reason == "length")
-    assert said.metadata == {"a": "b"}
+    assert (answer.status == "incomplete") == (chat.choices[0].finish_reason == "length")
+    assert answer.metadata == {"a": "b"}
     assert chat.choices[0].logprobs is not None
-    content: Any = said.output[0]
+    content: Any = answer.output[0]
     assert [each.logprob for each in content.content[0].logprobs] == [
         each.logprob for each in chat.choices[0].logprobs.content or ()
     ]
-    TypeAdapter(Response).validate_python(said.model_dump(by_alias=True, warnings=False), strict=False)
+    TypeAdapter(Response).validate_python(answer.model_dump(by_alias=True, warnings=False), strict=False)
 
 
 def test_the_events_of_a_stream_come_in_openais_order(play: Play) -> None:
@@ -129,25 +129,25 @@ def test_an_answer_continues_with_its_exact_tokens(
     """Whether a program sends the items back, names the response, or goes over to chat completions."""
     first = f" Well,\n{ADD}\n{LOOK}\n"
     with reciting(play, tmp_path, first, "Done.") as (client, _):
-        asked: Any = {"model": "duo/first", "tools": TOOLS, "instructions": "Be brief."}
-        said: Any = client.responses.create(**asked, input="1+2?", stream=stream)
+        request: Any = {"model": "duo/first", "tools": TOOLS, "instructions": "Be brief."}
+        answer: Any = client.responses.create(**request, input="1+2?", stream=stream)
         if stream:
-            said = list(said)[-1].response
-        calls = [item for item in said.output if item.type == "function_call"]
+            answer = list(answer)[-1].response
+        calls = [item for item in answer.output if item.type == "function_call"]
         results: list[Any] = [
             {"type": "function_call_output", "call_id": call.call_id, "output": "3"} for call in calls
         ]
         if by == "items":
-            kept = [item.model_dump(exclude_none=True) for item in said.output]
+            kept = [item.model_dump(exclude_none=True) for item in answer.output]
             items: Any = [
                 {"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]},
                 *kept,
                 *results,
             ]
-            client.responses.create(**asked, input=items)
+            client.responses.create(**request, input=items)
         elif by == "id":
-            again = client.responses.create(**asked, input=results, previous_response_id=said.id)
-            assert again.previous_response_id == said.id
+            again = client.responses.create(**request, input=results, previous_response_id=answer.id)
+            assert again.previous_response_id == answer.id
         else:
             functions: Any = [
                 {"type": "function", "function": {n: tool[n] for n in ("name", "parameters", "strict")}}
@@ -158,7 +158,7 @@ def test_an_answer_continues_with_its_exact_tokens(
                 {"role": "user", "content": "1+2?"},
                 {
                     "role": "assistant",
-                    "content": said.output_text,
+                    "content": answer.output_text,
                     "tool_calls": [
                         {
                             "id": c.call_id,
@@ -171,7 +171,7 @@ def test_an_answer_continues_with_its_exact_tokens(
                 *({"role": "tool", "tool_call_id": c.call_id, "content": "3"} for c in calls),
             ]
             client.chat.completions.create(model="duo/first", messages=messages, tools=functions)
-        session = said.model_extra["kapelle"]["session"]
+        session = answer.model_extra["kapelle"]["session"]
         client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=object)
     [episode] = read_recorded(tmp_path)
     one, two = episode.turns
@@ -182,33 +182,38 @@ def test_an_answer_continues_with_its_exact_tokens(
 
 
 def test_a_response_is_kept_until_it_is_deleted(client: OpenAI) -> None:
-    said = client.responses.create(model="duo/first", input="hello", max_output_tokens=4)
-    assert client.responses.retrieve(said.id).output == said.output
-    [item] = client.responses.input_items.list(said.id).data
+    answer = client.responses.create(model="duo/first", input="hello", max_output_tokens=4)
+    assert client.responses.retrieve(answer.id).output == answer.output
+    [item] = client.responses.input_items.list(answer.id).data
     assert item.model_dump()["content"][0]["text"] == "hello"
-    client.responses.delete(said.id)
+    client.responses.delete(answer.id)
     for again in (
-        lambda: client.responses.retrieve(said.id),
-        lambda: client.responses.delete(said.id),
-        lambda: client.responses.create(model="duo/first", input="x", previous_response_id=said.id),
-        lambda: client.responses.input_items.list(said.id),
+        lambda: client.responses.retrieve(answer.id),
+        lambda: client.responses.delete(answer.id),
+        lambda: client.responses.create(model="duo/first", input="x", previous_response_id=answer.id),
+        lambda: client.responses.input_items.list(answer.id),
     ):
-        with pytest.raises(NotFoundError, match=said.id):
+        with pytest.raises(NotFoundError, match=answer.id):
             again()
 
 
 def test_a_response_belongs_to_its_session(client: OpenAI) -> None:
     """Others do not know it, and it ends with it."""
     mine, other = ({"x-kapelle-session": name} for name in ("mine-r", "other-r"))
-    said = client.responses.create(model="duo/first", input="a", max_output_tokens=4, extra_headers=mine)
-    asked: Any = {"model": "duo/first", "input": "b", "max_output_tokens": 4, "previous_response_id": said.id}
-    with pytest.raises(NotFoundError) as refused:
-        client.responses.create(**asked, extra_headers=other)
-    assert refused.value.param == "previous_response_id"
-    again = client.responses.create(**asked)
+    answer = client.responses.create(model="duo/first", input="a", max_output_tokens=4, extra_headers=mine)
+    request: Any = {
+        "model": "duo/first",
+        "input": "b",
+        "max_output_tokens": 4,
+        "previous_response_id": answer.id,
+    }
+    with pytest.raises(NotFoundError) as raised:
+        client.responses.create(**request, extra_headers=other)
+    assert raised.value.param == "previous_response_id"
+    again = client.responses.create(**request)
     assert (again.model_extra or {})["kapelle"]["session"] == "mine-r"
     client.post("/sessions/mine-r/reward", body={"reward": 1.0}, cast_to=object)
-    for each in (said, again):
+    for each in (answer, again):
         with pytest.raises(NotFoundError):
             client.responses.retrieve(each.id)
 
@@ -255,15 +260,15 @@ class TestRoom:
     ],
 )  # fmt: skip
 def test_an_unsupported_parameter_is_named(client: OpenAI, extra: dict[str, Any], named: str) -> None:
-    with pytest.raises((BadRequestError, NotFoundError)) as refused:
+    with pytest.raises((BadRequestError, NotFoundError)) as raised:
         client.responses.create(**{"model": "duo/first", "input": "x", **extra})
-    assert refused.value.param == named
-    assert "`response_format`" not in refused.value.message
+    assert raised.value.param == named
+    assert "`response_format`" not in raised.value.message
 
 
 def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
-    asked: Any = {"model": "duo/first", "input": "1+1?", "max_output_tokens": 8, "extra_body": {"seed": 1}}
-    expected = client.responses.create(**asked).output_text
+    request: Any = {"model": "duo/first", "input": "1+1?", "max_output_tokens": 8, "extra_body": {"seed": 1}}
+    expected = client.responses.create(**request).output_text
     for extra in (
         {"truncation": "auto"},
         {"include": ["reasoning.encrypted_content"]},
@@ -273,7 +278,7 @@ def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
         {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1+1?"}]}]},
         {"input": [{"id": "rs_1", "type": "reasoning", "summary": []}, {"role": "user", "content": "1+1?"}]},
     ):
-        assert client.responses.create(**{**asked, **extra}).output_text == expected
+        assert client.responses.create(**{**request, **extra}).output_text == expected
 
 
 def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
@@ -294,24 +299,24 @@ def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
 def test_thoughts_are_an_item_of_their_own(play: Play, tmp_path: Path) -> None:
     """In streams too; sent back or left out, the next prompt has them in the tokens that were sampled."""
     with reciting(play, tmp_path, f"<think>\nHm, hm.\n</think>\n\nI add.\n{ADD}", "3") as (client, engine):
-        asked: Any = {"model": "first", "tools": TOOLS}
-        events = list(client.responses.create(**asked, input="1+2?", stream=True))
-        told = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        request: Any = {"model": "first", "tools": TOOLS}
+        events = list(client.responses.create(**request, input="1+2?", stream=True))
+        reply = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
         last: Any = events[-1]
-        thought, said, call = last.response.output
-        assert "".join(told) == thought.content[0].text == "Hm, hm."
-        assert len(told) > 1
-        assert said.content[0].text == "I add."
+        thought, answer, call = last.response.output
+        assert "".join(reply) == thought.content[0].text == "Hm, hm."
+        assert len(reply) > 1
+        assert answer.content[0].text == "I add."
         assert [event.sequence_number for event in events] == list(range(len(events)))
         for event in events:
             if event.type in ("response.output_item.added", "response.output_item.done"):
                 assert event.item.id == last.response.output[event.output_index].id
-        whole = client.responses.create(**asked, input="1+2?")
+        whole = client.responses.create(**request, input="1+2?")
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
-        for kept in ([thought, said, call], [said, call]):
+        for kept in ([thought, answer, call], [answer, call]):
             items: Any = [{"role": "user", "content": "1+2?"}, *(each.model_dump() for each in kept), result]
-            client.responses.create(**asked, input=items)
-        client.responses.create(**asked, input=[result], previous_response_id=last.response.id)
+            client.responses.create(**request, input=items)
+        client.responses.create(**request, input=[result], previous_response_id=last.response.id)
         assert whole.output_text == "3"
     first = engine.asked[0].prompt_ids
     for again in engine.asked[2:]:

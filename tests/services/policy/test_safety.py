@@ -72,30 +72,30 @@ def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
             *(("POST", f"/sessions/s{p}") for m, p in paths if m == "POST"),
             *elsewhere,
         ]:
-            for name, (headers, refused) in CREDENTIALS.items():
-                said = client.request(method, path, headers=headers, json={} if method == "POST" else None)
+            for name, (headers, raised) in CREDENTIALS.items():
+                answer = client.request(method, path, headers=headers, json={} if method == "POST" else None)
                 # Reading changes nothing, and the browser shows no other page what was read.
-                if refused is None or (refused == 403 and method in ("GET", "HEAD")):
-                    assert said.status_code not in (401, 403, 421), (method, path, name)
+                if raised is None or (raised == 403 and method in ("GET", "HEAD")):
+                    assert answer.status_code not in (401, 403, 421), (method, path, name)
                 else:
-                    assert said.status_code == refused, (method, path, name)
-                    assert TOKEN not in said.text
+                    assert answer.status_code == raised, (method, path, name)
+                    assert TOKEN not in answer.text
                     if method != "HEAD":
-                        assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+                        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("session", ["", "a b", "x" * 129])
 def test_a_session_without_a_name_is_an_error(server: PolicyServer, web: httpx.Client, session: str) -> None:
     for path, headers in [(f"/sessions/{session}", {}), ("", {"x-kapelle-session": session})]:
-        said = web.post(f"{server.url}{path}/v1/chat/completions", json={}, headers=headers)
-        assert (said.status_code, said.json()["error"]["param"]) == (400, "x-kapelle-session")
+        answer = web.post(f"{server.url}{path}/v1/chat/completions", json={}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-kapelle-session")
 
 
 def test_a_form_of_another_page_is_rejected(server: PolicyServer, web: httpx.Client) -> None:
     """What a browser sends without asking first is refused, even with no `Origin`."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        said = web.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={"content-type": kind})
-        assert said.status_code == 415, kind
+        answer = web.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={"content-type": kind})
+        assert answer.status_code == 415, kind
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -105,10 +105,10 @@ def test_too_long_a_body_is_not_read(server: PolicyServer, web: httpx.Client, *,
             yield b"[" * (1 << 20)
 
     content = b"[" * (5 << 20) if declared else pieces()
-    said = web.post(
+    answer = web.post(
         f"{server.url}/v1/chat/completions", content=content, headers={"content-type": "application/json"}
     )
-    assert said.status_code == 413
+    assert answer.status_code == 413
 
 
 def test_invalid_tls_files_are_errors_before_anything_is_served(play: Play, tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_nothing_of_a_question_is_logged_when_a_workflow_fails(
     body = {"model": "duo", "messages": [{"role": "user", "content": QUESTION}]}
     with serve_policy(failing, "duo", Binding(), ServingLimits()) as server:
         for more in ({}, {"stream": True}):
-            told = web.post(f"{server.url}/v1/chat/completions", json={**body, **more})
-            assert "the service's log says why" in told.text
-            assert "swordfish" not in told.text
+            reply = web.post(f"{server.url}/v1/chat/completions", json={**body, **more})
+            assert "the service's log says why" in reply.text
+            assert "swordfish" not in reply.text
     assert "its workflow failed with ValueError" in caplog.text
     assert "swordfish" not in caplog.text

@@ -44,7 +44,7 @@ def test_an_agent_answers_with_tokens_of_its_own_weights(client: OpenAI, play: P
             policy, agent, given, ids, Sampling(max_tokens=6, temperature=0.7, top_p=0.9), 5, Task("", "")
         )
         known = run_async(lambda request=request: play.engine.generate(request))  # type: ignore[misc]
-        said = client.chat.completions.create(
+        answer = client.chat.completions.create(
             model=f"duo/{agent}",
             messages=[{"role": "user", "content": "2+2?"}],
             max_tokens=6,
@@ -53,25 +53,25 @@ def test_an_agent_answers_with_tokens_of_its_own_weights(client: OpenAI, play: P
             seed=5,
             logprobs=True,
         )
-        [choice] = said.choices
+        [choice] = answer.choices
         assert choice.message.content == known.text
         assert choice.finish_reason == known.finish_reason
         assert choice.logprobs is not None
         assert [each.logprob for each in choice.logprobs.content or []] == list(known.logprobs)
-        assert said.usage is not None
-        assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), len(known.ids))
-        assert said.system_fingerprint == known.weights_hash
-        assert said.model_extra is not None
-        assert said.model_extra["kapelle"]["version"] == 7
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), len(known.ids))
+        assert answer.system_fingerprint == known.weights_hash
+        assert answer.model_extra is not None
+        assert answer.model_extra["kapelle"]["version"] == 7
 
 
 def test_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
     def drawn(n: int, seed: int) -> list[str | None]:
-        said = client.chat.completions.create(
+        answer = client.chat.completions.create(
             model="duo/second", messages=[{"role": "user", "content": "x"}], n=n, seed=seed, max_tokens=8
         )
-        assert [choice.index for choice in said.choices] == list(range(n))
-        return [choice.message.content for choice in said.choices]
+        assert [choice.index for choice in answer.choices] == list(range(n))
+        return [choice.message.content for choice in answer.choices]
 
     three = drawn(3, 11)
     assert len(set(three)) == 3
@@ -85,7 +85,7 @@ def test_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
 )
 def test_top_logprobs_fit_the_sampled_token(client: OpenAI, sampling: dict[str, Any]) -> None:
     """Of the distribution that was sampled from: tempered, cut, by the agent's own adapter."""
-    said = client.chat.completions.create(
+    answer = client.chat.completions.create(
         model="duo/second",
         messages=[{"role": "user", "content": "2+2?"}],
         max_tokens=12,
@@ -96,7 +96,7 @@ def test_top_logprobs_fit_the_sampled_token(client: OpenAI, sampling: dict[str, 
         **sampling,
     )
     found = 0
-    for choice in said.choices:
+    for choice in answer.choices:
         assert choice.logprobs is not None
         assert choice.logprobs.content is not None
         for place in choice.logprobs.content:
@@ -118,10 +118,10 @@ def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
     """As clients and frameworks send them with every call, and keep them of answers: the same tokens come."""
 
     def asked(messages: list[Any], **extra: Any) -> str:
-        said = client.chat.completions.create(
+        answer = client.chat.completions.create(
             model="duo/first", messages=messages, max_tokens=8, seed=1, **extra
         )
-        return str(said.choices[0].message.content)
+        return str(answer.choices[0].message.content)
 
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     plain: list[Any] = [
@@ -164,20 +164,20 @@ def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
     ],
 )
 def test_an_unsupported_parameter_is_named(client: OpenAI, extra: dict[str, object], named: str) -> None:
-    with pytest.raises(BadRequestError) as refused:
+    with pytest.raises(BadRequestError) as raised:
         client.chat.completions.create(  # type: ignore[call-overload]
             model="duo/first", messages=[{"role": "user", "content": "x"}], **extra
         )
-    assert refused.value.param == named
-    assert f"`{named}`" in refused.value.message
+    assert raised.value.param == named
+    assert f"`{named}`" in raised.value.message
     if "penalty" in named or named == "logit_bias":
-        assert "not supported" in refused.value.message
+        assert "not supported" in raised.value.message
 
 
 def test_a_prompt_longer_than_the_context_is_an_error(client: OpenAI) -> None:
     for letters in (300, 100_000):
-        with pytest.raises(BadRequestError) as refused:
+        with pytest.raises(BadRequestError) as raised:
             client.chat.completions.create(
                 model="duo/first", messages=[{"role": "user", "content": "x" * letters}]
             )
-        assert refused.value.code == "context_length_exceeded"
+        assert raised.value.code == "context_length_exceeded"

@@ -27,16 +27,16 @@ def read(text: str) -> dict[str, float]:
 
 def test_metrics_count_calls_and_tokens_without_texts(play: Play, web: httpx.Client) -> None:
     with serve_policy(play, "duo", Binding(), ServingLimits()) as server:
-        asked = {"model": "first", "messages": [{"role": "user", "content": "swordfish"}], "max_tokens": 4}
-        usage = web.post(f"{server.url}/v1/chat/completions", json=asked).json()["usage"]
+        query = {"model": "first", "messages": [{"role": "user", "content": "swordfish"}], "max_tokens": 4}
+        usage = web.post(f"{server.url}/v1/chat/completions", json=query).json()["usage"]
         web.post(f"{server.url}/sessions/swordfish/v1/responses", json={"model": "first"})
         web.request("SWORDFISH", f"{server.url}/swordfish")
         web.get(f"{server.url}/health", headers={"host": "swordfish"})
-        team = web.post(f"{server.url}/v1/chat/completions", json={**asked, "model": "duo"}).json()
-        told = web.get(f"{server.url}/metrics")
-    assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "swordfish" not in told.text.lower()
-    samples = read(told.text)
+        team = web.post(f"{server.url}/v1/chat/completions", json={**query, "model": "duo"}).json()
+        reply = web.get(f"{server.url}/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "swordfish" not in reply.text.lower()
+    samples = read(reply.text)
     calls = 'kapelle_calls_total{method="%s",route="%s",status="%d"}'
     assert samples[calls % ("POST", "/v1/chat/completions", 200)] == 2
     assert samples[calls % ("POST", "/v1/responses", 400)] == 1
@@ -44,8 +44,8 @@ def test_metrics_count_calls_and_tokens_without_texts(play: Play, web: httpx.Cli
     assert samples[calls % ("GET", "/health", 421)] == 1
     turns = team["choices"][0]["kapelle"]["turns"]
     for agent, own in (("first", usage["completion_tokens"]), ("second", 0)):
-        said = own + sum(turn["tokens"] for turn in turns if turn["agent"] == agent)
-        assert samples[f'kapelle_tokens_written_total{{agent="{agent}"}}'] == said
+        answer = own + sum(turn["tokens"] for turn in turns if turn["agent"] == agent)
+        assert samples[f'kapelle_tokens_written_total{{agent="{agent}"}}'] == answer
     read_first = samples['kapelle_tokens_read_total{agent="first"}']
     assert usage["prompt_tokens"] < read_first <= usage["prompt_tokens"] + team["usage"]["prompt_tokens"]
     assert samples["kapelle_answers_in_flight"] == 0

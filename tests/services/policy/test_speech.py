@@ -38,10 +38,10 @@ def test_thoughts_words_and_calls_are_separated(
     if words and calls and form in ("llama", "pythonic"):
         pytest.skip("calls are the whole answer there")
     text = written(form, thoughts, words, calls)
-    said = SpeechForm(form).read(text)
-    assert said == (thoughts, words, calls)
+    answer = SpeechForm(form).read(text)
+    assert answer == (thoughts, words, calls)
     unopened = SpeechForm(form, thinking=bool(thoughts)).read(text.removeprefix("<think>"))
-    assert unopened == said, "the template may have opened the thoughts"
+    assert unopened == answer, "the template may have opened the thoughts"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,9 +70,9 @@ def test_a_growing_text_never_changes_what_was_sent(form: Form, data: st.DataObj
 def test_words_and_thoughts_are_streamed(form: Form) -> None:
     text = written(form, "Hm, where?", "Over there it is.", ())
     read = SpeechForm(form)
-    told = [read.read_partial(text[:place]) for place in range(len(text))]
-    assert ("Hm, wh", "") in told
-    assert ("Hm, where?", "Over the") in told
+    reply = [read.read_partial(text[:place]) for place in range(len(text))]
+    assert ("Hm, wh", "") in reply
+    assert ("Hm, where?", "Over the") in reply
 
 
 def test_a_character_before_a_line_break_begins_no_marker() -> None:
@@ -151,10 +151,10 @@ def test_thoughts_of_magistral_are_separated() -> None:
     call = write_calls(CALLS[:1], "mistral")
     assert SpeechForm("mistral").read(f"[THINK]Hm.[/THINK]{call}") == ("Hm.", "", CALLS[:1])
     assert SpeechForm("mistral", thinking=True).read("Hm.[/THINK]There.") == ("Hm.", "There.", ())
-    told = [
+    reply = [
         SpeechForm("mistral").read_partial("[THINK]Hm.[/THINK]There."[:place]) for place in (3, 9, 13, 18, 21)
     ]
-    assert told == [("", ""), ("Hm", ""), ("Hm.", ""), ("Hm.", ""), ("Hm.", "The")]
+    assert reply == [("", ""), ("Hm", ""), ("Hm.", ""), ("Hm.", ""), ("Hm.", "The")]
     assert SpeechForm("hermes").read("[THINK]Hm.[/THINK]There.").thoughts == "", "no mark of theirs"
 
 

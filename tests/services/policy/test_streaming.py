@@ -31,29 +31,29 @@ def test_an_agents_pieces_make_the_whole(client: OpenAI) -> None:
         own = [c for piece in pieces for c in piece.choices if c.index == k]
         assert "".join(c.delta.content or "" for c in own) == choice.message.content
         assert [c.finish_reason for c in own if c.finish_reason] == [choice.finish_reason]
-        heard = [token for c in own if c.logprobs for token in c.logprobs.content or []]
+        received = [token for c in own if c.logprobs for token in c.logprobs.content or []]
         assert choice.logprobs is not None
-        assert heard == choice.logprobs.content
+        assert received == choice.logprobs.content
         assert sum(bool(c.delta.content) for c in own) > 1, "it came in pieces"
 
 
 def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
     """The debate of two agents over two rounds, whose turns stand beside the answer."""
-    said = client.chat.completions.create(model="duo", **ASKED)
-    assert said.choices[0].model_extra is not None
-    turns = said.choices[0].model_extra["kapelle"]["turns"]
+    text = client.chat.completions.create(model="duo", **ASKED)
+    assert text.choices[0].model_extra is not None
+    turns = text.choices[0].model_extra["kapelle"]["turns"]
     assert [turn["agent"] for turn in turns] == ["first", "second"] * (len(turns) // 2)
     assert len(turns) >= 4
-    assert said.choices[0].message.content in [turn["text"] for turn in turns[-2:]]
-    assert said.usage is not None
-    assert said.usage.completion_tokens == sum(turn["tokens"] for turn in turns)
-    assert client.chat.completions.create(model="duo", **ASKED).choices == said.choices, "the seed repeats it"
+    assert text.choices[0].message.content in [turn["text"] for turn in turns[-2:]]
+    assert text.usage is not None
+    assert text.usage.completion_tokens == sum(turn["tokens"] for turn in turns)
+    assert client.chat.completions.create(model="duo", **ASKED).choices == text.choices, "the seed repeats it"
 
 
 def test_a_vote_counts_answers_that_the_environment_parses(play: Play, web: httpx.Client) -> None:
     """A text without a number is no vote, though its agent speaks first."""
     texts = {"first": "I pass.", "second": "It is 4."}
-    deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda asked: texts[asked.agent]))
+    deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda request: texts[request.agent]))
     with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:
         answer = web.post(f"{server.url}/v1/chat/completions", json={"model": "duo", **ASKED})
     assert answer.json()["choices"][0]["message"]["content"] == "It is 4."
@@ -68,12 +68,12 @@ def test_a_teams_turns_are_streamed_as_they_are_sampled(client: OpenAI) -> None:
     words: list[list[str]] = []
     now: dict[str, list[str]] = {}
     for piece in pieces:
-        heard = (piece.model_extra or {}).get("kapelle", {})
-        if heard.get("begins"):
-            now[heard["agent"]] = [heard["agent"], ""]
-            words.append(now[heard["agent"]])
-        elif "agent" in heard:
-            now[heard["agent"]][1] += heard["text"]
+        received = (piece.model_extra or {}).get("kapelle", {})
+        if received.get("begins"):
+            now[received["agent"]] = [received["agent"], ""]
+            words.append(now[received["agent"]])
+        elif "agent" in received:
+            now[received["agent"]][1] += received["text"]
     assert whole.choices[0].model_extra is not None
     turns = whole.choices[0].model_extra["kapelle"]["turns"]
     assert words == [[turn["agent"], turn["text"]] for turn in turns]

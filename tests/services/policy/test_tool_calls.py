@@ -42,13 +42,13 @@ TEXTS = {
 
 def spoken(client: OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
     """Ask with tools and return the message, put together as clients put streams together."""
-    asked: Any = {"model": f"{model(client)}/first", "messages": messages, "tools": TOOLS}
+    request: Any = {"model": f"{model(client)}/first", "messages": messages, "tools": TOOLS}
     if not stream:
-        whole: dict[str, Any] = client.chat.completions.create(**asked).choices[0].message.model_dump()
+        whole: dict[str, Any] = client.chat.completions.create(**request).choices[0].message.model_dump()
         return {name: each for name, each in whole.items() if each is not None}
     words = ""
     calls: dict[int, dict[str, Any]] = {}
-    for piece in client.chat.completions.create(**asked, stream=True):
+    for piece in client.chat.completions.create(**request, stream=True):
         for choice in piece.choices:
             words += choice.delta.content or ""
             assert len(choice.delta.tool_calls or ()) <= 1, "some clients read the first one"

@@ -84,11 +84,11 @@ def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         messages: list[Any] = [{"role": "user", "content": "Where?"}]
-        asked: Any = {"model": "first", "tools": [TOOL]}
+        query: Any = {"model": "first", "tools": [TOOL]}
         thoughts = words = ""
         if stream:
             calls = []
-            for piece in client.chat.completions.create(**asked, messages=messages, stream=True):
+            for piece in client.chat.completions.create(**query, messages=messages, stream=True):
                 for choice in piece.choices:
                     words += choice.delta.content or ""
                     thoughts += (choice.delta.model_extra or {}).get("reasoning_content") or ""
@@ -96,7 +96,7 @@ def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
             message: dict[str, Any] = {"role": "assistant", "content": words, "tool_calls": calls}
         else:
             message = (
-                client.chat.completions.create(**asked, messages=messages).choices[0].message.model_dump()
+                client.chat.completions.create(**query, messages=messages).choices[0].message.model_dump()
             )
             words, thoughts, calls = (
                 message["content"] or "",
@@ -107,9 +107,9 @@ def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
         [call] = calls
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {"at": "é"})
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "there"}]
-        said = client.chat.completions.create(**asked, messages=messages)
-        assert said.choices[0].message.content == "It is there."
-        session = str((said.model_extra or {})["kapelle"]["session"])
+        answer = client.chat.completions.create(**query, messages=messages)
+        assert answer.choices[0].message.content == "It is there."
+        session = str((answer.model_extra or {})["kapelle"]["session"])
         client.post(f"/sessions/{session}/reward", body={"reward": 1.0}, cast_to=object)
     [episode] = read_recorded(tmp_path)
     one, two = episode.turns
