@@ -1,4 +1,4 @@
-"""A run in this process whose actors are objects of `tests.support.cluster`, placed as its settings ask for."""
+"""A run in this process with actors of `tests.support.cluster`, placed by its settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Placed = Callable[..., Cluster]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Placed:
-    """Place a run with these settings of `ray` on a cluster of its own; actors for which `dies` is true die."""
+    """Place a run with these settings of `ray` on its own cluster; actors for which `dies` is true die."""
 
     def make(ray: Mapping[str, Any], dies: Dies = lambda *_: False) -> Cluster:
         made = Cluster(dies)

@@ -1,4 +1,4 @@
-"""Ray at the edge of this project."""
+"""The interface to Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kapelle.cluster.actors import Actor, ActorCall, ActorConnection, ActorLost,
 from kapelle.errors import ConfigError, EngineError
 
 SLOW = "The current node timed out during startup."
-"""What Ray raises, as a bare Exception, where its services take longer than half a minute."""
+"""The message of the Exception that Ray raises if its services take longer than half a minute."""
 
 
 def test_a_slow_start_of_ray_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_an_unreachable_address_is_reported_at_once() -> None:
 
 
 class Call(ActorCall):
-    """One that is answered when a test says so."""
+    """A call whose answer the test sets."""
 
     def __init__(self, *, done: bool = True) -> None:
         super().__init__(None)

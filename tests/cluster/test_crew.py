@@ -1,4 +1,4 @@
-"""Rollout workers: what they play is what is played here, whoever dies."""
+"""Rollout workers collect the same episodes as one process, also after deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the machines of a run: each fault, planted into the facts of four healthy ranks."""
+"""Faults of machines, each put into the facts of four healthy ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def machine(host: str, **changed: Any) -> list[RankFacts]:
 
 
 def folder(rank: int, **changed: Any) -> list[RankFacts]:
-    """The healthy ranks, one of which sees the run directory otherwise."""
+    """The healthy ranks, one with other facts about the run directory."""
     every = healthy()
     first, *others = every[rank].folders
     every[rank] = replace(every[rank], folders=(replace(first, **changed), *others))

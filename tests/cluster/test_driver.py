@@ -1,4 +1,4 @@
-"""What the driver makes of the ends of ranks."""
+"""How the driver reacts to the ends of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Said(ActorCall):
 
 
 class Host:
-    """An actor of a rank; tells its news one after another."""
+    """An actor of a rank with scripted events."""
 
     def __init__(self, *news: Any) -> None:
         self.news = list(news)

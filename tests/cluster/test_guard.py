@@ -1,4 +1,4 @@
-"""What the command's own process says and ends."""
+"""The guard of the command's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each kind of process of a run on Ray is killed, at each moment: the run goes on, or ends with a reason; never a hang."""
+"""Kill each kind of process of a run on Ray at each moment: the run continues, or ends with a reason."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ray: {trainer: {cpus: 0.1}, rollout: {cpus: 0.1}, rollout_workers: 2}
 """
 ROOT = Path(__file__).parents[2]
 LONGEST = 300
-"""Seconds that a run may take at most, on a busy machine."""
+"""Most seconds of a run on a busy machine."""
 HELD = "import os, sys; os.environ['KAPELLE_GUARD'] = str(os.getpid()); from kapelle.cli import main; raise SystemExit(main())"
 
 
 def run(folder: Path, *words: str, kill: tuple[str, str] | None = None) -> tuple[int, str]:
-    """Train until the run ends, and see that nothing of it is left; return its exit code and what it printed on stderr."""
+    """Train until the run ends, check that nothing of it remains, and return its exit code and stderr."""
     recipe = folder.with_suffix(".yaml")
     recipe.write_text(RECIPE)
     mark = f"{folder}-{time.monotonic_ns()}"
@@ -125,7 +125,7 @@ def test_an_environment_worker_is_replaced(victim: str, tmp_path: Path, undistur
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a verifier that has learned a step of what the recipe's team says."""
+    """The folder of a verifier that was trained for a step on the recipe's team."""
     place = tmp_path_factory.mktemp("judge")
     debate = {"name": "debate", "rounds": 1, "score_rounds": True}
     changes = {"algorithm": {"name": "verifier", "group_size": 2}, "workflow": debate}

@@ -1,4 +1,4 @@
-"""Which workers each rank is told of."""
+"""The workers that each rank receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a rank, as its actor holds it."""
+"""The process of a rank in its actor."""
 
 from __future__ import annotations
 

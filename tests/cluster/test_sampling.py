@@ -1,4 +1,4 @@
-"""Pools of sampling workers: a team whose models lie in several actors plays as one whose models lie together."""
+"""Pools of sampling workers: models in several actors sample like models in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def settings(model: str, ray: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Two agents with a model of their own each, who hear one another."""
+    """Two agents that read each other, each with its own model."""
     agents = [
         {"name": "ada", "weights": "lora"},
         {"name": "ben", "weights": {"model": model, "train": "full"}},

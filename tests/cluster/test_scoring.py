@@ -1,4 +1,4 @@
-"""Scoring workers: what they score is what is scored in the ranks, whoever dies."""
+"""Scoring workers return the same scores as the ranks, also after deaths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kapelle.types import Constraint, Image, Routing
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a verifier that has learned a little."""
+    """The folder of a verifier that was trained briefly."""
     place = tmp_path_factory.mktemp("judge")
     with Trainer(**run_of("verifier")) as trainer:
         trainer.train(1)

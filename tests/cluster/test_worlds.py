@@ -1,4 +1,4 @@
-"""Worlds whose processes actors hold: the same episodes, whoever dies."""
+"""Environment workers in actors: the same episodes, also after deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is waited for, for how long, and in which order those join who came while rows waited."""
+"""For whom a batch waits, how long, and the order in which requests join it."""
 
 from __future__ import annotations
 

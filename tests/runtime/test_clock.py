@@ -1,4 +1,4 @@
-"""A process that was stopped fails nothing that is right: not a program, a tool, a judge or a server."""
+"""A stopped process makes no program, tool, judge or server fail."""
 
 from __future__ import annotations
 

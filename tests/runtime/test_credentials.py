@@ -1,4 +1,4 @@
-"""A token goes only where nobody else can read it on its way: whoever sends one asks the same check."""
+"""Every sender of a token checks first that the connection is encrypted or local."""
 
 from __future__ import annotations
 

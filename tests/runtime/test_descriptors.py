@@ -1,4 +1,4 @@
-"""Few descriptors make episodes wait in line; they fail none."""
+"""With few descriptors episodes wait in a queue, and none fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A guarded program ends with whoever wanted it, even if that one is killed, and takes its own children along."""
+"""A guarded program ends with its owner, also after a kill, together with its children."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def until(found: object, seconds: float = 60.0) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process has ended, also where nobody has asked for its exit code."""
+    """Return whether a process has ended, also while its exit code was not collected."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Servers and proxies that answer badly, over real connections: what is asked again, what is said, and when it ends."""
+"""Faulty servers and proxies over real connections: retries, messages and limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kapelle.runtime.http import NoAnswer, post_with_retries
 
 GOOD = b'{"ok": 1}'
 RESET = b""
-"""In place of an answer: the connection is reset."""
+"""Reset the connection instead of answering."""
 
 
 def said(body: bytes, status: str = "200 OK", *headers: str, length: int | None = None) -> bytes:
@@ -24,14 +24,14 @@ def said(body: bytes, status: str = "200 OK", *headers: str, length: int | None 
 
 
 class Script:
-    """Answers each request with the next of some bytes, over and over with the last, and then ends the connection."""
+    """Answers each request with the next answer, or the last one, and closes the connection."""
 
     def __init__(self, answers: Sequence[bytes], drip: float = 0.0) -> None:
         self.answers, self.drip = list(answers), drip
         self.asked = 0
         self.began = asyncio.Event()
         self.gone = asyncio.Event()
-        """Set when a caller has gone away before it had its answer."""
+        """Set when a client has disconnected before its answer."""
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,7 +125,7 @@ async def test_permanent_failures_are_reported_at_once(answer: bytes, why: str, 
 
 
 async def test_the_limit_applies_to_a_whole_answer(pauses: list[float]) -> None:
-    """A byte every 20 ms: no silence is long, and the answer would take four seconds."""
+    """The server sends a byte every 20 ms, and the whole answer would take four seconds."""
     async with playing(said(b" " * 100 + GOOD), drip=0.02) as script:
         started = time.monotonic()
         with pytest.raises(NoAnswer, match=r"not complete after 0.3 seconds"):
@@ -136,7 +136,7 @@ async def test_the_limit_applies_to_a_whole_answer(pauses: list[float]) -> None:
 
 
 async def test_a_cancelled_request_ends() -> None:
-    """While an answer comes, and in a pause before the next attempt."""
+    """During an answer, and in a pause before the next retry."""
     async with playing(said(GOOD), drip=0.05) as script:
         asking = asyncio.create_task(ask(script))
         await asyncio.wait_for(script.began.wait(), 30)

@@ -1,4 +1,4 @@
-"""Who is there, and the first reason why one is not."""
+"""Heartbeats of ranks, and the first reason of a failure."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_one_of_all_prints(calls: list[Heartbeat]) -> None:
 
 
 class Stopped:
-    """A store whose process is stopped: it keeps every call."""
+    """A store whose process is stopped: no call returns."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.asked = 0
 
     def set_timeout(self, _limit: object) -> None:
-        """Keep no time, as a connection that was made."""
+        """Accept a limit and ignore it."""
 
     def add(self, *_asked: object) -> int:
         self.asked += 1
@@ -66,7 +66,7 @@ class Stopped:
 
 
 class Broken(Stopped):
-    """A store whose process is gone."""
+    """A store whose process has ended."""
 
     def add(self, *_asked: object) -> int:
         self.asked += 1

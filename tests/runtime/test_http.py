@@ -1,4 +1,4 @@
-"""Servers that answer without end, a byte at a time, or never: an episode fails, in bounded time and memory."""
+"""Servers that answer endlessly, slowly or never make an episode fail in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ BAD: dict[Answer, str] = {
 
 @asynccontextmanager
 async def served(*answers: Answer) -> AsyncIterator[tuple[str, list[int]]]:
-    """Yield the address of a server that answers in these ways in turn, and how many connections are and were open."""
+    """Yield the address of a server with these answers in turn, and its current and largest number of connections."""
     open_now, request = [0, 0], 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A hub that does not answer costs seconds, and the message says how to go on without it."""
+"""A hub that does not answer costs seconds, and the message says how to continue offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine without memory says by the mouths of libraries is told as what it is."""
+"""Errors of libraries on a machine without memory are reported as missing memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_unexpected_error_keeps_its_class(error: Exception) -> None:
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    """Nothing is frozen, as in a process of a user's; the tests freeze what they have imported (`conftest.py`)."""
+    """Unfreeze all objects, as in a user's process; `conftest.py` freezes imported ones."""
     gc.unfreeze()
     yield
     gc.freeze()

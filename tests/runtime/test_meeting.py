@@ -1,4 +1,4 @@
-"""Those that play one step together agree over a store, whoever is started again, and hear of one that fails."""
+"""Processes that collect one step agree over a store, also after restarts, and receive failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.runtime.ranks import ALONE, Meeting
 
 @pytest.fixture
 def form() -> Iterator[dict[str, Any]]:
-    """Where three meet; the store lasts as long as the test."""
+    """The settings of three members; the store lives as long as the test."""
     store, where = own_store("127.0.0.1")
     yield {**where, "size": 3}
     del store
@@ -29,7 +29,7 @@ def at(form: dict[str, Any], rank: int) -> StoreMeeting:
 
 
 def met(meetings: list[StoreMeeting], number: int, places: int) -> list[list[list[bytes]]]:
-    """Let all meet in turn; return what each heard."""
+    """Let all members meet in turn, and return what each received."""
 
     def one(meeting: StoreMeeting) -> list[list[bytes]]:
         meeting.begin(number)

@@ -1,4 +1,4 @@
-"""Models of ModelScope by name: found where its package keeps them, fetched by it, or refused in one line."""
+"""Models of ModelScope by name: found in its cache, downloaded by its package, or a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop where an event loop runs already: it reaches the work, and the process, which is somebody else's, lives on."""
+"""A stop request inside a running event loop reaches the work, and the process continues."""
 
 import subprocess
 import sys

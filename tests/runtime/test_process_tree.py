@@ -1,4 +1,4 @@
-"""A child ends with its parent, stopped or not, and a parent tells a stopped child from a slow one."""
+"""A child ends with its parent, and a parent distinguishes a stopped child from a slow one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generators of a whole process go on where they were, whatever is imported meanwhile."""
+"""Imports do not change the random generators of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks tell one another their shares, their errors and their requests to stop."""
+"""Ranks exchange shares, errors and stop requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def share() -> bytes:
 
 
 def meetings() -> list[object]:
-    """What goes well and what does not, in one pair of processes."""
+    """Exchanges with and without errors in one pair of processes."""
     ranks = ranks_here(60.0)
     found: list[object] = [
         ranks.all_gather("a", lambda: f"from {ranks.rank}".encode() * (1 + 5 * ranks.rank))

@@ -1,4 +1,4 @@
-"""The place of a process among others, and what ranks agree on before they begin."""
+"""The rank of a process, and checks between ranks before they begin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node", "MASTER_PORT": "
 
 
 class Second(Ranks):
-    """Rank 1 of 2, where rank 0 shares what it is given."""
+    """Rank 1 of 2; rank 0 shares the given value."""
 
     rank, size = 1, 2
 

@@ -1,4 +1,4 @@
-"""An error of another process is raised here as what it was there."""
+"""An error of another process keeps its class and message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kapelle.runtime.foreign_code import environment_error, received_error, sent
 
 
 def sent(error: Exception) -> dict[str, str]:
-    """An error after its way through JSON, as the handler that caught it sends it."""
+    """Return an error after its transport as JSON."""
     try:
         raise error
     except (ConfigError, ParityError, KeyError) as caught:

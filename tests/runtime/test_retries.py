@@ -1,4 +1,4 @@
-"""A busy server is asked again after pauses that double, or that it asks for, and not for ever."""
+"""Requests to a busy server are repeated after growing or requested pauses, for a bounded time."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_only_harmless_requests_are_sent_twice(method: str, headers: Mapping[str
     seen: list[tuple[str, str | None]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the first request of a connection, and act on the second one but close without a word."""
+        """Answer the first request of a connection; receive the second one and close without an answer."""
         try:
             for number in range(2):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -1,4 +1,4 @@
-"""The seconds of a call are its own: waiting for a turn with something of which there are few costs none."""
+"""The time in a queue for a scarce resource does not count for a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kapelle.runtime.event_loop import run_async
 
 LIMIT = 0.2
 LINE = 3 * LIMIT
-"""Seconds until it is the call's turn: long enough for the watchdog to end a call whose line counts."""
+"""Seconds in the queue: long enough for the watchdog to end a call whose queue time counts."""
 
 
 def bounded(work: Awaitable[object]) -> Awaitable[object]:

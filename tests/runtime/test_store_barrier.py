@@ -1,4 +1,4 @@
-"""Threads of several ranks meet by the store; what goes wrong in one, or ends one, is told to all."""
+"""Threads of several ranks meet by the store, and an error or end of one reaches all."""
 
 from __future__ import annotations
 

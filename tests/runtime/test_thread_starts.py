@@ -1,4 +1,4 @@
-"""A thread that finds no memory to begin with ends the command: without that, whoever started it waits for ever."""
+"""A thread without memory to start ends the command, which would otherwise wait for ever."""
 
 from __future__ import annotations
 

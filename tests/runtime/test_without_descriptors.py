@@ -1,4 +1,4 @@
-"""A process whose descriptors have run out gets one error that says so, and no traceback beside it."""
+"""A process without free descriptors gets one clear error and no further traceback."""
 
 from __future__ import annotations
 

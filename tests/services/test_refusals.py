@@ -1,4 +1,4 @@
-"""What a body is refused for: named as its sender wrote it, by what came furthest of the forms that were tried."""
+"""The error of a body names the field, in the form that matched furthest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is held to what torch's allocator counts, in shapes other than those of the benchmark."""
+"""Compare plans with the counts of torch's allocator, for shapes that the benchmark does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every gRPC service of ours has in common, shown on one that echoes."""
+"""What all gRPC services share, tested with an echo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = ("One", "Many")
 
 
 class Echo(GrpcService):
-    """Says what it was told; `fail`, `wrong` and `wait` do what they say."""
+    """Returns its request; `fail`, `wrong` and `wait` select another behaviour."""
 
     name = "test.Echo"
 
@@ -41,7 +41,7 @@ class Echo(GrpcService):
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(self.name, handlers)])
 
     def go_on(self) -> None:
-        """Let calls that wait go on."""
+        """Let waiting calls continue."""
         for loop, event in self.waiting:
             loop.call_soon_threadsafe(event.set)
 
@@ -222,7 +222,7 @@ CREDENTIALS: Mapping[str, tuple[list[tuple[str, str | bytes]], bool]] = {
     "right": ([("authorization", f"Bearer {TOKEN}")], True),
     "right, other case": ([("authorization", f"bearer {TOKEN}")], True),
 }
-"""What a caller sends, and whether it may call."""
+"""Credentials, and whether they are valid."""
 
 
 def test_every_method_is_behind_the_same_check(echo: Echo) -> None:

@@ -1,4 +1,4 @@
-"""Peers that are slow on purpose: heads that never end, answers that nobody reads; and TLS."""
+"""Slow peers: endless heads and unread answers; and TLS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "the-right-token-0123456789"  # noqa: S105
 
 
 class Torrent:
-    """A stream without end, and a good answer."""
+    """An endless stream, and a short answer."""
 
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -63,7 +63,7 @@ def server(torrent: Torrent, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpSe
 
 
 def said(peer: socket.socket) -> bytes:
-    """Return all that comes until the other side closes."""
+    """Return all bytes until the other side closes."""
     read = b""
     try:
         while more := peer.recv(65_536):
@@ -81,7 +81,7 @@ def test_an_endless_head_times_out(server: HttpServer, head: bytes) -> None:
 
 
 def test_a_call_with_two_lengths_is_refused_and_its_connection_closed(server: HttpServer) -> None:
-    """What follows may be the rest of its body or a call of its own, as a proxy before the service has read it."""
+    """A proxy before the service may have taken the rest as a body or as another call."""
     for method in (b"GET", b"POST"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
             head = b" /good HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

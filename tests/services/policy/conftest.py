@@ -18,7 +18,7 @@ from kapelle.training.trainer import Trainer
 
 @pytest.fixture(scope="package")
 def play() -> Iterator[Play]:
-    """Two agents that debate, `first` and `second`, each with an adapter of its own."""
+    """Two agents that debate, `first` and `second`, each with its own adapter."""
     agents = [{"name": "first", "system": "You speak first."}, {"name": "second"}]
     team = {**sections()["team"], "agents": agents}
     with Trainer(**sections(team=team)) as trainer:
@@ -31,7 +31,7 @@ def play() -> Iterator[Play]:
 
 @pytest.fixture(scope="package")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which rewarded sessions are kept."""
+    """The folder of rewarded sessions."""
     return tmp_path_factory.mktemp("recorded")
 
 
@@ -50,6 +50,6 @@ def client(server: PolicyServer) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="package")
 def web() -> Iterator[httpx.Client]:
-    """A client that does as it is told; making one takes long."""
+    """An HTTP client; creating one takes long."""
     with httpx.Client(timeout=60.0) as made:
         yield made

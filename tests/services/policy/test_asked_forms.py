@@ -1,4 +1,4 @@
-"""Answers of a form that their caller asks for: schemas and forced calls, over both APIs and in training."""
+"""Requested forms of answers: schemas and forced calls, over both APIs and in training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("llguidance")
 
 
 def settings() -> dict[str, Any]:
-    """Two agents whose model reads enough for schemas of tools."""
+    """Two agents with a context that holds schemas of tools."""
     given = sections()
     model = {**given["model"], "embedded": {**given["model"].get("embedded", {}), "context": 2048}}
     team = {**given["team"], "agents": [{"name": "first"}, {"name": "second"}]}
@@ -148,7 +148,7 @@ def writing(**more: Any) -> Any:
 
 
 def test_an_invalid_tool_is_named(client: OpenAI) -> None:
-    """By its place and its name, in words of the schema; with both APIs, forced or beside a schema."""
+    """The error has its place, its name and a reason from the schema, over both APIs."""
     strict, errors = writing(strict=True), writing(parameters={"type": "thing"})
     for tools, extra, reason in (
         (strict, {"tool_choice": "required"}, "Unknown format: path."),
@@ -172,7 +172,7 @@ def test_an_invalid_tool_is_named(client: OpenAI) -> None:
 
 
 def test_a_teachers_call_is_parsed_as_it_is() -> None:
-    """As in demonstrations: what a script says is the form that was asked for, or its own fault."""
+    """A script gives the requested form, or an error names it, as in demonstrations."""
     reply = '<tool_call>\n{"name": "go", "arguments": {"ok": true, "way": "left"}}\n</tool_call>'
     with Trainer(**settings()) as trainer:
         names = {trainer.team.policy(agent).name for agent in ("first", "second")}

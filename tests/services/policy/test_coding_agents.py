@@ -1,4 +1,4 @@
-"""A coding agent of somebody else's runs in the sandbox, its calls become turns, and the tests of its task pay."""
+"""A foreign coding agent runs in the sandbox, its calls become turns, and the tests of its task give the reward."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 
 
 def settings(program: str | None = None, tmp_path: Path | None = None, **more: Any) -> CodingAgent:
-    """Return an environment with the example's agent, or a program of one's own."""
+    """Return an environment with the example's agent, or another program."""
     file = AGENT
     if program is not None:
         assert tmp_path is not None
@@ -51,7 +51,7 @@ def settings(program: str | None = None, tmp_path: Path | None = None, **more: A
 def played(
     play: Play, environment: CodingAgent, answers: Sequence[str], count: int = 1
 ) -> tuple[Reciting, list[Episode]]:
-    """Play episodes of the first task, in which an engine gives these answers, one after another."""
+    """Roll out episodes of the first task with these answers in turn."""
 
     def say(request: Request) -> str:
         spoken = sum(message.role == "assistant" for message in request.messages)

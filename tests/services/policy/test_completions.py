@@ -1,4 +1,4 @@
-"""Plain prompts, asked by OpenAI's own client."""
+"""Plain prompts, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED: dict[str, Any] = {"model": "duo/second", "max_tokens": 6, "seed": 5, "tem
 
 @pytest.fixture(scope="module")
 def plain(play: Play) -> Iterator[OpenAI]:
-    """The team, served without recording."""
+    """Serve the team without recording."""
     with (
         serve_policy(play, "duo", Binding(), ServingLimits()) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
@@ -29,7 +29,7 @@ def plain(play: Play) -> Iterator[OpenAI]:
 
 
 def test_a_prompt_is_not_changed(plain: OpenAI, play: Play) -> None:
-    """As text or as ids: the tokens are what the engine samples behind them, with no template around."""
+    """A prompt as text or ids gives the tokens that the engine samples after it, without a template."""
     policy = play.team.policy("second").name
     renderer: Any = play.engine.renderer(policy)
     ids = renderer.plain("2+2=")

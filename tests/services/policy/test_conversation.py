@@ -1,4 +1,4 @@
-"""Tools in OpenAI's form and in the agents' own, there and back."""
+"""Tools in OpenAI's form and in the forms of agents, in both directions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_calls_and_results_are_parsed_like_our_own_tools() -> None:
 
 
 def test_a_conversation_continues_after_a_call_with_any_arguments() -> None:
-    """A client may parse a call and write it anew: other spaces, other order, 1.50 as 1.5."""
+    """A client may parse and rewrite a call: other spaces, other order, 1.50 as 1.5."""
     sessions = Sessions()
     place = sessions.place("first", read_request(body()), None)
     turn = Turn("first", "p", 0, "", -1, 0, (1,), (2,), (0.0,), "stop", TEXT)

@@ -1,4 +1,4 @@
-"""Programs that end in the middle of an episode, however they do: their places are free soon, and it is said."""
+"""Programs that end during an episode free their places soon, with a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kapelle.rollout.play import Play
 
 ABSENCE = 0.4
 NEVER = 3600.0
-"""Seconds that a program may take between two calls: what frees a place before is not that."""
+"""Most seconds between two calls of a program: so long that this limit frees no place."""
 
 BEGIN = """
 import json, urllib.request
@@ -52,7 +52,7 @@ def asked_for(words: str, engine: Reciting) -> bool:
 
 
 def finish(url: str) -> None:
-    """Play one episode to its end."""
+    """Complete one episode."""
     with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60.0) as client:
         name = client.post("/task", body={}, cast_to=dict[str, Any])["session"]
         own = client.with_options(default_headers={"x-kapelle-session": name})
@@ -95,7 +95,7 @@ def test_a_program_with_an_open_connection_may_work_for_long(play: Play) -> None
 
 @pytest.mark.slow
 def test_a_program_with_one_connection_per_call_counts_as_alive(play: Play) -> None:
-    """By any call that names its session."""
+    """Any call that names its session counts."""
     with staged(play, Reciting(lambda _: "words"), 1, NEVER, absence=1.0) as stage:
         name = httpx.post(f"{stage.url}/task", json={}).json()["session"]
         for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_program_with_one_connection_per_call_counts_as_alive(play: Play) -> N
 
 
 def test_a_living_launcher_does_not_hide_its_dead_worker(play: Play) -> None:
-    """It asks for tasks by a connection that stays, and hands them on."""
+    """The launcher requests tasks over a permanent connection and passes them on."""
     with (
         staged(play, Reciting(lambda _: "words"), 2, NEVER, absence=ABSENCE) as stage,
         httpx.Client() as launcher,
@@ -143,7 +143,7 @@ def test_an_episode_can_be_abandoned(play: Play) -> None:
 
 
 def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(play: Play) -> None:
-    """Its process is what counts: a limit of an hour and an answer that never comes do not hold its place."""
+    """Its place is free although its time limit is an hour and its answer never comes."""
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
     code = f"import os, threading\nthreading.Timer(0.6, lambda: os._exit(7)).start()\n{code}"
     engine = Reciting(lambda _: "words", held)
@@ -159,7 +159,7 @@ def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(pla
 
 
 def test_a_started_program_may_clean_up_after_its_episode(play: Play, tmp_path: Path) -> None:
-    """As the client of a container ends its container; one that does not end is ended."""
+    """It may end its container; a program that does not end is killed."""
     left = tmp_path / "tidied"
     code = f"""
 import pathlib, signal, sys, time

@@ -1,4 +1,4 @@
-"""Texts as vectors, as OpenAI's own client asks for them."""
+"""Embeddings, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kapelle.services.policy.service import ServingLimits, serve_policy
 
 @pytest.fixture(scope="module")
 def reader(play: Play) -> Iterator[OpenAI]:
-    """A client of a team with an embedder beside it."""
+    """A client of a team with an embedding model."""
     with sentences():
         embedder = Embedder("letters")
     with (
@@ -32,7 +32,7 @@ def reader(play: Play) -> Iterator[OpenAI]:
 
 @pytest.mark.parametrize("form", [{"encoding_format": "float"}, {"encoding_format": "base64"}])
 def test_every_text_has_its_vector_in_order(reader: OpenAI, form: dict[str, Any]) -> None:
-    """Without a form the client asks for base64 and reads it by itself."""
+    """By default the client requests base64 and decodes it."""
     found = reader.embeddings.create(model="letters", input=["abba", "x" * 20], user="me", **form)
     vectors: list[Any] = [each.embedding for each in found.data]
     if form.get("encoding_format") == "base64":

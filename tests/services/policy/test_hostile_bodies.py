@@ -1,4 +1,4 @@
-"""Bodies that are none: each gets an error in OpenAI's form, and good calls are answered meanwhile.
+"""Malformed bodies get errors in OpenAI's form, and other calls are answered meanwhile.
 
 Some are good all the same, as what was changed in them says nothing; those are answered, by a model that samples.
 """
@@ -57,7 +57,7 @@ ROUTES = {
     "/v1/completions": GOOD_COMPLETION,
     "/v1/embeddings": {"model": "duo/first", "input": ["x"]},
 }
-"""Path → a good body, of a server that records."""
+"""Path → a valid body, of a server that records."""
 
 GOOD_REWARD: Any = {
     "reward": 1.0, "rewards": {"first": 0.5, "second": 1.0}, "success": 0.5, "info": {"a": 1.0, "b": ["x", None]},
@@ -104,7 +104,7 @@ async def test_every_malformed_reward_is_rejected_and_its_session_kept(server: P
 
 
 def test_other_calls_are_answered_meanwhile(server: PolicyServer, web: httpx.Client) -> None:
-    """Over the wire, each broken call beside a probe."""
+    """Send each malformed call together with a valid one."""
     for body in [*RAW, *bodies(GOOD, 20)]:
         answer = web.post(
             f"{server.url}/v1/chat/completions", content=body, headers={"content-type": "application/json"}

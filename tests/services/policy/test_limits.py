@@ -1,4 +1,4 @@
-"""How much a server takes on, and for how long."""
+"""Limits of a server: number and time of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on what an outside program does with its agents."""
+"""Training with outside programs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trainer(
 
 @contextmanager
 def programs(url: str, play: Play, count: int = 2) -> Iterator[list[BaseException]]:
-    """Play episodes until training is over, `count` at a time, in threads that stand for processes."""
+    """Run episodes until training is over, in `count` threads that replace processes."""
     faults: list[BaseException] = []
 
     def work() -> None:
@@ -78,7 +78,7 @@ def session(client: OpenAI, task: dict[str, Any]) -> OpenAI:
 
 
 def say(client: OpenAI, agent: str, messages: list[Any], of: str = "team") -> Any:
-    """Ask with settings of the program's own; the recipe's are what training needs."""
+    """Send a request with other sampling settings, which training replaces by the recipe's."""
     answer = client.chat.completions.create(model=f"{of}/{agent}", messages=messages, temperature=0.1, seed=3)
     messages.append(answer.choices[0].message.model_dump(exclude_none=True))
     return answer
@@ -131,7 +131,7 @@ def test_two_agents_learn_from_a_programs_rewards() -> None:
 
 
 def test_a_requested_schema_masks_sampler_and_trainer_alike() -> None:
-    """Over both APIs; the trainer finds the log-probs of the distribution over what was allowed."""
+    """Over both APIs; the trainer computes the log-probs among the allowed tokens."""
     pytest.importorskip("llguidance")
     schema: Any = {
         "type": "object",
@@ -172,7 +172,7 @@ def test_a_requested_schema_masks_sampler_and_trainer_alike() -> None:
 
 @pytest.mark.slow
 def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
-    """Its programs ask the new server; they get the tasks that would have come, and the weights that were saved."""
+    """Its programs call the new server, and get the next tasks and the saved weights."""
     over: dict[str, Any] = {
         "training": {"steps": 3, "tasks_per_step": 2, "max_failed_share": 0.0},
         "evaluation": {"before_and_after": False},
@@ -180,12 +180,12 @@ def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
     }
 
     acting: dict[int, set[str]] = {}
-    """By step, the weights that acted."""
+    """Step → the weights that sampled."""
     left: list[str] = []
     """The weights with which each run ended."""
 
     def played(run: Path | None, most: int, *, resume: bool = False) -> dict[int, list[tuple[Any, ...]]]:
-        """Return, by step, what was played: task, seed, and the version that acted."""
+        """Return step → task, seed and version of the weights of each episode."""
 
         def play(client: OpenAI, task: dict[str, Any]) -> None:
             own = session(client, task)
@@ -214,7 +214,7 @@ def test_a_run_resumes_with_its_tasks_and_weights(tmp_path: Path) -> None:
 
 
 def test_a_first_call_without_a_task_gets_one() -> None:
-    """Its conversation is its session, and what it is told there is where its reward goes."""
+    """Its conversation is its session, whose name the answer contains, for the reward."""
 
     def play(client: OpenAI) -> None:
         messages: list[Any] = [{"role": "user", "content": "2+2?"}]
@@ -257,7 +257,7 @@ post("/reward", {"reward": len(said["choices"][0]["message"]["content"]) % 3 / 2
 @pytest.mark.long
 @pytest.mark.slow
 def test_waiting_for_a_free_program_does_not_count() -> None:
-    """One program at a time plays six episodes; the last one waits for longer than `environment.timeout`."""
+    """One program at a time runs six episodes; the last one waits for longer than `environment.timeout`."""
     watching = Watching()
     program = "import time; time.sleep(1.5)" + PROGRAM.replace("BROKEN", "'none'")
     environment = {"command": [sys.executable, "-c", program], "programs": 1, "timeout": 5.0}

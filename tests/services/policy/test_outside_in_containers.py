@@ -1,4 +1,4 @@
-"""The server of a training run beyond loopback: programs in containers, and on other machines, reach it by TLS and a token."""
+"""Programs in containers and on other machines reach the server of a training run by TLS and a token."""
 
 from __future__ import annotations
 

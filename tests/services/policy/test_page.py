@@ -1,4 +1,4 @@
-"""The page on which people talk with the team."""
+"""The chat page."""
 
 from __future__ import annotations
 

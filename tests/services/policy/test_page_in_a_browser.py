@@ -1,4 +1,4 @@
-"""The page as a person uses it, in a real browser."""
+"""The chat page in a real browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that one program makes at the same time, in training."""
+"""Simultaneous calls of one program in training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connected(url: str) -> OpenAI:
 
 
 def until(word: str, event: threading.Event) -> Callable[[Request], Any]:
-    """Let the answers to questions that hold a word wait for an event."""
+    """Let answers to questions with a word wait for an event."""
 
     async def begin(request: Request) -> None:
         if word in request.messages[-1].content:
@@ -42,7 +42,7 @@ def until(word: str, event: threading.Event) -> Callable[[Request], Any]:
 
 
 def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
-    """Of the same agent, in one session; each is in the episode with the prompt that it had, in the order of their ends."""
+    """Calls of one agent in one session are recorded with their prompts, in the order of their ends."""
     short = threading.Event()
     engine = Reciting(lambda request: f"to {request.messages[-1].content}", until("long", short))
     with (
@@ -86,7 +86,7 @@ def test_a_short_answer_comes_while_a_long_one_is_sampled(play: Play) -> None:
 
 
 def test_an_abandoned_answer_is_no_turn(play: Play) -> None:
-    """Its caller has given it up; what is sampled for it ends, and the episode goes on."""
+    """After the caller disconnects, sampling ends and the episode continues."""
     never, ended = threading.Event(), threading.Event()
     engine = Reciting(lambda request: "words", until("slow", never))
     with staged(play, engine) as stage, connected(stage.url) as client:

@@ -1,4 +1,4 @@
-"""What happens to programs that are many, silent, forked or paid twice: rows of the table in docs/programs.md."""
+"""Many, silent and forked programs, and repeated rewards: rows of the table in docs/programs.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kapelle.errors import TrainingHalted
 from kapelle.rollout.play import Play
 
 PYTHON = (sys.executable, "-IS", "-c")
-"""How the programs here are started: the standard library alone, at once."""
+"""The command of these programs: the standard library alone, without a delay."""
 POST = """
 import json, os, sys, urllib.request
 def post(path, body):
@@ -40,7 +40,7 @@ def asked(words: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
-    """All have their task before one speaks, and nobody is answered before all have asked."""
+    """All programs have their task before the first call, and all call before the first answer."""
     everybody = asyncio.Event()
 
     async def wait_for_all(_: Request) -> None:
@@ -81,7 +81,7 @@ def test_16_programs_at_once_have_an_episode_each(play: Play) -> None:
 
 
 def test_no_more_programs_are_started_than_may_run_at_once(play: Play, tmp_path: Path) -> None:
-    """Each notes how many run beside it, and ends."""
+    """Each program notes how many run at the same time, and ends."""
     note = f'mkdir "$0/$$"; ls "$0" | wc -l >> {tmp_path}/most; sleep 0.05; rmdir "$0/$$"'
     running = tmp_path / "running"
     running.mkdir()
@@ -96,7 +96,7 @@ def test_no_more_programs_are_started_than_may_run_at_once(play: Play, tmp_path:
 
 @pytest.mark.slow
 def test_a_group_trains_without_a_program_that_ends_without_a_reward(tmp_path: Path) -> None:
-    """Three programs of one task: the first says why it ends, and the agent learns from the others' rewards."""
+    """Three programs of one task: the first ends with a reason, and the agent learns from the others' rewards."""
     code = f"""{POST}
 for number in range(3):
     try:
@@ -168,7 +168,7 @@ def test_too_many_failed_programs_stop_the_run_with_their_reason() -> None:
 
 
 def test_a_program_silent_for_too_long_loses_its_episode(play: Play, web: httpx.Client) -> None:
-    """It has its connection still, and is told why when it speaks again."""
+    """Its connection stays open, and its next call returns the reason."""
     with staged(play, Reciting(echo), timeout=0.3) as stage:
         name = web.post(f"{stage.url}/task", json={}).json()["session"]
         own = {"x-kapelle-session": name}
@@ -181,7 +181,7 @@ def test_a_program_silent_for_too_long_loses_its_episode(play: Play, web: httpx.
 
 
 def test_a_program_that_forks_plays_one_episode(play: Play) -> None:
-    """The process that was started speaks and ends; its copy speaks, and posts the reward."""
+    """The started process calls and ends; its copy calls and posts the reward."""
     code = f"""{POST}
 say("one")
 if os.fork():

@@ -1,4 +1,4 @@
-"""What outside programs do with the agents, recorded as episodes."""
+"""Calls of outside programs, recorded as episodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def episode(recorded: Path, reply: dict[str, Any]) -> Episode:
 
 
 def test_one_conversation_is_one_session(client: OpenAI, recorded: Path, play: Play) -> None:
-    """Three turns of one conversation are one session; each prompt begins with the very tokens of the last turn."""
+    """Three turns of one conversation are one session; each prompt begins with the exact tokens of the last turn."""
     messages: Messages = [{"role": "user", "content": "2+2?"}]
     said: list[Any] = []
     for k in range(3):
@@ -71,7 +71,7 @@ def test_equal_conversations_have_separate_sessions(client: OpenAI) -> None:
 
 
 def test_agents_that_name_their_session_share_it(client: OpenAI, recorded: Path) -> None:
-    """By the header, or by the address alone."""
+    """By the header or the address."""
     named = client.with_options(default_headers={"x-kapelle-session": "mine", "x-kapelle-task": "t-1"})
     there = client.with_options(base_url=f"{str(client.base_url).removesuffix('v1/')}sessions/mine/v1")
     say(named, [{"role": "user", "content": "plan"}], "first")
@@ -184,7 +184,7 @@ def test_a_reward_lost_to_a_full_disk_can_be_posted_again(
 
 
 class TestLifetimes:
-    """Sessions that get no reward make room for others, in the order of their last calls."""
+    """Sessions without a reward are dropped in the order of their last calls."""
 
     @staticmethod
     def crowd(most: int, lifetime: float = 60.0) -> tuple[Sessions, list[float]]:

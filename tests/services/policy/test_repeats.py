@@ -1,4 +1,4 @@
-"""A call that is sent again because its answer was lost is answered once more, and is one turn of its episode."""
+"""A repeated call after a lost answer gets the same answer, and is one turn of its episode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_lost_stream_is_repeated(client: OpenAI, recorded: Path) -> None:
 
 
 def test_a_new_request_gets_a_new_answer(client: OpenAI, recorded: Path) -> None:
-    """The same words without a retry, another question as a retry, and a retry in another session."""
+    """The same text without a retry, another question as a retry, and a retry in another session."""
     ask(client, "anew", headers={"idempotency-key": "a"})
     ask(client, "anew")
     ask(client, "anew", headers={"idempotency-key": "b"})

@@ -1,4 +1,4 @@
-"""The Responses API, asked by OpenAI's own client."""
+"""The Responses API, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 @contextmanager
 def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[OpenAI, Reciting]]:
-    """Serve a team whose agents say these texts in turn, the last one again and again."""
+    """Serve a team whose agents return these texts in turn, and the last one repeatedly."""
     left = list(texts)
     engine = Reciting(lambda _: left.pop(0) if len(left) > 1 else left[0])
     with (
@@ -44,7 +44,7 @@ def reciting(play: Play, folder: Path | None, *texts: str) -> Iterator[tuple[Ope
 
 
 def test_a_response_equals_the_chat_completion(client: OpenAI) -> None:
-    """The same tokens of the same prompt, seed and settings, with all that OpenAI's own model of a response asks for."""
+    """The same tokens for the same prompt, seed and settings; OpenAI's types accept the response."""
     answer = client.responses.create(
         model="duo/first",
         input="2+2?",
@@ -126,7 +126,7 @@ def test_the_events_of_a_stream_come_in_openais_order(play: Play) -> None:
 def test_an_answer_continues_with_its_exact_tokens(
     play: Play, tmp_path: Path, by: str, *, stream: bool
 ) -> None:
-    """Whether a program sends the items back, names the response, or goes over to chat completions."""
+    """If a program returns the items, names the response, or changes to chat completions."""
     first = f" Well,\n{ADD}\n{LOOK}\n"
     with reciting(play, tmp_path, first, "Done.") as (client, _):
         request: Any = {"model": "duo/first", "tools": TOOLS, "instructions": "Be brief."}
@@ -198,7 +198,7 @@ def test_a_response_is_kept_until_it_is_deleted(client: OpenAI) -> None:
 
 
 def test_a_response_belongs_to_its_session(client: OpenAI) -> None:
-    """Others do not know it, and it ends with it."""
+    """Other sessions do not have it, and it ends with its session."""
     mine, other = ({"x-kapelle-session": name} for name in ("mine-r", "other-r"))
     answer = client.responses.create(model="duo/first", input="a", max_output_tokens=4, extra_headers=mine)
     request: Any = {
@@ -219,7 +219,7 @@ def test_a_response_belongs_to_its_session(client: OpenAI) -> None:
 
 
 class TestRoom:
-    """What is kept is bounded by number and by size."""
+    """The number and the size of kept responses are limited."""
 
     @staticmethod
     def kept(size: int) -> KeptResponse:
@@ -297,7 +297,7 @@ def test_a_failed_stream_ends_with_an_error_event(play: Play) -> None:
 
 
 def test_thoughts_are_an_item_of_their_own(play: Play, tmp_path: Path) -> None:
-    """In streams too; sent back or left out, the next prompt has them in the tokens that were sampled."""
+    """Also in streams; whether returned or omitted, the next prompt has their sampled tokens."""
     with reciting(play, tmp_path, f"<think>\nHm, hm.\n</think>\n\nI add.\n{ADD}", "3") as (client, engine):
         request: Any = {"model": "first", "tools": TOOLS}
         events = list(client.responses.create(**request, input="1+2?", stream=True))

@@ -1,4 +1,4 @@
-"""Who may call the policy server: every route, with every credential."""
+"""Access to the policy server: every route, with every credential."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CREDENTIALS: Mapping[str, tuple[dict[str, str], int | None]] = {
     "right password": ({"authorization": basic(TOKEN)}, None),
     "added name": ({"authorization": f"Bearer {TOKEN}", "host": "trainer.example:8000"}, None),
 }
-"""What a caller sends, and how it is refused; None for one who may call."""
+"""Headers, and the status of the error; None if they are accepted."""
 
 
 def test_every_route_is_behind_the_same_check(guarded: PolicyServer) -> None:
@@ -92,7 +92,7 @@ def test_a_session_without_a_name_is_an_error(server: PolicyServer, web: httpx.C
 
 
 def test_a_form_of_another_page_is_rejected(server: PolicyServer, web: httpx.Client) -> None:
-    """What a browser sends without asking first is refused, even with no `Origin`."""
+    """Requests that browsers send without a preflight are rejected, also without `Origin`."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = web.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={"content-type": kind})
         assert answer.status_code == 415, kind
@@ -126,7 +126,7 @@ QUESTION = "my password is swordfish"
 
 
 class Quoting:
-    """A workflow that fails in the words that it was asked, after an agent has spoken or before."""
+    """A workflow that fails with the question in its message, before or after a turn."""
 
     name = "quoting"
 
@@ -134,7 +134,7 @@ class Quoting:
         self.first = first
 
     def check(self, agents: object, environment: object) -> None:
-        """Any will do."""
+        """Accept all."""
 
     async def run(self, scene: Scene) -> None:
         if not self.first:

@@ -1,4 +1,4 @@
-"""The policy server, asked by OpenAI's own client."""
+"""The policy server, by OpenAI's client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_team_and_its_agents_are_models(client: OpenAI) -> None:
     [("second", "duo/second"), ("team/second", "duo/second"), ("team", "duo"), ("duo", "duo")],
 )
 def test_an_agents_own_name_is_enough(client: OpenAI, called: str, known: str) -> None:
-    """Some clients take what stands before a slash for a provider; and in training the team is called `team`."""
+    """Some clients remove the part before a slash as a provider; in training the team is called `team`."""
     assert client.models.retrieve(called).id == known
     for unknown in (f"{called}/", f"/{called}", f"other/{called}"):
         with pytest.raises(NotFoundError):
@@ -84,7 +84,7 @@ def test_choices_differ_and_repeat_with_their_seed(client: OpenAI) -> None:
     "sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 1.5, "top_p": 0.6}]
 )
 def test_top_logprobs_fit_the_sampled_token(client: OpenAI, sampling: dict[str, Any]) -> None:
-    """Of the distribution that was sampled from: tempered, cut, by the agent's own adapter."""
+    """They are from the sampled distribution: with temperature, top-p and the agent's adapter."""
     answer = client.chat.completions.create(
         model="duo/second",
         messages=[{"role": "user", "content": "2+2?"}],
@@ -115,7 +115,7 @@ def test_top_logprobs_fit_the_sampled_token(client: OpenAI, sampling: dict[str, 
 
 
 def test_parameters_without_effect_are_accepted(client: OpenAI) -> None:
-    """As clients and frameworks send them with every call, and keep them of answers: the same tokens come."""
+    """Clients and frameworks send them with every call; the tokens stay the same."""
 
     def asked(messages: list[Any], **extra: Any) -> str:
         answer = client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a server."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE = re.compile(r"[a-z_]+(\{[a-z]+=\"[^\"]*\"(,[a-z]+=\"[^\"]*\")*\})? [0-9.
 
 
 def read(text: str) -> dict[str, float]:
-    """Return all samples; fails where a line is none in Prometheus' form."""
+    """Return all samples; fails for a line in another form than Prometheus'."""
     samples = {}
     for line in text.splitlines():
         if not line.startswith("# "):

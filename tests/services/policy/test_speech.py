@@ -1,4 +1,4 @@
-"""What an agent's text says, in the forms of all families."""
+"""Parsing of agents' texts in the forms of all families."""
 
 from __future__ import annotations
 

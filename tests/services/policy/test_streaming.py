@@ -1,4 +1,4 @@
-"""Answers that are read while they are written."""
+"""Streamed answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_agents_pieces_make_the_whole(client: OpenAI) -> None:
 
 
 def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
-    """The debate of two agents over two rounds, whose turns stand beside the answer."""
+    """Two agents debate for two rounds, and the answer contains their turns."""
     text = client.chat.completions.create(model="duo", **ASKED)
     assert text.choices[0].model_extra is not None
     turns = text.choices[0].model_extra["kapelle"]["turns"]
@@ -51,7 +51,7 @@ def test_a_team_answers_by_its_workflow(client: OpenAI) -> None:
 
 
 def test_a_vote_counts_answers_that_the_environment_parses(play: Play, web: httpx.Client) -> None:
-    """A text without a number is no vote, though its agent speaks first."""
+    """A text without a number is no vote, also from the first agent."""
     texts = {"first": "I pass.", "second": "It is 4."}
     deciding = replace(play, environment=Arithmetic(), engine=Reciting(lambda request: texts[request.agent]))
     with serve_policy(deciding, "duo", Binding(), ServingLimits()) as server:

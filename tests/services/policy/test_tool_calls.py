@@ -1,4 +1,4 @@
-"""Tool calls with words around them, as clients put them together and send them back."""
+"""Tool calls with text, as clients assemble and return them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = {
 
 
 def spoken(client: OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
-    """Ask with tools and return the message, put together as clients put streams together."""
+    """Send a request with tools and return the message, assembled from the stream."""
     request: Any = {"model": f"{model(client)}/first", "messages": messages, "tools": TOOLS}
     if not stream:
         whole: dict[str, Any] = client.chat.completions.create(**request).choices[0].message.model_dump()
@@ -79,7 +79,7 @@ def results(message: dict[str, Any]) -> list[Any]:
 
 
 def kept_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as frameworks keep it that read it and write it anew."""
+    """Return a message as frameworks rewrite it."""
     kept: dict[str, Any] = json.loads(json.dumps(message))
     for call in kept.get("tool_calls", ()):
         call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)

@@ -1,4 +1,4 @@
-"""Teams whose chat templates write tools in their own forms: the families of `FAMILIES`, over chat completions."""
+"""Chat templates that render tools in their own forms (`FAMILIES`), over chat completions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IDS = [pytest.param(each, id=each.name or each.form) for each in FAMILIES]
 
 
 class Speaking(Reciting):
-    """Says texts with a family's own marks as its tokens, which texts drop where they are special ones."""
+    """Returns texts whose family markers are tokens, which the text omits if they are special."""
 
     def __init__(self, family: Family, *texts: str) -> None:
         self.rendering: ChatRenderer = family.renderer()
@@ -66,7 +66,7 @@ def test_a_call_that_a_template_renders_is_parsed(family: Family) -> None:
 def test_calls_are_rendered_and_parsed_in_the_form_of_their_family(
     family: Family, play: Play, tmp_path: Path, *, stream: bool
 ) -> None:
-    """What the agent writes is read, told, sent back and continued token by token; its thoughts too."""
+    """Answers with calls and thoughts are parsed, returned and continued with the exact tokens."""
     if family.form == "harmony":
         thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     else:

@@ -44,7 +44,7 @@ def test_a_tool_call_is_not_streamed_in_pieces() -> None:
 
 
 def test_spaces_are_streamed_with_the_next_word() -> None:
-    """Before a call they are no part of the words."""
+    """Before a call they are not part of the text."""
     words = AnswerStream(TextStream(spoken), SpeechForm())
     assert words.add(b" I call ") == ("", " I call")
     assert words.add(b"\nit <tool_call>{") == ("", " \nit")
