@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.services.policy.chat_form import read_request
 from kapelle.services.policy.completions import CompletionForm
-from kapelle.services.policy.responses_form import read_items, read_response_request
+from kapelle.services.policy.responses_form import read_response_request
 from kapelle.services.refusals import Refusal
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:x"}}
@@ -50,9 +50,11 @@ def response(given: Any, **extra: Any) -> None:
         (lambda: spoken("x", audio={}), "messages.0.audio", "not supported"),
         (lambda: read_request({"model": "m"}), "messages", "Field required"),
         (lambda: completion(3), "prompt", "a valid string or a valid list"),
-        (lambda: response("x", tool_choice=3), "tool_choice", "a valid string or a valid dictionary"),
-        (lambda: read_items([{"role": "user", "content": [{"type": "input_image"}]}]), "input.0.content.0.type", NOT_READ),
-        (lambda: read_items([{"role": "user", "content": 7}]), "input.0.content", "a valid string or a valid list"),
+        (lambda: response("x", tool_choice=3), "tool_choice", "or a valid dictionary"),
+        (lambda: response([{"type": "message", "role": "user", "content": [{"type": "refusal"}]}]), "input.0.content.0.refusal", "Field required"),
+        (lambda: response("x", text={"format": {"type": "json_schema", "schema": {}, "extra": 1}}), "text.format.extra", "not supported"),
+        (lambda: response([{"role": "user", "content": [{"type": "input_image"}]}]), "input.0.content.0.type", NOT_READ),
+        (lambda: response([{"role": "user", "content": 7}]), "input.0.content", "a valid string or a valid list"),
     ],
 )  # fmt: skip
 def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, told: str) -> None:
@@ -62,3 +64,13 @@ def test_it_names_what_its_sender_wrote(asks: Callable[[], None], named: str, to
     assert raised.value.parameter == named
     assert f"`{named}`" in raised.value.message
     assert told in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "asks", [lambda: chat(stop=[1] * 2000), lambda: chat(**{f"a{k}": 1 for k in range(2000)})]
+)
+def test_many_errors_are_counted_only(asks: Callable[[], None]) -> None:
+    """Each further error would take time in the event loop of the server."""
+    with pytest.raises(Refusal, match=r"2,00\d incorrect") as raised:
+        asks()
+    assert raised.value.status == 400

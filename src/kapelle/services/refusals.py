@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from kapelle.types import Json
 
@@ -62,11 +62,18 @@ T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Base of the bodies that callers send."""
+    """Base of the bodies that callers send, and of their parts; null is like a missing parameter."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Json) -> Json:
+        if not isinstance(given, dict):
+            return given
+        return {name: each for name, each in given.items() if each is not None}
 
 
 def neutral(value: T, only: object = 0) -> T:
@@ -81,18 +88,20 @@ Penalty = Annotated[float, AfterValidator(neutral)]
 Biases = Annotated[dict[str, float], AfterValidator(partial(neutral, only={}))]
 
 B = TypeVar("B", bound=Body)
+MOST_ERRORS = 1000
+"""Most errors of a body that are looked at, which takes a while for each."""
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Parse a body, in which null is like a missing parameter; Refusal (400) names the first incorrect one.
+    """Parse a body; Refusal (400) names the first incorrect parameter.
 
     If it is a part of a larger body, `inside` is its place there.
     """
-    if isinstance(body, dict):
-        body = {name: each for name, each in body.items() if each is not None}
     try:
         return form.model_validate(body)
     except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:
+            raise wrong(f"The body has {error.error_count():,} incorrect values.") from None
         found = error.errors(include_url=False, include_input=False, include_context=False)
         places = [_place(each["loc"], body, each["type"]) for each in found]
         # Each form of a union has its errors: report those of the form that matched furthest.
@@ -106,10 +115,17 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
             raise wrong(f"The parameter `{name}` is not supported.", name) from None
         if not name:
             raise wrong("The body is not a JSON object.") from None
-        messages = (re.sub(r"^Value error, | or instance of \w+$", "", each["msg"]) for each in errors)
+        messages = (_reason(each["type"], each["msg"]) for each in errors)
         first, *others = dict.fromkeys(messages)
         reasons = [first, *(each.removeprefix("Input should be ") for each in others)]
         raise wrong(f"`{name}`: {' or '.join(reasons)}.", name) from None
+
+
+def _reason(kind: str, message: str) -> str:
+    """Return a message of pydantic in words for the caller, without the caller's value."""
+    if kind == "union_tag_invalid":
+        return f"Input should be {message.rpartition(': ')[2].removesuffix('.')}"
+    return re.sub(r"^Value error, | or instance of \w+$", "", message)
 
 
 def _place(loc: Sequence[int | str], body: Json, error: str) -> tuple[str, ...]:

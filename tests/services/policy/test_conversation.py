@@ -9,7 +9,7 @@ import pytest
 
 from kapelle.services.policy.chat_form import PLAINLY, MessageReader, message_of, read_request
 from kapelle.services.policy.recording import Sessions
-from kapelle.services.policy.responses_form import read_items
+from kapelle.services.policy.responses_form import read_items, read_response_request
 from kapelle.services.policy.speech import SpeechForm
 from kapelle.types import Turn
 
@@ -121,4 +121,9 @@ def test_malformed_arguments_keep_their_text(form: Any, whole: str, written: str
         {"role": "user", "content": "1+1?"},
         {"type": "function_call", "call_id": "1", "name": "add", "arguments": written},
     ]
-    assert MessageReader(form).messages(read_items(items))[-1].content == reply.content
+    assert (
+        MessageReader(form)
+        .messages(read_items(read_response_request({"model": "m", "input": items}).input))[-1]
+        .content
+        == reply.content
+    )

@@ -91,12 +91,12 @@ class ChatMessage(Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
     """Name of the speaker."""
     reasoning_content: str | None = None
     """Thoughts of an assistant. A conversation that continues has them in the sampled tokens."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=1024)
     tool_call_id: str | None = None
     # Clients that keep whole messages send these fields of answers back.
     refusal: str | None = None
@@ -268,17 +268,7 @@ class ChatRequest(Body):
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
     """Return a request; Refusal (400) names the first parameter that is incorrect or not supported."""
-    given: Json = body
-    if isinstance(body, dict) and isinstance(body.get("messages"), list):
-        # A null in a message is like a missing field.
-        messages = [
-            {name: each for name, each in message.items() if each is not None}
-            if isinstance(message, dict)
-            else message
-            for message in body["messages"]
-        ]
-        given = {**body, "messages": messages}
-    return read_body(ChatRequest, given)
+    return read_body(ChatRequest, body)
 
 
 # -------- Messages as agents read them

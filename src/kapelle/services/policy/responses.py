@@ -14,6 +14,8 @@ from starlette.routing import Route
 from kapelle.services.http import Call, JsonAnswer, route
 from kapelle.services.policy.chat_form import Answering, ChatMessage, ChatRequest
 from kapelle.services.policy.responses_form import (
+    Item,
+    MessageItem,
     ResponseRequest,
     ResponseWriter,
     as_chat,
@@ -150,8 +152,10 @@ class ResponseForm:
 
     def _keep(self, writer: ResponseWriter, row: Json) -> None:
         given = self._request.input
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        rows = [_as_item(item) for item in items]
+        items: Sequence[Item] = (
+            [MessageItem(type="message", role="user", content=given)] if isinstance(given, str) else given
+        )
+        rows = [_as_item(item.model_dump(exclude_unset=True)) for item in items]
         messages = [*self._messages, ChatMessage.model_validate(writer.message)]
         size = sum(
             len(message.text) + sum(len(call.function.arguments) for call in message.tool_calls or ())
@@ -163,7 +167,7 @@ class ResponseForm:
 
 def _as_item(given: Mapping[str, Json]) -> Json:
     """Return an item of the input with an id and with texts in parts, as clients read items."""
-    item = {"type": "message", "id": f"item_{secrets.token_hex(16)}", **given}
+    item = {"id": f"item_{secrets.token_hex(16)}", **given}
     if item["type"] == "message" and isinstance(item["content"], str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"
         item["content"] = [{"type": kind, "text": item["content"]}]

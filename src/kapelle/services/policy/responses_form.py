@@ -12,16 +12,19 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from kapelle.services.policy.chat_form import (
     MOST_ALTERNATIVES,
     ChatMessage,
     ChatRequest,
     Finished,
+    JsonFormat,
+    JsonSchema,
     Piece,
+    TextFormat,
     read_request,
 )
 from kapelle.services.refusals import Body, Refusal, read_body, wrong
@@ -38,11 +41,111 @@ class EffortWords(Body):
     generate_summary: str | None = Field(default=None, max_length=32)
 
 
+class TextSchema(JsonSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+
 class TextWords(Body):
     """The form of the answer's text."""
 
-    format: dict[str, Any] = Field(default={"type": "text"})
+    format: Annotated[TextFormat | JsonFormat | TextSchema, Field(discriminator="type")] = TextFormat(
+        type="text"
+    )
     verbosity: str | None = Field(default=None, max_length=32)
+
+
+class FunctionTool(Body):
+    """A function that the agent may call."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] = False
+
+
+class FunctionChoice(Body):
+    """The choice of one function by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextPart(Body):
+    """A part of a message's text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field(default=[])
+    logprobs: list[Any] = Field(default=[])
+
+
+class RefusalPart(Body):
+    """The text of a refusal."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(fail_fast=True)]
+
+
+class MessageItem(Body):
+    """A message."""
+
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Parts
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(Body):
+    """A call of a function, of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class OutputItem(Body):
+    """The result of a function."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(Body):
+    """Thoughts of an earlier answer."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] = Field(default=[])
+    content: list[dict[str, Any]] = Field(default=[])
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+def _typed(item: Json) -> Json:
+    """Return an item with its type, which messages may omit."""
+    return {"type": "message", **item} if isinstance(item, dict) else item
+
+
+Item = Annotated[
+    Annotated[MessageItem | CallItem | OutputItem | ReasoningItem, Field(discriminator="type")],
+    BeforeValidator(_typed),
+]
 
 
 class ResponseStreamOptions(Body):
@@ -55,11 +158,11 @@ class ResponseRequest(Body):
     """One request of `POST /v1/responses`; other parameters raise a Refusal."""
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[Item], Field(fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
-    tools: list[dict[str, Any]] = Field(default=[], max_length=128)
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[FunctionTool] = Field(default=[], max_length=128)
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextWords = TextWords()
     max_output_tokens: int | None = Field(default=None, ge=1)
@@ -119,12 +222,21 @@ def as_chat(
     if not messages:
         raise wrong("`input` has no text for the agent. Add a message.", "input")
     shared = {"model", "parallel_tool_calls", "temperature", "top_p", "seed", "stop", "stream"}
+    choice: Json = request.tool_choice
+    if isinstance(request.tool_choice, FunctionChoice):
+        choice = {"type": "function", "function": {"name": request.tool_choice.name}}
+    form = request.text.format.model_dump(by_alias=True)
+    if form["type"] == "json_schema":
+        form = {"type": form.pop("type"), "json_schema": form}
     chat: dict[str, Json] = {
         **request.model_dump(include={*shared, "top_logprobs"}),
         "messages": [{"role": "user", "content": "?"}],  # replaced below: errors of items name the items
-        "tools": [_tool(tool, k) for k, tool in enumerate(request.tools)],
-        "tool_choice": _choice(request.tool_choice),
-        "response_format": _format(request.text.format),
+        "tools": [
+            {"type": "function", "function": tool.model_dump(exclude={"type", "defer_loading"})}
+            for tool in request.tools
+        ],
+        "tool_choice": choice,
+        "response_format": form,
         "max_completion_tokens": request.max_output_tokens,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "verbosity": request.text.verbosity,
@@ -158,151 +270,33 @@ def renamed(refusal: Refusal) -> Refusal:
     return Refusal(refusal.status, message, own or None, refusal.code, refusal.headers)
 
 
-def _without_nulls(value: Mapping[str, Json]) -> dict[str, Json]:
-    return {name: each for name, each in value.items() if each is not None}
-
-
-class FunctionTool(Body):
-    """A function that the agent may call."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: Literal[False] = False
-
-
-def _tool(tool: Mapping[str, Json], place: int) -> Json:
-    where = f"tools.{place}"
-    if tool.get("type") != "function":
-        raise wrong(f"`{where}.type`: the only supported type of tools is `function`.", f"{where}.type")
-    read = read_body(FunctionTool, tool, where)
-    fields = {"name", "description", "parameters", "strict"}
-    return {"type": "function", "function": read.model_dump(include=fields, exclude_none=True)}
-
-
-def _choice(choice: str | Mapping[str, Json]) -> Json:
-    """Return a `tool_choice` as chat completions write it."""
-    if isinstance(choice, str):
-        return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str) or len(choice) != 2:
-        raise wrong("`tool_choice` must be `auto`, `none`, `required` or a function's name.", "tool_choice")
-    return {"type": "function", "function": {"name": choice["name"]}}
-
-
-def _format(given: Mapping[str, Json]) -> Json:
-    """Return a `text.format` as chat completions write it."""
-    given = _without_nulls(given)
-    if given.get("type") != "json_schema":
-        return given
-    return {
-        "type": "json_schema",
-        "json_schema": {name: each for name, each in given.items() if name != "type"},
-    }
-
-
 # -------- Items of a conversation as messages
 
 
-class TextPart(Body):
-    """A part of a message's text."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] = Field(default=[])
-    logprobs: list[Any] = Field(default=[])
-
-
-class RefusalPart(Body):
-    """The text of a refusal."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class MessageItem(Body):
-    """A message."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-
-
-class CallItem(Body):
-    """A call of a function, of an earlier answer."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: str | None = None
-
-
-class OutputItem(Body):
-    """The result of a function."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[dict[str, Any]]
-    id: str | None = None
-    status: str | None = None
-
-
-class ReasoningItem(Body):
-    """Thoughts of an earlier answer."""
-
-    type: Literal["reasoning"]
-    id: str | None = None
-    summary: list[Any] = Field(default=[])
-    content: list[dict[str, Any]] = Field(default=[])
-    encrypted_content: str | None = None
-    status: str | None = None
-
-
-_ITEMS: Mapping[str, type[MessageItem | CallItem | OutputItem | ReasoningItem]] = {
-    "message": MessageItem,
-    "function_call": CallItem,
-    "function_call_output": OutputItem,
-    "reasoning": ReasoningItem,
-}
-
-
-def read_items(given: str | Sequence[Mapping[str, Json]]) -> list[ChatMessage]:
-    """Return a conversation of items as messages; Refusal (400) names the first incorrect item."""
+def read_items(given: str | Sequence[Item]) -> list[ChatMessage]:
+    """Return a conversation of items as messages."""
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     messages: list[dict[str, Any]] = []
     is_open = False  # whether calls that follow belong to the last message
     thoughts = ""  # of the next answer
-    for place, item in enumerate(given):
-        where = f"input.{place}"
-        kind = item.get("type", "message")
-        form = _ITEMS.get(kind) if isinstance(kind, str) else None
-        if form is None:
-            raise wrong(f"`{where}.type` must be one of {', '.join(_ITEMS)}.", f"{where}.type")
-        read = read_body(form, item, where)
-        if isinstance(read, ReasoningItem):
-            thoughts, is_open = _thoughts(read), False  # the next item begins another answer
-        elif isinstance(read, MessageItem):
-            messages.append({"role": read.role, "content": _text(read.content, f"{where}.content")})
-            is_open = read.role == "assistant"
+    for item in given:
+        if isinstance(item, ReasoningItem):
+            thoughts, is_open = _thoughts(item), False  # the next item begins another answer
+        elif isinstance(item, MessageItem):
+            messages.append({"role": item.role, "content": _text(item.content)})
+            is_open = item.role == "assistant"
             if is_open and thoughts:
                 messages[-1]["reasoning_content"] = thoughts
             thoughts = ""
-        elif isinstance(read, CallItem):
+        elif isinstance(item, CallItem):
             if not is_open:
-                messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts or None})
+                messages.append({"role": "assistant", "reasoning_content": thoughts or None})
                 thoughts, is_open = "", True
-            function = {"name": read.name, "arguments": read.arguments}
-            messages[-1].setdefault("tool_calls", []).append({"id": read.call_id, "function": function})
+            function = {"name": item.name, "arguments": item.arguments}
+            messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         else:
-            output = _text(read.output, f"{where}.output")
-            messages.append({"role": "tool", "content": output, "tool_call_id": read.call_id})
+            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
             is_open = False
     return [ChatMessage.model_validate(each) for each in messages]
 
@@ -312,17 +306,10 @@ def _thoughts(item: ReasoningItem) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _text(content: str | Sequence[Mapping[str, Json]], where: str) -> str:
+def _text(content: str | Sequence[Part]) -> str:
     if isinstance(content, str):
         return content
-    texts = []
-    for place, part in enumerate(content):
-        inside = f"{where}.{place}"
-        if part.get("type") == "refusal":
-            texts.append(read_body(RefusalPart, part, inside).refusal)
-        else:
-            texts.append(read_body(TextPart, part, inside).text)
-    return "".join(texts)
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
 # -------- Answers: the events of a stream, of which the last one has the whole answer
@@ -470,7 +457,10 @@ class ResponseWriter:
             "output": list(self.output),
             "reasoning": {"effort": effort.effort, "summary": effort.summary},
             "service_tier": "default",
-            "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
+            "text": {
+                "format": request.text.format.model_dump(by_alias=True, exclude_unset=True),
+                "verbosity": request.text.verbosity or "medium",
+            },
             "usage": None if finished is None else _usage(*finished.usage),
             **request.model_dump(include=_REPEATED),
         }
