@@ -44,7 +44,7 @@ def response(given: Any, **extra: Any) -> None:
         (lambda: chat(tools=[{"type": "function"}]), "tools.0.function", "Field required"),
         (lambda: spoken(7), "messages.0.content", "a valid string or a valid list"),
         (lambda: spoken([{"type": "text", "text": "x"}, PICTURE]), "messages.0.content.1.type", NOT_READ),
-        (lambda: spoken([{"type": "text"}]), "messages.0.content.0", "`text`"),
+        (lambda: spoken([{"type": "text"}]), "messages.0.content.0.text", "Field required"),
         (lambda: spoken([{"text": "x"}]), "messages.0.content.0.type", "Field required"),
         (lambda: spoken([{"type": "text", "text": "x", "str": 1}]), "messages.0.content.0.str", "not supported"),
         (lambda: spoken("x", audio={}), "messages.0.audio", "not supported"),

@@ -125,6 +125,8 @@ def _reason(kind: str, message: str) -> str:
     """Return a message of pydantic in words for the caller, without the caller's value."""
     if kind == "union_tag_invalid":
         return f"Input should be {message.rpartition(': ')[2].removesuffix('.')}"
+    if kind == "union_tag_not_found":
+        return "Field required"
     return re.sub(r"^Value error, | or instance of \w+$", "", message)
 
 
@@ -133,6 +135,8 @@ def _place(loc: Sequence[int | str], body: Json, error: str) -> tuple[str, ...]:
     names, here = list[str](), body
     for number, part in enumerate(loc):
         inside = isinstance(part, str) and isinstance(here, dict) and part in here
+        if inside and part == here.get("type") and isinstance(here[part], str) and number < len(loc) - 1:
+            continue  # the tag of a union, whose members have a field of that name
         if inside or (isinstance(part, int) and isinstance(here, list) and part < len(here)):
             here = here[part]
             names.append(str(part))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic_core import from_json
 
 from kapelle.engines.rollout.protocol import Likeliest
@@ -32,28 +32,23 @@ LONGEST_STOP = 1024
 """Characters of one stop string."""
 
 
-class ContentPart(Body):
-    """A part of a message's content: a text, or the text of a refusal."""
+class TextPart(Body):
+    """A text in a message."""
 
-    type: Literal["text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
+    type: Literal["text"]
+    text: str
     cache_control: dict[str, Any] | None = None
     """A cache hint of some providers; ignored."""
 
-    @model_validator(mode="after")
-    def _has_one_text(self) -> ContentPart:
-        given = {name for name in ("text", "refusal") if getattr(self, name) is not None}
-        if given != {self.type}:
-            raise ValueError(
-                f"a part of the type `{self.type}` has the field `{self.type}` and no other text"
-            )
-        return self
 
-    @property
-    def words(self) -> str:
-        """Its text."""
-        return self.text or self.refusal or ""
+class RefusalPart(Body):
+    """The text of a refusal in a message."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class Function(Body):
@@ -91,7 +86,7 @@ class ChatMessage(Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
     """Name of the speaker."""
     reasoning_content: str | None = None
@@ -106,8 +101,8 @@ class ChatMessage(Body):
     def text(self) -> str:
         """Its content as one text, followed by a refusal."""
         parts = self.content if isinstance(self.content, list) else ()
-        text = self.content if isinstance(self.content, str) else "".join(part.words for part in parts)
-        return text + (self.refusal or "")
+        texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in parts]
+        return "".join(texts) + (self.content if isinstance(self.content, str) else "") + (self.refusal or "")
 
 
 class ToolFunction(Body):

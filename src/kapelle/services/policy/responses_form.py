@@ -24,6 +24,7 @@ from kapelle.services.policy.chat_form import (
     JsonFormat,
     JsonSchema,
     Piece,
+    RefusalPart,
     TextFormat,
     read_request,
 )
@@ -74,7 +75,7 @@ class FunctionChoice(Body):
     name: str
 
 
-class TextPart(Body):
+class ItemText(Body):
     """A part of a message's text."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -83,14 +84,7 @@ class TextPart(Body):
     logprobs: list[Any] = Field(default=[])
 
 
-class RefusalPart(Body):
-    """The text of a refusal."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+Part = Annotated[ItemText | RefusalPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(fail_fast=True)]
 
 
