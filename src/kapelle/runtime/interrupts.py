@@ -331,7 +331,7 @@ def _forget() -> None:
     _restore(_handlers_before)
     _handlers_before.clear()
     for kept in (_catching, endings, _to_notify, _unbroken, _finishing, commands, agreements):
-        kept.clear()  # type: ignore[attr-defined]  # lists of several types
+        kept.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

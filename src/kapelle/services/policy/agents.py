@@ -327,9 +327,10 @@ class MarkedTexts:
 
     def spell(self, token: int) -> tuple[str, bytes]:
         """Return a token's text and its bytes."""
-        text, decodes = self.decode([token]), self._decodes
-        exact = isinstance(decodes, ChatRenderer)
-        return text, decodes.bytes_of(token) if exact else text.encode("utf-8", "surrogatepass")
+        text = self.decode([token])
+        if isinstance(self._decodes, ChatRenderer):
+            return text, self._decodes.bytes_of(token)
+        return text, text.encode("utf-8", "surrogatepass")
 
     def spoken(self, ids: Sequence[int]) -> str:
         """Return tokens as an agent's text; of the special ones only the marks."""
