@@ -1,8 +1,8 @@
-"""Runs the programs of templates by walking their trees: a small part of Python, within a bound of steps, and nothing else.
+"""Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, within a bound of steps.
 
 `kapelle.environments.programming` needs the results of its own programs, and of programs with a slip in them, which may never end.
-Here they are worked out without handing any text to Python to execute: statements, operators, comprehensions and the functions and methods
-below are all there is; anything else is a mistake in the template (`AssertionError`). Tests hold that Python itself gives the same results.
+No text is handed to Python to execute. Statements, operators, comprehensions and the functions and methods below are all there is;
+anything else is a mistake in a template (`AssertionError`). Tests check that Python itself gives the same results.
 """
 
 from __future__ import annotations
@@ -30,15 +30,36 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
     ast.USub: operator.neg,
     ast.Not: operator.not_,
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
-    for each in (abs, chr, enumerate, int, len, list, max, min, ord, range, reversed, set, sorted, sum, zip)
+    for each in (
+        *(
+            abs,
+            chr,
+            enumerate,
+            int,
+            len,
+            list,
+            max,
+            min,
+            ord,
+            range,
+            repr,
+            reversed,
+            set,
+            sorted,
+            str,
+            sum,
+            zip,
+        ),
+    )
 }
 _METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset({"isdigit", "join", "lower", "split"}),
+    str: frozenset({"isdigit", "join", "lower", "split", "upper"}),
     list: frozenset({"append", "count", "pop"}),
     dict: frozenset({"get", "items", "setdefault"}),
 }
@@ -53,19 +74,29 @@ def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
 
     Raises what Python would raise, and TimeoutError for one that takes more than `STEPS` steps.
     """
-    defined = _parsed(program, function)
+    defined = next(
+        node for node in _parsed(program) if isinstance(node, ast.FunctionDef) and node.name == function
+    )
     names = dict(zip((each.arg for each in defined.args.args), arguments, strict=True))
+    return _returned(defined.body, names)
+
+
+def run(statements: str, names: dict[str, Any]) -> Any:
+    """Run statements, which add to `names`, and return what their `return` returns; None without one."""
+    return _returned(_parsed(statements), names)
+
+
+def _returned(statements: Sequence[ast.stmt], names: dict[str, Any]) -> Any:
     try:
-        _Run().block(defined.body, names)
+        _Run().block(statements, names)
     except _Returned as returned:
         return returned.args[0]
     return None
 
 
-@lru_cache(maxsize=256)
-def _parsed(program: str, function: str) -> ast.FunctionDef:
-    body = ast.parse(program).body
-    return next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
+@lru_cache(maxsize=512)
+def _parsed(program: str) -> list[ast.stmt]:
+    return ast.parse(program).body
 
 
 class _Run:
@@ -165,7 +196,8 @@ class _Run:
             case ast.JoinedStr():
                 return "".join(str(self._value(each, names)) for each in node.values)
             case ast.FormattedValue():
-                return self._value(node.value, names)
+                value = self._value(node.value, names)
+                return repr(value) if node.conversion == ord("r") else value
             case ast.ListComp() | ast.GeneratorExp():
                 return [self._value(node.elt, own) for own in self._bound(node.generators, names)]
             case ast.DictComp():
@@ -205,7 +237,7 @@ class _Run:
                 given.append(self._value(each, names))
         more = {each.arg: self._value(each.value, names) for each in node.keywords if each.arg is not None}
         if isinstance(node.func, ast.Name):
-            return _FUNCTIONS[node.func.id](*given, **more)
+            return self._value(node.func, names)(*given, **more)
         assert isinstance(node.func, ast.Attribute), ast.unparse(node)
         owner = self._value(node.func.value, names)
         assert node.func.attr in _METHODS.get(type(owner), ()), f"no method of templates: {ast.unparse(node)}"

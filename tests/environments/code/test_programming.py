@@ -1,8 +1,9 @@
-"""Generated problems: what they ask is what their tests expect, near misses fail, and no test of one split is met in the other."""
+"""Generated problems: tests expect what the text asks, programs with a slip fail, and the splits share no problem."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import random
@@ -19,7 +20,6 @@ from kapelle.cli.serve import named
 from kapelle.environments.code import Code
 from kapelle.environments.grading.code.grade import CallTest, grade_calls
 from kapelle.environments.programming import (
-    HELD_OUT,
     HIDDEN,
     SHOWN,
     TEMPLATES,
@@ -31,14 +31,14 @@ from kapelle.environments.programming import (
 )
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.environments.template_programs import call
-from kapelle.errors import DataError
 from kapelle.types import Split
 from kapelle.workflows.solo import Solo
 
 
+@functools.cache
 def made(name: str, seed: object = "golden") -> Programming:
     draw = random.Random(f"{seed}/{name}")
-    return with_tests(name, TEMPLATES[name][1](draw), draw)
+    return with_tests(name, TEMPLATES[name].draw(draw), draw)
 
 
 WORKED: list[tuple[str, str, tuple[Any, ...], Any]] = [
@@ -272,17 +272,19 @@ def oracle(name: str, asked: str, given: Any) -> Any:
     ["line", "digits", "pairs", "ranked", "windows", "balanced", "coins", "increasing", "recurrence", "steps", "merged",
      "paths", "machine"],
 )  # fmt: skip
-def test_what_is_asked_is_what_is_expected(name: str) -> None:
-    for seed in range(12):
+def test_the_tests_expect_what_the_text_asks(name: str) -> None:
+    for seed in range(8):
         found = made(name, seed)
         for (given,), expected in found.tests:
             assert oracle(name, found.asked, given) == expected, (found.asked, given)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_python_gives_the_results_that_are_expected(name: str) -> None:
-    for seed in range(8):
+def test_python_agrees_with_the_tests_and_every_slip_fails(name: str) -> None:
+    for seed in range(4):
         found = made(name, seed)
+        assert SHOWN + 1 < len(found.tests) <= SHOWN + HIDDEN + 3
+        assert len({repr(arguments) for arguments, _ in found.tests}) == len(found.tests)
         for program in (found.solution, *found.wrong):
             names: dict[str, Any] = {}
             exec(program, names)  # noqa: S102 (our own programs)
@@ -295,68 +297,47 @@ def test_python_gives_the_results_that_are_expected(name: str) -> None:
                     continue
                 fails += (type(got), got) != (type(expected), expected)
             assert (fails > 0) == (program != found.solution), (found.asked, program)
+    assert sum(tells_apart(made(name, seed)) for seed in range(8)) > 3
 
 
-def test_programs_of_templates_end_and_are_a_small_part_of_python() -> None:
-    with pytest.raises(TimeoutError, match="more than 200000 steps"):
+def test_programs_are_bounded_and_a_small_part_of_python() -> None:
+    with pytest.raises(TimeoutError, match="steps"):
         call("def f(x):\n    while x:\n        pass\n", "f", (1,))
     assert call("def f(x):\n    if x:\n        pass\n", "f", (1,)) is None
-    with pytest.raises(AssertionError, match="no statement of templates: import os"):
+    with pytest.raises(AssertionError, match="import os"):
         call("def f(x):\n    import os\n", "f", (1,))
     with pytest.raises(KeyError):
         call("def f(x):\n    return open(x)\n", "f", ("/etc/passwd",))
-    with pytest.raises(AssertionError, match="no method of templates"):
+    with pytest.raises(AssertionError, match="method"):
         call("def f(x):\n    return x.__class__()\n", "f", (1,))
-    with pytest.raises(AssertionError, match="no expression of templates"):
+    with pytest.raises(AssertionError, match="expression"):
         call("def f(x):\n    return x.__class__\n", "f", (1,))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_slips_fail_and_few_answers_are_not_enough(name: str) -> None:
-    fit = 0
-    for seed in range(15):
-        found = made(name, seed)
-        assert SHOWN + 1 < len(found.tests) <= SHOWN + HIDDEN + 3
-        assert len({repr(arguments) for arguments, _ in found.tests}) == len(found.tests), (
-            "no call is made twice"
-        )
-        assert found.prompt.count("assert ") == SHOWN
-        fit += tells_apart(found)
-    assert fit > 7, "most draws are fit to pay for"
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(each, marks=() if each in ("chosen", "ledger", "machine") else pytest.mark.slow)
-        for each in TEMPLATES
-    ],
-)
+@pytest.mark.parametrize("name", ["chosen", "ledger", "machine"])
 def test_in_the_sandbox_the_solution_passes_and_every_slip_fails(name: str, sandbox: Bubblewrap) -> None:
-    for seed in range(2):
-        found = made(name, seed)
-        tests = tuple(CallTest(found.function, arguments, expected) for arguments, expected in found.tests)
-        assert grade_calls(found.solution, tests, sandbox).solved
-        assert found.wrong
-        for program in found.wrong:
-            assert not grade_calls(program, tests, sandbox).solved, (found.asked, program)
+    found = made(name, 0)
+    tests = tuple(CallTest(found.function, arguments, expected) for arguments, expected in found.tests)
+    assert grade_calls(found.solution, tests, sandbox).solved
+    assert found.wrong
+    for program in found.wrong:
+        assert not grade_calls(program, tests, sandbox).solved, (found.asked, program)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CHEATS)
 async def test_cheats_earn_nothing(what: str, sandbox: Bubblewrap) -> None:
     environment = Code(format="generated", partial_credit=True)
-    for index in range(3):
-        function = problem(0, "train", index, (1, 3), (), "problem").function
-        text = f"```python\n{CHEATS[what].replace('{name}', function)}\n```"
-        [episode] = await play(
-            environment, Solo(), ["coder"], {"coder": lines(text)}, environment.task("train", index)
-        )
-        assert (episode.error, episode.success) == (None, 0.0)
+    function = problem(0, "train", 0, (1, 3), (), "problem").function
+    text = f"```python\n{CHEATS[what].replace('{name}', function)}\n```"
+    task = environment.task("train", 0)
+    [episode] = await play(environment, Solo(), ["coder"], {"coder": lines(text)}, task)
+    assert (episode.error, episode.success) == (None, 0.0)
 
 
-async def test_an_agent_reads_the_shown_tests_alone_and_is_paid_by_all(sandbox: Bubblewrap) -> None:
+async def test_an_agent_reads_only_the_shown_tests_and_all_of_them_decide_its_reward(
+    sandbox: Bubblewrap,
+) -> None:
     environment = Code(format="generated", seed=3)
     task = environment.task("train", 0)
     found = problem(3, "train", 0, (1, 3), (), "problem")
@@ -384,21 +365,18 @@ def test_no_problem_is_in_both_splits_and_templates_are_held_out_whole() -> None
     assert not asked["train"] & asked["test"]
     assert len(asked["train"]) > 30
     names = {split: set(candidates(split, (1, 3), (), "template")) for split in SPLITS}
-    assert names == {"test": HELD_OUT, "train": set(TEMPLATES) - HELD_OUT}
+    assert not names["train"] & names["test"]
     for split in SPLITS:
         assert {problem(0, split, k, (1, 3), (), "template").template for k in range(8)} <= names[split]
-    assert {level for level, _ in (TEMPLATES[name] for name in HELD_OUT)} == {1, 2, 3}, (
-        "a level is never without"
-    )
+        assert {TEMPLATES[name].level for name in names[split]} == {1, 2, 3}
     shown = Code(format="generated", held_out="template", difficulty=(3, 3)).sources
-    assert shown["test"] == "generated programming problems of the templates merged, steps"
+    assert "merged, steps" in shown["test"]
 
 
 def test_difficulty_templates_and_seed_decide_what_is_asked() -> None:
     for level in (1, 2, 3):
-        known = set(candidates("train", (level, level), (), "problem"))
-        assert known == {name for name, (own, _) in TEMPLATES.items() if own == level}
-        assert {problem(0, "train", k, (level, level), (), "problem").template for k in range(8)} <= known
+        drawn = {problem(0, "train", k, (level, level), (), "problem").template for k in range(8)}
+        assert {TEMPLATES[name].level for name in drawn} == {level}
     only = Code(format="generated", templates=("coins", "paths"))
     assert all(
         "coins(" in task or "ways(" in task for task in (only.task("test", k).question for k in range(10))
@@ -410,18 +388,18 @@ def test_difficulty_templates_and_seed_decide_what_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("settings", "word"),
     [
-        ({"format": "generated", "templates": ("coin",)}, "there is no template 'coin'. Did you mean 'coins'"),
-        ({"format": "generated", "difficulty": (1, 4)}, "`difficulty` goes to 4; the hardest is 3"),
-        ({"format": "generated", "templates": ("coins",), "held_out": "template"}, "no template of difficulty .* is left for the test split"),
-        ({"format": "generated", "templates": ("coins",), "difficulty": (1, 1)}, "is left for the train split"),
-        ({"templates": ("coins",)}, "`templates` is of generated problems, and `format` is mbpp. Set `format: generated`"),
-        ({"format": "stdio", "held_out": "template"}, "`held_out` is of generated problems"),
+        ({"format": "generated", "templates": ("coin",)}, "coins"),
+        ({"format": "generated", "difficulty": (1, 4)}, "hardest"),
+        ({"format": "generated", "templates": ("coins",), "held_out": "template"}, "test split"),
+        ({"format": "generated", "templates": ("coins",), "difficulty": (1, 1)}, "train split"),
+        ({"templates": ("coins",)}, "templates"),
+        ({"format": "stdio", "held_out": "template"}, "held_out"),
     ],
-)  # fmt: skip
-def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
         Code(**settings)
 
 
@@ -431,12 +409,3 @@ def test_code_is_served_without_data() -> None:
         "code": "code", "math": "word_problems", "debate": "debate_topics",
     }  # fmt: skip
     assert json.dumps(found["code"].task("train", 0).question)
-
-
-@pytest.mark.slow
-def test_where_no_data_are_found_generated_problems_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DataError, match=r"Generated problems need no data: `environment\.format: generated`"):
-        Code(path="nobody/nothing").task("train", 0)
-    with pytest.raises(DataError, match="Generated problems need no data"):
-        Code(path="nobody/nothing").skipped()
