@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -39,48 +41,15 @@ class Errand:
 
     wants: str
     """What the user says first, after `I would like to`."""
-    slots: Mapping[str, tuple[str, ...]]
+    slots: Mapping[str, Sequence[str]]
     """Name of a thing that may matter → its values, each one word."""
 
 
-_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 ERRANDS: Mapping[str, Errand] = {
-    "table": Errand(
-        "book a table",
-        {
-            "day": _DAYS,
-            "time": ("17:00", "18:00", "19:00", "20:00", "21:00"),
-            "people": ("two", "three", "four", "five", "six", "seven"),
-            "place": ("garden", "window", "balcony", "bar"),
-        },
-    ),
-    "train": Errand(
-        "buy a train ticket",
-        {
-            "city": ("Bern", "Lyon", "Turin", "Vienna", "Prague", "Ghent"),
-            "day": _DAYS,
-            "hour": ("morning", "noon", "afternoon", "evening"),
-            "class": ("first", "second"),
-        },
-    ),
-    "repair": Errand(
-        "have something repaired",
-        {
-            "device": ("oven", "fridge", "dishwasher", "dryer", "boiler"),
-            "fault": ("noise", "leak", "smell", "darkness"),
-            "day": _DAYS,
-            "floor": ("ground", "third", "fourth", "fifth"),
-        },
-    ),
-    "parcel": Errand(
-        "send a parcel",
-        {
-            "size": ("small", "medium", "large"),
-            "country": ("Norway", "Italy", "Poland", "Spain", "Greece"),
-            "speed": ("express", "normal", "slow"),
-            "cover": ("glass", "books", "clothes", "none"),
-        },
-    ),
+    name: Errand(**fields)
+    for name, fields in tomllib.loads(
+        (files("kapelle.environments") / "conversation.toml").read_text("utf-8")
+    ).items()
 }
 ErrandName = Literal["table", "train", "repair", "parcel"]
 Persona = Literal["terse", "open", "talkative"]
@@ -169,7 +138,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         data = {"errand": errand, "wishes": wishes, "persona": persona, "told": told}
         return Problem("", data, f"{errand} {wishes}")
 
-    def _slots(self, errand: str) -> Mapping[str, tuple[str, ...]]:
+    def _slots(self, errand: str) -> Mapping[str, Sequence[str]]:
         """Return what may matter, with the values of each."""
         return dict(list(ERRANDS[errand].slots.items())[: self.things])
 

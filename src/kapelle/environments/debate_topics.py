@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
@@ -32,52 +33,6 @@ from kapelle.environments.judged import AsksJudges
 from kapelle.environments.questions import split_of
 from kapelle.errors import ConfigError, DataError, EpisodeError
 from kapelle.types import Json, Message, Split, Task
-
-# -------- Motions to debate, our own wording; a file of others is one setting away
-
-MOTIONS = (
-    "Public transport should be free in large cities.",
-    "Homework should be abolished in primary schools.",
-    "Every citizen should receive a basic income.",
-    "Voting should be compulsory.",
-    "Cars should be banned from city centres.",
-    "Nuclear power should be part of the energy supply.",
-    "Schools should teach programming to every child.",
-    "Zoos should be closed.",
-    "The working week should have four days.",
-    "Plastic packaging should be taxed heavily.",
-    "Museums should return objects taken from colonies.",
-    "Social networks should verify the age of their users.",
-    "Space travel should be paid for by private companies alone.",
-    "Advertising to children should be forbidden.",
-    "Cities should build upward rather than outward.",
-    "University education should cost students nothing.",
-    "Night flights should be banned.",
-    "Meat should be taxed like tobacco.",
-    "Libraries should open on Sundays.",
-    "Exams should be replaced by projects.",
-    "Cash should be kept as a means of payment.",
-    "Self-driving cars should be allowed on all roads.",
-    "Sports clubs should pay for the police at their matches.",
-    "Genetically modified crops should be grown freely.",
-    "Parliaments should have a quota for young members.",
-    "Facial recognition should be banned in public places.",
-    "Second-hand clothes should be free of sales tax.",
-    "Fishing in the high seas should be stopped for ten years.",
-    "Every household should be able to sell its own electricity.",
-    "School uniforms should be compulsory.",
-    "Video games should count as art.",
-    "Airlines should show the emissions of every flight.",
-    "Prisons should offer paid work at normal wages.",
-    "Tall buildings should be built of timber.",
-    "Government software should be open source.",
-    "Daylight saving time should be abolished.",
-    "Juries should decide more court cases.",
-    "Bottled water should not be sold where tap water is safe.",
-    "Rent increases should be capped by law.",
-    "Robots should pay social contributions for the jobs they take.",
-)
-
 
 Reward = Literal["score", "win", "zero_sum"]
 
@@ -187,7 +142,7 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
 @lru_cache(maxsize=8)
 def _read(path: str | None) -> tuple[str, ...]:
     if path is None:
-        return MOTIONS
+        return tuple((files("kapelle.environments") / "motions.txt").read_text("utf-8").splitlines())
     try:
         text = Path(path).expanduser().read_text("utf-8")
         found = json.loads(text) if path.endswith(".json") else text.splitlines()

@@ -8,9 +8,11 @@ left them, nothing else changed.
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from importlib.resources import files
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -241,6 +243,9 @@ def _lines(texts: Mapping[str, str]) -> dict[str, list[str]]:
 
 Made = tuple[str, dict[str, Json]]
 NOW = "2031-03-03 09:00"
+_WORDS: Mapping[str, Sequence[str]] = tomllib.loads(
+    (files("kapelle.environments") / "tool_tasks.toml").read_text("utf-8")
+)
 
 
 def _call(name: str, **arguments: Json) -> dict[str, Json]:
@@ -302,26 +307,6 @@ def python_task(draw: random.Random, level: int) -> Made:
     return question, {"answer": str(answer), "steps": [_step(str(answer), _call("python", program=program))]}
 
 
-_BEGINNINGS = (
-    "Al",
-    "Bre",
-    "Cor",
-    "Dun",
-    "El",
-    "Fa",
-    "Gar",
-    "Hol",
-    "Is",
-    "Jo",
-    "Kel",
-    "Lor",
-    "Mar",
-    "Nes",
-    "Or",
-    "Pel",
-)
-_MIDDLES = ("a", "be", "da", "e", "go", "li", "mo", "na", "ri", "su")
-_ENDINGS = ("ck", "dal", "ford", "lin", "mar", "nd", "ra", "sk", "ton", "va")
 RIVERS = 5
 """Rivers of one task's documents, and as many towns."""
 
@@ -330,7 +315,11 @@ def search_task(draw: random.Random, level: int) -> Made:
     """Return a question about rivers and towns that do not exist: one fact, two facts, or one that leads to the other."""
     names: dict[str, None] = {}
     while len(names) < 2 * RIVERS:
-        names[draw.choice(_BEGINNINGS) + draw.choice(_MIDDLES) + draw.choice(_ENDINGS)] = None
+        names[
+            draw.choice(_WORDS["beginnings"])
+            + draw.choice(_WORDS["middles"])
+            + draw.choice(_WORDS["endings"])
+        ] = None
     rivers, towns = list(names)[:RIVERS], list(names)[RIVERS:]
     long = draw.sample(range(40, 900), RIVERS)
     people = [draw.randint(1_000, 90_000) for _ in towns]
@@ -359,23 +348,20 @@ def search_task(draw: random.Random, level: int) -> Made:
     return question, {"answer": str(answer), "documents": documents, "steps": steps}
 
 
-_PEOPLE = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas")
-_GIFTS = ("scarf", "kettle", "puzzle", "lamp", "teapot", "novel", "basket", "radio", "mirror", "blanket")
-_DOORS = ("front", "back", "garage", "cellar", "office", "garden")
-_MONTHS = ("january", "march", "april", "june", "july", "august", "october", "december")
-_BILLS = ("bakery", "garage", "grocer", "plumber", "florist", "dentist")
-
-
 def notes_task(draw: random.Random, level: int) -> Made:
     """Return a note to write: a given one, a part of another one, or a sum over several."""
     if level == 1:
-        person, gift, price = draw.choice(_PEOPLE), draw.choice(_GIFTS), draw.randint(5, 250)
+        person, gift, price = (
+            draw.choice(_WORDS["people"]),
+            draw.choice(_WORDS["gifts"]),
+            draw.randint(5, 250),
+        )
         text, file = f"a {gift} for {person}, {price} euros", f"{gift}.txt"
         notes = {"ideas.txt": "call home\n"}
         question = f"Write a note into the file {file}: {text}"
         steps = [_step("Wrote", _call("write_file", path=file, text=text))]
     elif level == 2:
-        person, doors = draw.choice(_PEOPLE), draw.sample(_DOORS, 3)
+        person, doors = draw.choice(_WORDS["people"]), draw.sample(_WORDS["doors"], 3)
         codes = [draw.randint(1_000, 9_999) for _ in doors]
         listed = "".join(f"{door} door: {code}\n" for door, code in zip(doors, codes, strict=True))
         notes, file, text = {"codes.txt": listed}, f"{doors[0]}.txt", str(codes[0])
@@ -388,8 +374,8 @@ def notes_task(draw: random.Random, level: int) -> Made:
             _step("Wrote", _call("write_file", path=file, text=text)),
         ]
     else:
-        person, month = draw.choice(_PEOPLE), draw.choice(_MONTHS)
-        shops = sorted(draw.sample(_BILLS, draw.randint(2, 4)))
+        person, month = draw.choice(_WORDS["people"]), draw.choice(_WORDS["months"])
+        shops = sorted(draw.sample(_WORDS["bills"], draw.randint(2, 4)))
         owed = [draw.randint(10, 500) for _ in shops]
         notes = {
             f"{month}/{shop}.txt": f"{person} owes the {shop} {each} euros.\n"
@@ -409,17 +395,6 @@ def notes_task(draw: random.Random, level: int) -> Made:
     return f"{question}\nThen say that it is done.", data
 
 
-_EVENTS = (
-    "dentist",
-    "rehearsal",
-    "lunch with Ada",
-    "team meeting",
-    "haircut",
-    "choir",
-    "review",
-    "yoga",
-    "piano lesson",
-)
 _FORM = "%Y-%m-%d %H:%M"
 
 
@@ -427,7 +402,7 @@ def calendar_task(draw: random.Random, level: int) -> Made:
     """Return a change to a calendar: create an event, move or cancel one, or find the first time that is free."""
     now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (a calendar on a wall)
     day = (now + timedelta(days=1)).replace(hour=0)
-    titles = draw.sample(_EVENTS, 4)
+    titles = draw.sample(_WORDS["events"], 4)
     # Two events tomorrow between 9 and 13 and one on the day after; the afternoons are free.
     starts = [
         day + timedelta(hours=9 + draw.choice((0, 1))),

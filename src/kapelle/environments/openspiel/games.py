@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -174,127 +176,13 @@ def too_large(game: Any, most: int) -> ConfigError:
     )
 
 
-# -------- The rules of OpenSpiel's games in a few plain sentences, for the head of what a player reads
+# -------- The rules of OpenSpiel's games in a few sentences, which stand before what a player reads
 
-RULES: Mapping[str, tuple[str, str]] = {
-    "kuhn_poker": (
-        (
-            "Kuhn poker: each of the {players} players puts 1 chip into the pot and gets one card of {cards}, numbered 0 "
-            "to {players}. In turn players pass or bet 1 chip. After a bet each other player acts once more at most: Bet "
-            "calls it, Pass folds. The highest card among those who bet, or among all if nobody did, wins the pot."
-        ),
-        "Highest card wins; Pass folds to a Bet.",
-    ),
-    "leduc_poker": (
-        (
-            "Leduc poker: the deck has {deck}. Each player puts 1 chip into the pot and gets one private card. There are two "
-            "rounds of betting, with a raise of 2 chips in the first and 4 in the second and two raises a round at most; "
-            "then one public card is shown between them. Who folds loses what it has put in. At the end a card of the public "
-            "card's rank wins, else the higher rank; equal ranks share the pot."
-        ),
-        "A pair with the public card wins, else the higher rank; Fold gives up.",
-    ),
-    "tic_tac_toe": (
-        (
-            "Tic-tac-toe on a board of three rows and three columns: player 1 sets x, player 2 o, in turn, on an empty cell. "
-            "x(0,2) is the first row's last cell. Three of one's own in a row, a column or a diagonal win; a full board is "
-            "a draw."
-        ),
-        "Three in a line win.",
-    ),
-    "connect_four": (
-        (
-            "Connect four on {rows} rows and {columns} columns: player 1 drops x, player 2 o, in turn, into a "
-            "column (from 0), where it falls to the lowest free cell. {x_in_row} of one's own in a line, straight or "
-            "diagonal, win; a full board is a draw."
-        ),
-        "{x_in_row} in a line win.",
-    ),
-    "hanabi": (
-        (
-            "Hanabi, played together by {players} players: build one firework for each of {colors} "
-            "colour{s}, its cards in order from 1 to {ranks}. A colour has three 1s, one "
-            "{ranks} and two of each rank between. Each player holds {hand_size} cards and sees all hands but its "
-            "own. In turn a player plays a card, discards one, or tells another player all its cards of one colour or rank. "
-            "A hint costs one of {max_information_tokens} hint tokens; a discard or a finished firework gives one back. "
-            "A played card that does not fit costs one of {max_life_tokens} lives. Cards are drawn again while there are "
-            "any; after the last one each player moves once more. Everybody scores 1 for each card that fits, and 0 in all "
-            "when the last life is lost."
-        ),
-        "Play 1 to {ranks} in order; a wrong play costs a life.",
-    ),
-    "tiny_hanabi": (
-        (
-            "Tiny Hanabi, played together: each player holds one of {num_chance} cards (from 0), which only it sees. In turn each "
-            "makes one of {num_actions} moves (from a0), which all see. All are paid the same, by the cards and the moves.{table}"
-        ),
-        "Both are paid by both cards and moves.",
-    ),
-    "goofspiel": (
-        (
-            "Goofspiel: there are point cards from 1 to {num_cards}, shown one at a time in {order} order, and each player holds "
-            "cards from 1 to {num_cards}. All bid one card at once, each card once in the game; the highest bid alone wins the "
-            "point card's value, and equal highest bids win nothing.{hidden} {ends}"
-        ),
-        "Highest bid wins the point card.",
-    ),
-    "liars_dice": (
-        (
-            "Liar's dice: each player rolls {numdice} {die} with {dice_sides} sides in secret. In turn players "
-            "bid how many dice of all show a face: 2-3 says two threes at least. A new bid is {raised}. Face {dice_sides} counts as "
-            "every face. Liar challenges the last bid: if it is true the bidder wins, else the challenger."
-        ),
-        "Bid count-face; face {dice_sides} counts as all.",
-    ),
-    "nim": (
-        (
-            "Nim: there are piles of {piles} objects. In turn players take one or more objects from one pile. Who takes the very "
-            "last object {last}."
-        ),
-        "Who takes the last object {last}.",
-    ),
-    "pig": (
-        (
-            "Pig: in its turn a player rolls a die with {diceoutcomes} sides as often as it likes. A 1 ends the turn and "
-            "loses what the turn has gathered; any other roll is added to the turn's total. Stop adds the total to one's score "
-            "and passes the turn. The first to reach {winscore} wins."
-        ),
-        "A 1 loses the turn's total; {winscore} wins.",
-    ),
-    "negotiation": (
-        (
-            "Negotiation: two players share a pool of {num_items} kinds of items, which each values in its own, secret "
-            "way. In turn a player proposes how many of each kind it takes itself, or agrees to the other's last proposal; the "
-            "rest goes to the other.{talk} Agreement pays both the value of what they get; without one before the steps end "
-            "both get nothing."
-        ),
-        "Propose what you take; the other gets the rest.",
-    ),
-    "bargaining": (
-        (
-            "Bargaining: two players share a pool of books, hats and basketballs, which each values in its own, secret way. In turn "
-            "a player offers a split, stating what it takes itself, or agrees to the other's last offer; the rest goes to the "
-            "other. Agreement pays both the value of what they get. After {max_turns} turns without agreement both get nothing."
-        ),
-        "Offer what you take; the other gets the rest.",
-    ),
-    "trade_comm": (
-        (
-            "Trading and communication, played together: each player gets one of {num_items} items (from 0) in secret. Each says one "
-            "symbol, which the other hears. Then each offers a trade: 2:5 gives item 2 for item 5. If each gives what it has "
-            "for what the other has, both win 1; else 0."
-        ),
-        "Say your item; give it for the other's.",
-    ),
-    "matrix game": (
-        "{title}: both players choose at once, once. What player 1 and player 2 choose, and what they are paid: {pays}.",
-        "Both choose at once.",
-    ),
-}
-"""Game → its rules in full, for language models, and in one short sentence, for models that read few tokens.
 
-In braces stand parameters of the game and what `rules_of` makes of them, so that each text is true of the game as it was loaded.
-"""
+@cache
+def _rules() -> Mapping[str, Mapping[str, str]]:
+    """Return game → `full` and `short` rules."""
+    return tomllib.loads((files(__package__) / "rules.toml").read_text("utf-8"))
 
 
 def rules_of(game: Any) -> tuple[str, str]:
@@ -302,7 +190,7 @@ def rules_of(game: Any) -> tuple[str, str]:
     name, players, has = game.get_type().short_name, game.num_players(), dict(game.get_parameters())
     if "MatrixGame" in type(game).__name__:
         name = "matrix game"
-    if name not in RULES:
+    if name not in _rules():
         return unknown_rules(game), unknown_rules(game)
     has["players"] = players
     match name:
@@ -363,8 +251,8 @@ def rules_of(game: Any) -> tuple[str, str]:
                 for r in range(game.num_rows())
                 for c in range(game.num_cols())
             )
-    full, short = RULES[name]
-    return full.format(**has), short.format(**has)
+    rules = _rules()[name]
+    return rules["full"].format(**has), rules["short"].format(**has)
 
 
 def unknown_rules(game: Any) -> str:
