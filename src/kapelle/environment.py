@@ -1,13 +1,13 @@
-"""What an environment is: tasks, and a single-use world for each episode.
+"""The interface of environments: tasks, and a single-use episode state (`World`) for each episode.
 
-An environment is a value: the same settings give the same task for the same split and index in every
-process, so that all episodes of a group have the same task. A world lives for one episode. It decides what
-each agent sees, who may move, and what a move pays. What it shows to one agent never contains what only
-another agent may know.
+An environment is a value: the same settings give the same task for the same split and index in every process. All
+episodes of a group therefore have the same task. A `World` holds the state of one episode: what each agent
+observes, who may move, and the reward of each move. The observation of one agent never contains what is private to
+another agent.
 
-What an environment can do beyond that is a *capability*: a class below that it inherits from (`class Sums(Settings,
-Scripted)`), in which each method is documented. A capability is declared, never guessed: a setting that happens to be
-called `script` or `members` is only a setting. `offers` asks for one.
+Everything else that an environment can do is a *capability*: a class below that it inherits from (`class Sums(Settings,
+Scripted)`). A capability is declared by inheritance; a setting that is called `script` or `members` is only a setting.
+`offers(environment, Capability)` tests for one.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from kapelle.types import Episode, Image, Json, Message, Split, Task
 C = TypeVar("C")
 
 PAID_BY = "reward/"
-"""Prefix of what each reward function or judge returned, in an episode's `info`; None where it had nothing to say."""
+"""Prefix of each reward function's or judge's result in an episode's `info`; None where it does not apply."""
 FAILED = "failed"
-"""What stands there in an episode that failed because this reward raised or gave no verdict."""
+"""The value of that entry if the episode failed because this reward raised or returned no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended, as the environment sees it."""
+    """The result of an episode."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Terminal reward of each agent that is scored; agents that are not scored are left out."""
+    """Terminal reward of each agent that is scored."""
     success: float | None = None
-    """The team's score in [0, 1], or None where there is none."""
+    """The team's score in [0, 1]; None if it is undefined."""
     info: Mapping[str, Json] = field(default_factory=dict)
     truncated: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -53,35 +53,35 @@ class Outcome:
 
 
 class World(Protocol):
-    """One episode of an environment. Used once, then closed."""
+    """The state of one episode. Used once, then closed."""
 
     def observe(self, agent: str) -> str:
-        """Return what this agent may see now, including its private view."""
+        """Return what this agent observes now, including its private view."""
         ...
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move now: one agent, several at once, or none when the episode is over."""
+        """Return who may move now: one agent, several at once, or an empty tuple at the end of the episode."""
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts of the agents that moved; return what each is paid for its move now (often nothing).
+        """Take the texts of the agents that moved; return the immediate reward of each (often an empty mapping).
 
         `final` is the text that counts as the team's answer where a workflow names one (a vote, the
-        last of a chain); None leaves it to the environment.
+        last of a chain); with None the environment decides.
         """
         ...
 
     def outcome(self) -> Outcome:
-        """Return how it ended; called once, after the last step."""
+        """Return the result; called once, after the last step."""
         ...
 
     async def close(self) -> None:
-        """Free what the world holds; called exactly once, even after a failure."""
+        """Free all resources; called exactly once, even after a failure."""
         ...
 
 
 class Environment(Protocol):
-    """A source of tasks and worlds: frozen settings with behaviour."""
+    """A source of tasks and episodes: frozen settings with behaviour."""
 
     @property
     def name(self) -> str:
@@ -90,24 +90,24 @@ class Environment(Protocol):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Smallest and largest total that one agent can earn in an episode."""
+        """Smallest and largest return of one agent in an episode."""
         ...
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Where the tasks of each split come from, in words; the two never overlap."""
+        """A description of where the tasks of each split come from; the two never overlap."""
         ...
 
     def check(self, agents: Sequence[str]) -> None:
-        """Refuse what cannot be played, before anything expensive happens.
+        """Check the data and the team before anything expensive happens.
 
-        Raises DataError for data that are missing or corrupt, ConfigError when these agents (names in
-        seat order) do not fit. Cheap: it may read the data, never a model.
+        Raises DataError for data that are missing or corrupt, ConfigError when these agents (names in team
+        order) do not fit. Cheap: it may read the data, never a model.
         """
         ...
 
     def size(self, split: Split) -> int | None:
-        """Return how many tasks a split has; None when they are generated without end."""
+        """Return the number of tasks of a split; None for an endless supply."""
         ...
 
     def task(self, split: Split, index: int) -> Task:
@@ -115,7 +115,7 @@ class Environment(Protocol):
         ...
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> World:
-        """Open the world of one episode for these agents, in seat order."""
+        """Return the state of a new episode for these agents, in team order."""
         ...
 
 
@@ -123,34 +123,34 @@ class Answerable:
     """An environment whose tasks are questions with one answer: it can compare answers."""
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text in a normal form, None when it has none."""
+        """Return the final answer of a text in a normal form, None if it has none."""
         raise NotImplementedError
 
 
 class ShowsImages:
-    """An environment whose worlds show pictures (`SeenWorld`): every agent needs a model that sees."""
+    """An environment whose episodes show images (`SeenWorld`): every agent needs a vision-language model."""
 
 
 class SeenWorld:
-    """A world of an environment that `ShowsImages`."""
+    """An episode of an environment that `ShowsImages`."""
 
     def images(self, agent: str) -> Sequence[Image]:
-        """Return the pictures that belong to what this agent may see now.
+        """Return the images that belong to this agent's current observation.
 
-        Those that its conversation does not have yet stand before the next text that it reads.
+        Those that its conversation does not contain yet are placed before the next text that it reads.
         """
         raise NotImplementedError
 
 
 class ListsMoves:
-    """An environment whose worlds know what an agent that is to move may write (`KnowsMoves`): `sampling.choices: legal`."""
+    """An environment whose episodes list the legal moves (`KnowsMoves`): `sampling.choices: legal`."""
 
 
 class KnowsMoves:
-    """A world of an environment that `ListsMoves`."""
+    """An episode of an environment that `ListsMoves`."""
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return every text by which this agent may move now, as it is to be written; empty where it is not to move."""
+        """Return every legal move of this agent, as it should be written; empty if it may not move now."""
         raise NotImplementedError
 
 
@@ -164,80 +164,80 @@ class Mixed:
 
 
 def offers(environment: object, capability: type[C]) -> TypeIs[C]:
-    """Return whether an environment has a capability: its class declares it, or it was described as having it."""
+    """Return whether an environment has a capability: its class declares it, or its server reports it."""
     return isinstance(environment, capability) or (
         isinstance(environment, Described) and capability in environment.offered
     )
 
 
 def asks_questions(environment: Environment) -> bool:
-    """Return whether all tasks are questions whose answers can be compared; for a mixture, whether all its members' are."""
+    """Return whether all tasks, in all members of a mixture, are questions whose answers can be compared."""
     members = environment.members.values() if offers(environment, Mixed) else ()
     return offers(environment, Answerable) and all(asks_questions(member) for member in members)
 
 
 def is_opposed(environment: object) -> bool:
-    """Return whether what one player wins the others lose: nothing is learned from a mean over them, or from a player's games with itself."""
+    """Return whether one player wins what the others lose, so that a mean over players carries no signal."""
     return offers(environment, Opposed) and environment.constant_sum
 
 
 class Scorable:
-    """A world that can score a text as an answer before the episode is over."""
+    """An episode that can score a text as an answer before its end."""
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score in [0, 1] of a text as this agent's answer; the world stays as it is."""
+        """Return the score in [0, 1] of a text as this agent's answer, without changing the episode."""
         raise NotImplementedError
 
 
 class Retriable:
-    """A world of a question that accepts another answer after a wrong one."""
+    """An episode of a question that can accept another answer after an incorrect one."""
 
     def allow_answers(self, most: int) -> None:
-        """Stay open after a wrong `final` text until there have been `most` of them; called before the first step.
+        """Accept up to `most` `final` texts, until one is correct; called before the first step.
 
-        `observe` then reports that the answer was wrong, but never the right one. Only the last answer counts.
+        `observe` then reports that the answer was incorrect, but never the correct one. Only the last answer counts.
         """
         raise NotImplementedError
 
 
 class Resets:
-    """A world that has something to do, once, before anybody sees it, and may wait for it."""
+    """An episode with asynchronous work to do once, before the first observation."""
 
     async def reset(self) -> None:
-        """Begin; awaited after `Environment.start` and before the first `observe`."""
+        """Do this work; awaited after `Environment.start` and before the first `observe`."""
         raise NotImplementedError
 
 
 async def reset_world(world: object) -> None:
-    """Begin a world inside another one, if it has something to do."""
+    """Reset an episode inside another one, if it `Resets`."""
     if isinstance(world, Resets):
         await world.reset()
 
 
 class Alive:
-    """An environment that may call something whose answers vary, so that an episode cannot be replayed."""
+    """An environment that may call something whose answers vary, so that its episodes cannot be replayed."""
 
     @property
     def alive(self) -> Sequence[str]:
-        """Return, in words, the settings to blame (servers, endpoints); empty when its worlds repeat exactly."""
+        """Return the settings responsible (servers, endpoints); empty if its episodes repeat exactly."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class AskedServer:
-    """A server that a run will ask."""
+    """A server that a run calls."""
 
     who: str
-    """What it is in the run, as the beginning of a sentence: `The judge`."""
+    """Its role in the run, as the beginning of a sentence: `The judge`."""
     url: str
     probe: str
-    """What is fetched to see whether it is there; whether there is such a page does not matter."""
+    """The URL that is fetched to test whether the server answers; any HTTP status will do."""
     key_env: str
     """Environment variable that holds its key."""
 
 
 class AsksServers:
-    """Settings, of an environment or of a part of one, whose episodes ask servers: they are tried before models load."""
+    """Settings, of an environment or of a part of one, whose episodes call servers: they are tested before models load."""
 
     def servers(self) -> Sequence[AskedServer]:
         """Return the servers."""
@@ -245,19 +245,19 @@ class AsksServers:
 
 
 class StartsProgram:
-    """Settings of a part of an environment that start a program or ask a server to find out what it offers.
+    """Settings of a part of an environment that start a program or call a server to learn what it offers.
 
-    It is left out where a recipe is only looked at.
+    It is removed where a recipe is only inspected.
     """
 
     @property
     def server(self) -> str:
-        """Return the command or the address, to be shown."""
+        """Return the command or the address, for display."""
         raise NotImplementedError
 
 
 class PlayedFromOutside:
-    """An environment whose episodes an outside program plays: it calls this process, which therefore serves."""
+    """An environment whose episodes are run by an outside program: it calls this process, which serves."""
 
     @property
     def demonstrates(self) -> bool:
@@ -265,23 +265,23 @@ class PlayedFromOutside:
         return False
 
     def check_server(self, processes: int = 1) -> None:
-        """Raise ConfigError where the server that programs call could not be started safely, or not be reached.
+        """Raise ConfigError if the server that programs call cannot be started safely or reached.
 
-        Also where it cannot be run by each of several `processes`.
+        Also if each of several `processes` cannot run one.
         """
         raise NotImplementedError
 
     def serve(self, play: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.Play`); `say` tells the user."""
+        """Run the server while the block runs: it serves the agents of `play` (`rollout.play.Play`); `say` prints messages."""
         raise NotImplementedError
 
 
 class InMemory:
-    """An environment that may hold what other processes cannot make anew from its settings."""
+    """An environment that may hold what other processes cannot rebuild from its settings."""
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """Return in words what lives in this process's memory alone; empty where its settings are all there is."""
+        """Return what exists only in the memory of this process; empty if the settings describe all of it."""
         raise NotImplementedError
 
     def keep(self, folder: Path) -> None:
@@ -293,79 +293,67 @@ class InMemory:
         raise NotImplementedError
 
 
-class Connecting:
-    """An environment that has to ask a server what it is, before its capabilities are known."""
-
-    def connect(self) -> None:
-        """Ask; raises ConfigError or EngineError where there is no answer."""
-        raise NotImplementedError
-
-
 class Progressive:
-    """An environment whose train tasks change while a run goes on, such as a game that begins small (a curriculum)."""
+    """An environment whose train tasks change during a run, such as a game that begins small (a curriculum)."""
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return the train task at an index where `played` tasks of the run, in order, come before it."""
+        """Return the train task at an index that follows `played` earlier tasks of the run."""
         raise NotImplementedError
 
 
 class Opposed:
-    """An environment that knows whether its agents' rewards always add up to the same number."""
+    """An environment that knows whether its agents' rewards always have the same sum."""
 
     @property
     def constant_sum(self) -> bool:
-        """Return whether one agent wins what the others lose: a shared reward would then teach nothing."""
+        """Return whether one agent wins what the others lose: a shared reward then carries no signal."""
         raise NotImplementedError
 
 
 class PlaysSeats:
-    """An environment that can play an agent's seat itself, by a player of its own: at random, by search, by a solution.
+    """An environment with players of its own for an agent's role: random, search, or an equilibrium.
 
-    Its `start` lets those of `Task.seats_of_world` play; their agents are never to move, and are paid like all others.
+    Its `start` assigns them the roles of `Task.seats_of_world`. The agents of these roles never move and receive the
+    same rewards as others.
     """
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError, which names those that there are, for a player that it does not have."""
+        """Raise ConfigError, which names the known players, for an unknown one."""
         raise NotImplementedError
 
 
-class Skipping:
-    """An environment of rows that leaves out those it cannot use, up to a stated share."""
+class Reporting:
+    """An environment that can report on its data and settings. Each method is optional."""
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, how many rows are left out, where the first ones are and why; empty where all are used."""
-        raise NotImplementedError
-
-
-class Doubting:
-    """An environment that can look its data through for what it takes seconds to find."""
-
-    def doubts(self) -> Sequence[str]:
-        """Return a sentence for each thing in the data that will fail episodes; asked by `kapelle validate` alone."""
-        raise NotImplementedError
-
-
-class Remarking:
-    """An environment that knows what a reader of its settings may not expect; a run prints it at its start."""
+        """Return, by split, how many unusable rows are excluded, where the first ones are and why."""
+        return {}
 
     def remarks(self) -> Sequence[str]:
-        """Return a sentence for each such thing."""
-        raise NotImplementedError
+        """Return messages about what a reader of the settings may not expect; printed when a run starts."""
+        return ()
+
+    def doubts(self) -> Sequence[str]:
+        """Return a message for each property of the data that will fail episodes.
+
+        Only `kapelle validate` calls it, since it may take seconds.
+        """
+        return ()
 
 
 class Reads:
     """Settings, of an environment or of a part of one, that read files or a data set."""
 
     def contents(self) -> Mapping[str, str]:
-        """Return what they read, by name, with a hash of its content: a resumed run reports what has changed."""
+        """Return the hash of each input by name: a resumed run reports changes."""
         raise NotImplementedError
 
 
 class Holding:
-    """An environment whose worlds hold pipes or connections open; episodes wait where there would be too many."""
+    """An environment whose episodes hold pipes or connections open; episodes wait when there are too many."""
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that one world of a team of this many agents holds open."""
+        """Return the most descriptors that one episode of a team of this many agents holds open."""
         raise NotImplementedError
 
 
@@ -378,52 +366,48 @@ class Scripted:
 
 
 class Teachable:
-    """An environment in whose demonstrations a function of the user's may answer for the agents: the setting `teacher`."""
+    """An environment with the setting `teacher`: a user's function that answers for the agents in demonstrations."""
 
     teacher: str | None
 
     def teacher_hash(self) -> str | None:
-        """Return a hash of the code of the `teacher`; None without one, or where its code is not found."""
+        """Return a hash of the code of the `teacher`; None without one, or if its code is not found."""
         raise NotImplementedError
 
 
 class OneSeat:
-    """An environment of moves with one seat, whoever sits there: its worlds take one text a move, from any agent of the team.
+    """An environment with one role, which any agent of the team can fill: its episodes take one text per move.
 
-    So a team works on each move together (the workflow `chain`), and who speaks for it is paid.
+    A team therefore works on each move together (the workflow `chain`), and the agent that moves receives the reward.
     """
 
 
 class PaysEpisodes:
-    """An environment that pays an episode when it is over, by all of its turns."""
+    """An environment that computes rewards from complete episodes, or by comparing the episodes of a group."""
 
     async def pay(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Return the outcome with its rewards; `episode` has its turns, and `outcome` is what the world found.
+        """Return the outcome with its rewards; `episode` has all turns, and `outcome` is the result of the `World`.
 
-        Called where the agents are played, not where the world lives. What it raises fails the episode.
+        Called in the process that runs the agents. An exception fails the episode.
         """
         raise NotImplementedError
 
-
-class PaysGroups:
-    """An environment that pays the episodes of a group by comparing them, once all of them are over."""
-
     @property
     def compared(self) -> Sequence[str]:
-        """Return, in words, the settings that compare episodes; empty where each is paid for itself alone."""
-        raise NotImplementedError
+        """Return the settings that compare episodes; empty (the default) if `pay` computes all rewards."""
+        return ()
 
     async def pay_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Return how each episode of a group ended, in order: what it has earned so far, and what the comparison pays.
+        """Return the outcome of each episode of a group, in order: its rewards so far and those of the comparison.
 
-        Called once for a group, where its agents are played, with the episodes that did not fail. What it raises fails them all.
+        Called once for each group, with the episodes that did not fail. An exception fails them all.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenModel:
-    """A model that answers greedily and is not trained."""
+    """A model that is not trained and samples greedily."""
 
     path: str
     """A model, or the folder of an adapter (PEFT)."""
@@ -432,10 +416,10 @@ class FrozenModel:
 
 
 class ModelsInPlace(Protocol):
-    """Frozen models where episodes are played."""
+    """The frozen models of the process that runs episodes."""
 
     def ask(self, model: FrozenModel) -> Callable[[Sequence[Message]], Awaitable[str]]:
-        """Return what asks a model: it takes a conversation and returns the reply's text."""
+        """Return a function that queries a model: it takes a conversation and returns the reply's text."""
         ...
 
     def close(self) -> None:
@@ -443,49 +427,45 @@ class ModelsInPlace(Protocol):
         ...
 
 
-class AsksModels:
-    """An environment that asks frozen models, such as judges: whoever plays it loads them."""
-
-    @property
-    def frozen_models(self) -> Sequence[FrozenModel]:
-        """Return the models that it asks."""
-        raise NotImplementedError
-
-    def asking(self, models: ModelsInPlace) -> Environment:
-        """Return the same environment, which asks these models."""
-        raise NotImplementedError
-
-    def release_models(self) -> None:
-        """Free the models that it was given, if it was given any."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
 class QuestionCounts:
-    """How often a model that pays episodes is asked, at most: what it has answered already is not asked again."""
+    """How often a model that computes rewards is queried at most; cached replies are not counted."""
 
     episode: int = 0
-    """Questions about each episode, one after another."""
+    """Queries about each episode, one after another."""
     group: int = 0
-    """Questions about all episodes of a group together, one after another; none about a group of one."""
+    """Queries about all episodes of a group together, one after another; none about a group of one."""
     at_once: int = 0
-    """Most questions that wait for a reply together; 0 sets no bound."""
+    """Most queries in flight together; 0 sets no bound."""
 
     def of_step(self, tasks: int, group: int) -> int:
-        """Return the most questions about so many tasks with a `group` of episodes each."""
+        """Return the most queries about so many tasks with a `group` of episodes each."""
         return tasks * (self.episode * group + self.group * (group > 1))
 
 
-class CountsCosts:
-    """An environment that counts what paying costs, such as the questions to a judge."""
+class AsksModels:
+    """An environment that queries frozen models, such as judges. The process that runs its episodes loads them."""
+
+    @property
+    def frozen_models(self) -> Sequence[FrozenModel]:
+        """Return the models."""
+        raise NotImplementedError
+
+    def asking(self, models: ModelsInPlace) -> Environment:
+        """Return the same environment with these models."""
+        raise NotImplementedError
+
+    def release_models(self) -> None:
+        """Free the models that it was given, if any."""
+        raise NotImplementedError
 
     def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often each model that it asks is asked, by its path or name; empty where that is not known."""
+        """Return how often each model is queried, by its path or name; empty (the default) if that is unknown."""
         return {}
 
     def costs(self) -> Mapping[str, float]:
-        """Return metrics of what it cost in this process since the last call, by full name."""
-        raise NotImplementedError
+        """Return cost metrics of this process since the last call, by full name."""
+        return {}
 
 
 class Recorded:
@@ -501,54 +481,54 @@ class Recorded:
 
 
 class Private:
-    """An environment that declares what only one agent may see, so that it can be checked."""
+    """An environment that declares what is private to one agent, so that it can be checked."""
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return texts that the world may show this agent and no other.
+        """Return texts that the episode may show to this agent and to no other.
 
-        `kapelle validate` looks for them in the views of the others by a plain search for the same characters, at the start
-        and after every step: `"7"` is found in "17 points" too, so name texts that stand nowhere else ("Your number is 7").
-        What somebody has said is no longer looked for.
+        `kapelle validate` searches for them in the observations of the others, at the start and after every step. It
+        compares characters: `"7"` is found in "17 points" too, so name unique texts ("Your number is 7"). A text that
+        an agent has written itself is no longer private.
         """
         raise NotImplementedError
 
 
 class Symmetric:
-    """An environment that can declare its seats alike: exchanging the texts exchanges the rewards."""
+    """An environment that can declare its roles interchangeable: exchanging the texts exchanges the rewards."""
 
     @property
     def symmetric(self) -> bool:
-        """Whether all seats are alike."""
+        """Whether all roles are interchangeable."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One information state of a game, as its player meets it."""
+    """One information state of a game."""
 
     key: str
-    """The game's name of it."""
+    """Its name in the game."""
     seat: int
-    """Who moves, from 0."""
+    """The player who moves, from 0."""
     text: str
-    """What the player is shown."""
+    """The observation of this player."""
     actions: tuple[int, ...]
-    """The legal moves by number, and in the same order by the text that plays each."""
+    """The legal moves by number, and in the same order by text."""
     moves: tuple[str, ...]
     before: tuple[tuple[str, int], ...]
     """The player's own earlier moves on the way here: information state and action."""
 
 
 class Enumerable:
-    """A game small enough to enumerate: what policies are worth in it is known exactly (`evaluation.exploitability`)."""
+    """A game small enough to enumerate: the values of policies are exact (`evaluation.exploitability`)."""
 
     @property
     def players(self) -> int:
-        """Number of seats."""
+        """Number of players."""
         raise NotImplementedError
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once; ConfigError where they cannot be listed."""
+        """Yield every information state once; ConfigError if they cannot be listed."""
         raise NotImplementedError
 
     def check_moves(self) -> None:
@@ -556,22 +536,22 @@ class Enumerable:
         raise NotImplementedError
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return the expected return of each seat and NashConv; `policy` has each information state's probabilities."""
+        """Return the expected return of each player and NashConv; `policy` has each information state's probabilities."""
         raise NotImplementedError
 
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], seat: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the most that a seat (from 0) can earn against the others' policy, and the move in each of its states that does."""
+        """Return the value of a best response of one player (from 0) to the others' policy, and its move in each state."""
         raise NotImplementedError
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return how often each information state is met in a game on average."""
+        """Return the expected number of visits of each information state per game."""
         raise NotImplementedError
 
 
 def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
-    """Return the game if it has so many seats and its policies can be tabulated in at most `most` information states; None otherwise."""
+    """Return the game if it has so many players and at most `most` information states; None otherwise."""
     if not most or not offers(environment, Enumerable) or environment.players != seats:
         return None
     try:
@@ -583,7 +563,10 @@ def enumerable(environment: object, seats: int, most: int) -> Enumerable | None:
 
 
 class Described:
-    """An environment that learns what it offers by asking, once it is connected: one on other machines."""
+    """An environment that learns its capabilities at run time, such as one on a server."""
+
+    def connect(self) -> None:
+        """Query the server, if there is one; raises ConfigError or EngineError if it does not answer."""
 
     @property
     def offered(self) -> frozenset[type]:
@@ -591,38 +574,16 @@ class Described:
         raise NotImplementedError
 
 
-CAPABILITIES = (
-    *(
-        Alive,
-        Answerable,
-        AsksServers,
-        Connecting,
-        Doubting,
-        Enumerable,
-        Holding,
-        InMemory,
-        ListsMoves,
-        Mixed,
-        Opposed,
-    ),
-    *(
-        OneSeat,
-        PaysEpisodes,
-        PlayedFromOutside,
-        PlaysSeats,
-        Private,
-        Progressive,
-        Reads,
-        Recorded,
-        Scripted,
-        ShowsImages,
-        Skipping,
-        Teachable,
-    ),
-    *(AsksModels, CountsCosts, PaysGroups),
-    Symmetric,
+CAPABILITIES: tuple[type, ...] = (
+    *(Alive, Answerable, AsksModels, AsksServers, Enumerable, Holding, InMemory, ListsMoves, Mixed, OneSeat),
+    *(Opposed, PaysEpisodes, PlayedFromOutside, PlaysSeats, Private, Progressive, Reads, Recorded, Reporting),
+    *(Scripted, ShowsImages, Symmetric, Teachable),
 )
-"""What an environment can declare; `SeenWorld`, `KnowsMoves`, `Scorable` and `Retriable` are declared by worlds, and `OpensWorlds` by what plays on servers."""
+"""What an environment can declare; episodes declare `SeenWorld`, `KnowsMoves`, `Scorable`, `Retriable` and `Resets`."""
+OPTIONAL = frozenset(
+    {"compared", "costs", "demonstrates", "doubts", "pay_group", "questions", "remarks", "skipped"}
+)
+"""Methods and properties of capabilities that have a default."""
 
 
 def environment_class(name: str) -> type:
@@ -630,27 +591,27 @@ def environment_class(name: str) -> type:
     return find_class("environment", name, catalogue("kapelle.environments"))
 
 
-# -------- Remote worlds: worlds that live in another process, a worker on this machine or a server on another one
+# -------- Episodes in another process: a worker on this machine or a server on another one
 
 
 class WorkerLost(Exception):
-    """The process or the server that held a world is gone, and the world with it."""
+    """The process or the server that held an episode has ended, and the episode with it."""
 
     def __init__(self, how: str, *, blamed: bool) -> None:
-        """Keep how it ended, and whether this world was at work when it did."""
+        """Take how it ended, and whether this episode was at work when it did."""
         super().__init__(how)
         self.blamed = blamed
 
 
 class RemoteWorld:
-    """A world in another process, played over the protocol of `wire/worlds.py`; subclasses carry the requests there.
+    """An episode in another process, over the protocol of `wire/worlds.py`; subclasses transport the requests.
 
-    The workflow asks who may move and what each agent sees without waiting. So every answer of the other process brings
-    what has changed of both, and they are answered from here.
+    `movers` and `observe` are synchronous. Every answer of the other process therefore brings the changes of both, and
+    this class caches them.
     """
 
     scorable = False
-    """Whether it can score a text before the episode is over."""
+    """Whether it can score a text before the episode ends."""
 
     def __init__(self, name: str, patience: Patience) -> None:
         """Take the environment's name, for messages, and how long calls may take."""
@@ -658,23 +619,23 @@ class RemoteWorld:
         self._movers: Mapping[str, Any] = {}
         self._shown: dict[str, Mapping[str, Any]] = {}
         self._allowed: dict[str, int] = {}
-        """What is passed on with the next move."""
+        """Arguments to send with the next move."""
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How the world was lost with its process; None while that lives."""
+        """How the episode was lost with its process; None while the process runs."""
         raise NotImplementedError
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """Return the answer to a request about this world, within the time limit of a method; raises what the world raised."""
+        """Return the answer to a request, within the time limit of a method; raises the exception of the other process."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Note that the world is closed."""
+        """Record that the episode is closed."""
         raise NotImplementedError
 
     async def reset(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Open the world and return the answer; nothing is left behind when that fails."""
+        """Open the episode and return the answer; a failure frees everything."""
         try:
             answer: Mapping[str, Any] = await self.call("start", {"call": "reset", **request})
         except (asyncio.CancelledError, GaveUp):  # the other process may still open it
@@ -693,18 +654,18 @@ class RemoteWorld:
         self._shown.update(view["shown"])
 
     def observe(self, agent: str) -> str:
-        """Return what an agent sees, or raise what the environment raised."""
+        """Return an agent's observation, or raise the environment's exception."""
         shown = self._shown[agent]
         if "error" in shown:
             raise environment_error(*shown["error"])
         return str(shown["value"])
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the moves that an agent has now; see `KnowsMoves`."""
+        """Return an agent's legal moves; see `KnowsMoves`."""
         return tuple(self._shown[agent].get("legal", ()))
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move, or raise what the environment raised."""
+        """Return who may move, or raise the environment's exception."""
         if "error" in self._movers:
             raise environment_error(*self._movers["error"])
         return tuple(self._movers["value"])
@@ -722,7 +683,7 @@ class RemoteWorld:
         return float(await self.call("score", {"call": "score", "agent": agent, "text": text}))
 
     def allow_answers(self, most: int) -> None:
-        """See `Retriable`; the other process hears of it with the first step."""
+        """See `Retriable`; sent with the first step."""
         self._allowed = {"allow_answers": most}
 
     async def outcome(self) -> Outcome:
@@ -730,7 +691,7 @@ class RemoteWorld:
         return Outcome(**await self.call("outcome", {"call": "outcome"}))
 
     async def close(self) -> None:
-        """See `World`; a world that was lost with its process is closed already."""
+        """See `World`; an episode that was lost with its process is closed already."""
         try:
             if self.lost is None:
                 await self.call("close", {"call": "close"})
@@ -741,12 +702,12 @@ class RemoteWorld:
 
 
 class OpensWorlds:
-    """An environment that opens its worlds on other machines itself."""
+    """An environment that opens its episodes on other machines itself."""
 
     async def open_world(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteWorld:
-        """Open the world of one episode."""
+        """Open one episode."""
         raise NotImplementedError
 
 
@@ -755,7 +716,7 @@ _listeners: list[Callable[[str], None]] = []
 
 @contextmanager
 def told_of_changes(listen: Callable[[str], None]) -> Iterator[None]:
-    """Call `listen`, while the block runs, when a server plays another environment than before."""
+    """Call `listen`, while the block runs, when a server replaces its environment."""
     _listeners.append(listen)
     try:
         yield
@@ -764,16 +725,16 @@ def told_of_changes(listen: Callable[[str], None]) -> Iterator[None]:
 
 
 def report_change(line: str) -> None:
-    """Tell those who listen that a server plays another environment than before."""
+    """Report that a server has replaced its environment."""
     for listen in tuple(_listeners):
         listen(line)
 
 
-# -------- What an environment says of itself, looked at before it is trained on: its code may be anybody's
+# -------- Checks of what an environment declares, before training: its code may be anybody's
 
 
 def check_declared(environment: Environment, seconds: float = Patience.environment) -> None:
-    """Raise Unfit unless `reward_range` is two finite numbers and `sources` says in words where both splits come from."""
+    """Raise Unfit unless `reward_range` is two finite numbers and `sources` describes both splits."""
     bounds: object = asked("reward_range", seconds, lambda: environment.reward_range)
     if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
         raise Unfit(f"`reward_range` is {bounds!r:.60}; give the smallest and the largest reward.")
@@ -789,7 +750,7 @@ def check_declared(environment: Environment, seconds: float = Patience.environme
 
 
 def size_of(environment: Environment, split: Split, seconds: float = Patience.environment) -> int | None:
-    """Return how many tasks a split has, None for no end; Unfit for an answer that is neither."""
+    """Return the number of tasks of a split, None for an endless supply; Unfit for anything else."""
     size: object = asked("size", seconds, environment.size, split)
     if size is None:
         return None
@@ -799,7 +760,7 @@ def size_of(environment: Environment, split: Split, seconds: float = Patience.en
         count = -1
     if not 0 <= count <= sys.maxsize:
         raise Unfit(
-            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None where they come without end."
+            f"`size('{split}')` returns {size!r:.60}; return the number of tasks, or None for an endless supply."
         )
     return count
 
@@ -812,9 +773,9 @@ def task_of(
     *,
     played: int | None = None,
 ) -> Task:
-    """Return a task of an environment; Unfit where that is none, or takes longer than `environment.timeout` (or `seconds`).
+    """Return a task; Unfit if it is no `Task`, or takes longer than `environment.timeout` (or `seconds`).
 
-    `played` is how many train tasks of the run come before it, for an environment that is `Progressive`.
+    `played` is the number of earlier train tasks of the run, for an environment that is `Progressive`.
     """
     if seconds is None:
         seconds = float(getattr(environment, "timeout", Patience.environment))
@@ -832,7 +793,7 @@ def task_of(
 
 
 def check_capabilities(environment: Environment, agents: int, seconds: float = Patience.environment) -> None:
-    """Raise Unfit where a declared capability cannot be asked, or answers with something of another type."""
+    """Raise Unfit if a part of a declared capability raises or returns another type."""
 
     def promise(
         capability: type, part: str, promised: tuple[type, ...], in_words: str, *given: object
@@ -850,7 +811,7 @@ def check_capabilities(environment: Environment, agents: int, seconds: float = P
     promise(Mixed, "members", (Mapping,), "a mapping of environments")
     promise(Holding, "descriptors", (int,), "a whole number", agents)
     promise(Recorded, "answers_per_task", (int,), "a whole number")
-    promise(Skipping, "skipped", (Mapping,), "a mapping of splits to words")
-    # A mixture answers only where all of its members do.
+    promise(Reporting, "skipped", (Mapping,), "a mapping of splits to words")
+    # A mixture can compare answers only if all of its members can.
     if asks_questions(environment):
         promise(Answerable, "extract", (str, type(None)), "a text or None", "")

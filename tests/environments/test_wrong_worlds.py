@@ -346,7 +346,7 @@ CAPABILITIES = {
     "symmetric": ("Symmetric", "@property\n    def symmetric(self): return 'yes'", "`symmetric` gives 'yes'"),
     "descriptors": ("Holding", "def descriptors(self, agents): return None", "`descriptors` gives None"),
     "members": ("Mixed", "@property\n    def members(self): return []", "`members` gives []"),
-    "skipped": ("Skipping", "def skipped(self): raise OSError('disk')", "`skipped` raises OSError: disk"),
+    "skipped": ("Reporting", "def skipped(self): raise OSError('disk')", "`skipped` raises OSError: disk"),
     "extract": ("Answerable", "def extract(self, text): return 3", "`extract` gives 3"),
     "async extract": (
         "Answerable",

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from kapelle.cli.named import environment_named, owner_of
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
-from kapelle.environment import Environment, PaysEpisodes, PaysGroups, offers
+from kapelle.environment import Environment, PaysEpisodes, offers
 from kapelle.errors import ConfigError, KapelleError, did_you_mean
 from kapelle.runs.named_checkpoint import split_run
 from kapelle.runs.reader import is_run, read_config
@@ -261,7 +261,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             found[name] = environment_named(what, own)
         except KapelleError as error:
             raise type(error)(f"Environment '{name}': {error}") from None
-        if offers(found[name], PaysEpisodes) or offers(found[name], PaysGroups):
+        if offers(found[name], PaysEpisodes):
             raise ConfigError(
                 f"Environment '{name}' pays whole episodes, which happens where the agents are played. Name it as the run's own "
                 "environment instead of serving it."

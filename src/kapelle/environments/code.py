@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from kapelle.environment import Answerable, Outcome, Remarking, Retriable, Scorable, Scripted
+from kapelle.environment import Answerable, Outcome, Retriable, Scorable, Scripted
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.data.conversations import (
     Question,
@@ -570,7 +570,7 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
     return "\n\n".join([begin, *said, again])
 
 
-class Code(DataSettings, Answerable, Scripted, Remarking):
+class Code(DataSettings, Answerable, Scripted):
     """Programming problems, graded by running their tests on what an agent wrote."""
 
     name: Literal["code"] = "code"

@@ -20,7 +20,7 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PrivateAttr, field_validator
 
-from kapelle.environment import AsksModels, CountsCosts, FrozenModel, ModelsInPlace, QuestionCounts
+from kapelle.environment import AsksModels, FrozenModel, ModelsInPlace, QuestionCounts
 from kapelle.environments.grading.asking import AnyJudge, Asking, EndpointJudge, ModelJudge
 from kapelle.environments.grading.judge import CRITERION, Ask, ask_endpoint
 from kapelle.errors import ConfigError
@@ -141,7 +141,7 @@ class Judges:
         return row if every else {}
 
 
-class AsksJudges(Settings, AsksModels, CountsCosts):
+class AsksJudges(Settings, AsksModels):
     """Settings with judges: endpoints, frozen models of this process, or in Python whatever answers."""
 
     _ask: Ask | None = PrivateAttr(default=None)

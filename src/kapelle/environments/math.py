@@ -22,7 +22,6 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from kapelle.environment import Doubting
 from kapelle.environments.data.conversations import Question, field_of, question_in
 from kapelle.environments.data.source import AskingData, Words
 from kapelle.environments.grading.code.programs import program_of
@@ -87,7 +86,7 @@ Role = Literal["work", "answer", "solve"]
 """`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
 
 
-class Math(AskingData, Questions, Doubting):
+class Math(AskingData, Questions):
     """Questions of a data set, graded by their final answer."""
 
     name: Literal["math"] = "math"

@@ -17,7 +17,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from kapelle.environment import (
     Alive,
     Answerable,
-    Doubting,
     Environment,
     Holding,
     KnowsMoves,
@@ -26,11 +25,11 @@ from kapelle.environment import (
     Outcome,
     PlaysSeats,
     Progressive,
+    Reporting,
     Resets,
     Retriable,
     Scorable,
     Scripted,
-    Skipping,
     World,
     asks_questions,
     offers,
@@ -68,8 +67,7 @@ class Mixture(
     Opposed,
     PlaysSeats,
     Progressive,
-    Skipping,
-    Doubting,
+    Reporting,
     Holding,
     Scripted,
 ):
@@ -133,7 +131,7 @@ class Mixture(
         """Return what the parts leave out."""
         found: dict[Split, str] = {}
         for name, part in self.members.items():
-            for split, said in (part.skipped() if offers(part, Skipping) else {}).items():
+            for split, said in (part.skipped() if offers(part, Reporting) else {}).items():
                 found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
         return found
 
@@ -142,7 +140,7 @@ class Mixture(
         return [
             f"{name}: {doubt}"
             for name, part in self.members.items()
-            if offers(part, Doubting)
+            if offers(part, Reporting)
             for doubt in part.doubts()
         ]
 

@@ -29,13 +29,12 @@ from pydantic import AfterValidator, BeforeValidator
 from kapelle.environment import (
     Alive,
     Answerable,
-    Doubting,
     Environment,
     Outcome,
+    Reporting,
     Retriable,
     Scorable,
     Scripted,
-    Skipping,
     asks_questions,
     offers,
 )
@@ -434,7 +433,7 @@ InnerQuestions = Annotated[
 """Settings of the environment that asks: `{name: math, …}`."""
 
 
-class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Skipping, Doubting):
+class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
     """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
 
     if TYPE_CHECKING:  # it stands where it belongs among a subclass's own
@@ -452,11 +451,11 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Skipping, Doubting
 
     def skipped(self) -> Mapping[Split, str]:
         """Return what the environment that asks leaves out."""
-        return self.questions.skipped() if offers(self.questions, Skipping) else {}
+        return self.questions.skipped() if offers(self.questions, Reporting) else {}
 
     def doubts(self) -> Sequence[str]:
         """Return what the environment that asks doubts."""
-        return self.questions.doubts() if offers(self.questions, Doubting) else ()
+        return self.questions.doubts() if offers(self.questions, Reporting) else ()
 
     def check(self, agents: Sequence[str]) -> None:
         """Check the environment that asks; ConfigError for a game."""

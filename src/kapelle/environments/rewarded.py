@@ -33,7 +33,6 @@ from kapelle.environment import (
     InMemory,
     Outcome,
     PaysEpisodes,
-    PaysGroups,
     QuestionCounts,
 )
 from kapelle.environments.base import BaseWorld
@@ -306,7 +305,7 @@ class Reward(Settings):
     """Factor of what the function returns."""
 
 
-class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEpisodes, PaysGroups):
+class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEpisodes):
     """Questions of a data set; functions and judges pay what was said."""
 
     name: Literal["rewarded"] = "rewarded"

@@ -19,7 +19,6 @@ from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.environment import (
     Outcome,
     PaysEpisodes,
-    PaysGroups,
     PlayedFromOutside,
     RemoteWorld,
     WorkerLost,
@@ -255,12 +254,12 @@ async def rollout(
 
 
 async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
-    """Let an environment that `PaysGroups` pay whole groups, and return them; each episode that failed stays as it is.
+    """Let an environment that `PaysEpisodes` compare whole groups, and return them; each episode that failed stays as it is.
 
     What goes wrong becomes the error of all episodes of a group, as it does in `play_episode`.
     """
     environment = play.environment
-    if not (play.pays and offers(environment, PaysGroups) and environment.compared):
+    if not (play.pays and offers(environment, PaysEpisodes) and environment.compared):
         return list(groups)
 
     async def paid(group: Group) -> Group:

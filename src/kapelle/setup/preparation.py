@@ -22,10 +22,8 @@ from kapelle.engines.train.settings import Fsdp
 from kapelle.environment import (
     AskedServer,
     AsksServers,
-    Connecting,
-    Doubting,
-    Remarking,
-    Skipping,
+    Described,
+    Reporting,
     StartsProgram,
     offers,
     task_of,
@@ -400,7 +398,7 @@ def prepare(
     with noting(absent, *unneeded(training)):
         tested = check_sets(config, team)
         for _, part in parts_of(config.environment) if training else ():
-            for remark in part.remarks() if offers(part, Remarking) else ():
+            for remark in part.remarks() if offers(part, Reporting) else ():
                 report(DOUBT, remark)
         if training:
             longer = _too_long(config, team, given, renderer_of)
@@ -422,7 +420,7 @@ def prepare(
             )
     if passed is not None:
         report("data", _data(config))
-        if offers(config.environment, Doubting):
+        if offers(config.environment, Reporting):
             for doubt in config.environment.doubts():
                 report(DOUBT, doubt)
     with noting(absent, *unneeded(training)):
@@ -580,7 +578,7 @@ def check_shapes(
 def connect(settings: object) -> None:
     """Let an environment, and those inside it, ask their servers what they are."""
     for _, part in parts_of(settings):
-        if offers(part, Connecting):
+        if offers(part, Described):
             part.connect()
 
 
@@ -597,7 +595,7 @@ def _data(config: RunConfig) -> str:
 def rows_left_out(config: RunConfig) -> list[str]:
     """Return a sentence for each split of which the environment leaves out rows; empty where it uses all."""
     environment = config.environment
-    if not offers(environment, Skipping):
+    if not offers(environment, Reporting):
         return []
     return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
 

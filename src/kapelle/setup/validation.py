@@ -30,7 +30,6 @@ from kapelle.environment import (
     OpensWorlds,
     Opposed,
     PaysEpisodes,
-    PaysGroups,
     PlayedFromOutside,
     Recorded,
     Scorable,
@@ -312,7 +311,7 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
 def check_paying(settings: object) -> None:
     """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
     for at, part in parts_of(settings):
-        if at and (offers(part, PaysEpisodes) or offers(part, PaysGroups)):
+        if at and offers(part, PaysEpisodes):
             raise ConfigError(
                 f"`{getattr(part, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
                 f"(`environment.{at}`). Let it be the environment itself; `rewarded` has a setting `tools`."
@@ -509,7 +508,7 @@ def _check_worlds(run: RunToCheck) -> None:
 def _check_compared(run: RunToCheck) -> Iterator[str]:
     """Yield why rewards that compare the episodes of a group cannot be given."""
     environment, algorithm, data = run.config.environment, run.algorithm, run.algorithm.data
-    if not (offers(environment, PaysGroups) and environment.compared):
+    if not (offers(environment, PaysEpisodes) and environment.compared):
         return
     compares = f"{environment.compared[0]} compares the episodes of a group, and"
     if data.group_size < 2:

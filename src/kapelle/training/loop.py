@@ -25,7 +25,7 @@ from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.algorithms.signals.verifier import calibration_of, scores
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.engines.train.protocol import CountsTokens, Objective, TrainEngine
-from kapelle.environment import CountsCosts, offers
+from kapelle.environment import AsksModels, offers
 from kapelle.errors import NumericsError
 from kapelle.functional.distributions import Histogram
 from kapelle.functional.statistics import merge_rows
@@ -227,7 +227,7 @@ class Loop:
         """Return the step's record."""
         play, groups, metrics = step.play, step.groups, step.metrics
         # Environment costs of other sampling processes are not collected.
-        if offers(play.environment, CountsCosts) and not (
+        if offers(play.environment, AsksModels) and not (
             self._sampler or isinstance(play.engine, PlaysGroups)
         ):
             metrics |= play.environment.costs()

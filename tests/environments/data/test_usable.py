@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import call
 from tests.support.tiny import SIZE
 
-from kapelle.environment import Skipping, offers
+from kapelle.environment import Reporting, offers
 from kapelle.environments.code import Code
 from kapelle.environments.math import Math
 from kapelle.environments.mixture import Mixture
@@ -133,7 +133,7 @@ def test_one_row_in_three_hundred_that_cannot_be_used_stops_nothing(
     environment = Math(path=path)
     environment.check(["solver"])
     assert environment.size("train") == 300
-    assert offers(environment, Skipping)
+    assert offers(environment, Reporting)
     assert environment.skipped()["train"].startswith("1 of 301 rows cannot be used and are left out: ")
     assert f"{path}/train.jsonl, line 101" in environment.skipped()["train"]
 

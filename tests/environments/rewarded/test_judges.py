@@ -13,7 +13,7 @@ from tests.environments.grading.judge.test_rubric import Marker
 from tests.workflows.stage import play
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environment import PaysGroups, offers
+from kapelle.environment import PaysEpisodes, offers
 from kapelle.environments import Rewarded
 from kapelle.environments.rewarded import RowsInMemory, rows_in_memory
 from kapelle.errors import ConfigError, TrainingHalted
@@ -166,7 +166,7 @@ def test_what_a_judge_needs_is_checked_before_anything_is_played() -> None:
 
 def test_rewards_of_functions_alone_compare_nothing() -> None:
     plain = rewarded({"function": "in-memory:one"}, ask=None, one=lambda: 1.0)
-    assert offers(plain, PaysGroups)
+    assert offers(plain, PaysEpisodes)
     assert plain.compared == []
     assert rewarded({"function": "in-memory:one"}, RANK, ask=None, one=lambda: 1.0).compared == [
         "`environment.rewards.1.rank`"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Doubting
+from kapelle.environment import Reporting
 from kapelle.environments.adapters.plain import need_package
 from kapelle.environments.grading.text.extraction import ExtractionRule, extract
 from kapelle.environments.grading.verdict import Grade
@@ -30,7 +30,7 @@ NONSENSE = ("", "x", "nan")
 """Texts that are never a correct answer."""
 
 
-class ReasoningGym(Questions, Doubting):
+class ReasoningGym(Questions, Reporting):
     """Problems of one kind; the reward is the verifier's score, 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"

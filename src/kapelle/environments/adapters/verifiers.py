@@ -34,9 +34,9 @@ from kapelle.environment import (
     OneSeat,
     Outcome,
     Reads,
+    Reporting,
     Resets,
     Scripted,
-    Skipping,
 )
 from kapelle.environments.adapters.plain import one_text
 from kapelle.environments.base import BaseWorld, StatedRewards
@@ -57,7 +57,7 @@ NEEDED = (
 )
 
 
-class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Skipping):
+class Verifiers(StatedRewards, WithTeacher, Described, Alive, Reads, Reporting):
     """An environment of the package verifiers by its id, with its own rubric and sets of tasks."""
 
     name: Literal["verifiers"] = "verifiers"

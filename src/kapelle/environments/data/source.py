@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from pydantic import Field, model_validator
 
-from kapelle.environment import Reads, Remarking, Skipping
+from kapelle.environment import Reads, Reporting
 from kapelle.environments.data.conversations import RENDERED, Question, field_of, question_in, read_question
 from kapelle.environments.questions import Graded
 from kapelle.errors import AbsentData, DataError
@@ -360,7 +360,7 @@ class DataFiles(Settings, Reads):
         return self.source.contents()
 
 
-class DataSettings(DataFiles, Graded, Skipping):
+class DataSettings(DataFiles, Graded, Reporting):
     """Rows of which some may be unusable."""
 
     max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
@@ -400,7 +400,7 @@ class DataSettings(DataFiles, Graded, Skipping):
         return words(row, key, setting)
 
 
-class AskingData(DataSettings, Remarking):
+class AskingData(DataSettings):
     """Rows with a column that asks a question: a text or a conversation."""
 
     rendered_prompts: bool = False

@@ -13,7 +13,6 @@ from pydantic import Field, PrivateAttr, field_validator
 from kapelle.environment import (
     Alive,
     Answerable,
-    Connecting,
     Described,
     Environment,
     Mixed,
@@ -22,8 +21,8 @@ from kapelle.environment import (
     Reads,
     Recorded,
     RemoteWorld,
+    Reporting,
     Scripted,
-    Skipping,
     World,
 )
 from kapelle.errors import AbsentPackage, ConfigError
@@ -44,7 +43,7 @@ READING_SECONDS = 600.0
 """Seconds for a server to read the data of a new environment."""
 
 
-class Remote(Settings, Alive, Connecting, Described, Opposed, Skipping, Reads, OpensWorlds):
+class Remote(Settings, Alive, Described, Opposed, Reporting, Reads, OpensWorlds):
     """The environment of one or more servers; a run on it equals a run in this process.
 
     `connect` reads which environment it is. `offered` then has the capabilities of that environment.

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kapelle.environment import Doubting, Holding, Outcome, Reads, Scripted, Skipping
+from kapelle.environment import Holding, Outcome, Reads, Reporting, Scripted
 from kapelle.environments.base import BaseWorld
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.questions import need_seats
@@ -38,7 +38,7 @@ HELD_OUT = 5
 """Every fifth task of a single folder is a test task."""
 
 
-class FolderSettings(Settings, Reads, Doubting, Skipping):
+class FolderSettings(Settings, Reads, Reporting):
     """Settings of both environments with task folders: the tasks and the limits of the sandbox."""
 
     path: str

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from kapelle.environment import (
     CAPABILITIES,
+    OPTIONAL,
     Answerable,
     Environment,
     OneSeat,
@@ -140,7 +141,7 @@ def declared(environment: Environment) -> Finding:
     had = list(filter(lambda capability: offers(environment, capability), CAPABILITIES))
     for capability in had:
         for part in _parts_of(capability):
-            if getattr(kind, part, None) is vars(capability)[part]:
+            if part not in OPTIONAL and getattr(kind, part, None) is vars(capability)[part]:
                 return Finding(name, "failed", f"it declares `{capability.__name__}` and has no `{part}`")
     own = [
         vars(cls)

@@ -27,7 +27,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from kapelle.environment import Alive, Environment, PaysGroups, PlayedFromOutside, offers
+from kapelle.environment import Alive, Environment, PaysEpisodes, PlayedFromOutside, offers
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import play_continuations
 from kapelle.rollout.interventions import Continuation, Fork, PlayedOn, Record, play_on, turns_until
@@ -69,7 +69,7 @@ def refuse_alive(environment: Environment) -> None:
             f"Blame plays episodes again up to each turn, but environment '{environment.name}' relies on answers that may differ "
             f"the next time: {', '.join(alive)}. Its episodes cannot be replayed; leave that out, or read them with `kapelle view`."
         )
-    if offers(environment, PaysGroups) and environment.compared:
+    if offers(environment, PaysEpisodes) and environment.compared:
         raise ConfigError(
             f"Blame plays single episodes again, and {environment.compared[0]} pays only attempts that it can compare. Leave it out, "
             "or read the episodes with `kapelle view`."
