@@ -1,4 +1,4 @@
-"""Rows paid by functions: who earns what, what is held out, and what is refused before anything loads."""
+"""Rows with rewards from functions: the reward of each agent, the splits, and errors before anything loads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ import pytest
 from tests.workflows.stage import lines, play
 
 from kapelle.cli.serve import named
-from kapelle.environment import PaysEpisodes, offers
-from kapelle.environments import Arithmetic, Mixture, Part, Rewarded
+from kapelle.environments import Mixture, Part, Rewarded
 from kapelle.environments.rewarded import Reward, RowsInMemory, name_of, rows_in_memory
 from kapelle.errors import ConfigError, DataError
-from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.setup.validation import check_paying
-from kapelle.team import Agent
 from kapelle.types import Episode
-from kapelle.workflow import instructions
-from kapelle.workflows import Chain, Parallel, Solo, ToolUse, Vote
+from kapelle.workflows import Chain, Parallel, Solo, ToolUse
 
 ROWS = [{"question": f"{k}+{k}", "answer": str(2 * k)} for k in range(20)]
 
@@ -39,7 +35,7 @@ def turns(episode: Episode) -> float:
 
 
 @pytest.mark.parametrize("given", ["sums:exact", ["sums:exact"], [{"function": "sums:exact"}]])
-def test_a_function_is_named_by_its_place_alone_or_in_a_list(given: Any) -> None:
+def test_a_function_is_named_alone_or_in_a_list(given: Any) -> None:
     made = Rewarded.model_validate({"path": "rows.jsonl", "rewards": given})
     assert made.rewards == (Reward(function="sums:exact"),)
 
@@ -66,7 +62,7 @@ async def earned(environment: Rewarded, workflow: Any, said: Mapping[str, str]) 
     return episode
 
 
-async def test_a_function_for_the_team_pays_everybody_who_spoke_by_the_teams_answer() -> None:
+async def test_a_function_of_the_team_rewards_every_agent_by_the_teams_answer() -> None:
     environment = paying({"function": "exact"}, {"function": "turns", "weight": 0.25})
     episode = await earned(environment, Chain(), {"planner": "double it", "coder": "6"})
     assert episode.rewards == {"planner": 1.5, "coder": 1.5}
@@ -74,7 +70,7 @@ async def test_a_function_for_the_team_pays_everybody_who_spoke_by_the_teams_ans
     assert episode.success is None
 
 
-async def test_an_agent_with_tools_calls_them_and_is_judged_by_all_its_messages() -> None:
+async def test_a_function_for_batches_gets_all_messages_of_an_agent_with_tools() -> None:
     seen: list[Any] = []
 
     def judge(completions: list[Any], **columns: Any) -> list[float]:
@@ -140,19 +136,15 @@ async def test_a_function_for_batches_is_called_with_a_batch_of_one(rows: Any, c
     assert (await earned(environment, Solo(), {"a": "6"})).rewards == {"a": 0.5}
 
 
-async def test_none_leaves_the_others_to_pay_and_alone_leaves_the_episode_unscored() -> None:
+async def test_none_means_that_a_function_does_not_apply() -> None:
     both = await earned(paying({"function": "exact"}, {"function": "nothing"}), Solo(), {"a": "6"})
     assert both.rewards == {"a": 1.0}
     alone = await earned(paying({"function": "nothing"}), Solo(), {"a": "6"})
-    assert alone.rewards == {}
+    assert (alone.error, alone.rewards) == (None, {})
+    assert "unscored" in alone.info
 
 
-async def test_the_answer_of_a_vote_is_the_majoritys() -> None:
-    episode = await earned(paying({"function": "exact"}), Vote(), {"a": "6", "b": "6", "c": "5"})
-    assert episode.rewards == {"a": 1.0, "b": 1.0, "c": 1.0}
-
-
-async def test_an_agents_own_function_reads_its_own_text() -> None:
+async def test_a_function_of_one_agent_reads_its_own_text() -> None:
     environment = paying({"function": "exact", "agent": "b"}, {"function": "brief", "agent": "a"})
     episode = await earned(environment, Parallel(), {"a": "abc", "b": "6"})
     assert episode.rewards == {"a": -3.0, "b": 1.0}
@@ -163,14 +155,14 @@ async def test_an_agents_own_function_reads_its_own_text() -> None:
     ("success", "said", "found"),
     [
         (1.0, {"planner": "6", "coder": "6"}, 1.0),
-        (1.0, {"planner": "6", "coder": "5"}, 0.0),  # the planner is paid 0.2 for 6
+        (1.0, {"planner": "6", "coder": "5"}, 0.0),  # the planner receives 0.2 for 6
         (0.1, {"planner": "6", "coder": "5"}, 1.0),  # 0.1 in the mean of both
         ("in-memory:exact", {"planner": "5", "coder": "6"}, 1.0),
         ("in-memory:nothing", {"planner": "5", "coder": "6"}, None),
         (None, {"planner": "6", "coder": "6"}, None),
     ],
 )
-async def test_an_episode_is_solved_by_what_success_says(
+async def test_success_is_a_number_a_function_or_undefined(
     success: object, said: Mapping[str, str], found: float | None
 ) -> None:
     # 0.7 + 0.2 + 0.1 is a little less than 1.
@@ -180,7 +172,7 @@ async def test_an_episode_is_solved_by_what_success_says(
     assert (await earned(environment, Chain(), said)).success == found
 
 
-async def test_a_function_that_pays_and_says_what_is_solved_is_called_once() -> None:
+async def test_a_function_that_is_reward_and_success_is_called_once() -> None:
     asked: list[str] = []
 
     def right(completion: str) -> bool:
@@ -204,71 +196,29 @@ async def test_a_success_is_a_share_and_its_function_is_checked() -> None:
         paying({"function": "exact"}, success="in-memory:turns"), Chain(), {"a": "6", "b": "6"}
     )
     assert episode.error is not None
-    assert (
-        "The success function `turns` returned 2. Success is a truth, or a share from 0 to 1."
-        in episode.error
-    )
-    with pytest.raises(
-        ConfigError, match="The success function `brief` takes `agent` and pays the whole team"
-    ):
+    assert "`turns` returned 2" in episode.error
+    with pytest.raises(ConfigError, match="`agent`"):
         paying({"function": "exact"}, success="in-memory:brief").check(["a"])
 
 
-TALK = [
-    {"role": "system", "content": "Answer in digits."},
-    {"role": "user", "content": "3+3"},
-    {"role": "assistant", "content": "6"},
-]
-
-
-async def test_a_column_of_messages_asks_and_its_system_message_is_read_below_the_agents_own() -> None:
-    environment = paying({"function": "turns"}, rows=[{"messages": TALK}] * 4)
-    episode = await earned(environment, Parallel(), {"a": "6"})
-    assert [(each.role, each.content) for each in episode.turns[0].heard] == [
-        ("system", "Answer in digits."),
-        ("user", "3+3"),
-    ]
-    task = episode.task
-    assert (task.question, task.system) == ("3+3", "Answer in digits.")
-    named = [Agent("a", system="You are a."), Agent("b", system="Answer in digits.")]
-    assert [instructions(agent, task)[0].content for agent in named] == [
-        "You are a.\n\nAnswer in digits.",
-        "Answer in digits.",
-    ]
-    assert load_episode(json.loads(dump_episode(episode))).task == task
-
-
-async def test_functions_of_one_name_are_numbered() -> None:
-    episode = await earned(
-        paying({"function": "exact"}, {"function": "exact", "weight": 2}), Parallel(), {"a": "6"}
-    )
-    assert episode.rewards == {"a": 3.0}
-    assert episode.info == {"reward/exact": 1.0, "reward/exact_2": 1.0}
-
-
-def test_functions_of_one_name_in_two_files_are_told_apart_by_the_file(tmp_path: Path) -> None:
+def test_labels_of_functions_with_one_name_differ(tmp_path: Path) -> None:
     for name in ("sums", "words"):
         (tmp_path / f"{name}.py").write_text("def exact(completion):\n    return 1.0\n")
     own = [{"function": f"{tmp_path / name}.py:exact", "weight": 0.5} for name in ("sums", "words")]
     held = RowsInMemory(rows_in_memory(ROWS, "dataset"), (), {"exact": exact})
-    made = Rewarded.model_validate(
-        {"path": "in-memory", "rewards": [*own, {"function": "in-memory:exact"}]}
-    ).holding(held)
-    assert made.labels == ("reward/sums.exact", "reward/words.exact", "reward/exact")
+    memory = {"function": "in-memory:exact"}
+    made = Rewarded.model_validate({"path": "in-memory", "rewards": [*own, memory, memory]}).holding(held)
+    assert made.labels == ("reward/sums.exact", "reward/words.exact", "reward/exact", "reward/exact_2")
     assert made.in_words().startswith(
         "sums.exact × 0.5 (sums.py, line 1), words.exact × 0.5 (words.py, line 1), exact ("
     )
 
 
-async def test_one_that_raises_fails_its_episode_and_one_that_says_nothing_scores_nobody() -> None:
+async def test_a_function_that_raises_fails_its_episode() -> None:
     failed = await earned(paying({"function": "fails"}), Parallel(), {"a": "6"})
-    says = r"EpisodeError: The reward function `fails` raised ZeroDivisionError: division by zero \(\w+\.py, line \d+\)\."
     assert failed.error is not None
-    assert re.fullmatch(says, failed.error)
+    assert re.search(r"`fails` raised ZeroDivisionError: .*\.py, line \d+", failed.error)
     assert failed.info == {"reward/fails": "failed"}
-    silent = await earned(paying({"function": "nothing"}), Parallel(), {"a": "6"})
-    assert (silent.error, silent.rewards) == (None, {})
-    assert "unscored" in silent.info
 
 
 async def test_a_function_may_take_the_question_where_its_column_has_that_name() -> None:
@@ -281,26 +231,7 @@ async def test_a_function_may_take_the_question_where_its_column_has_that_name()
     assert (await earned(environment, Parallel(), {"a": "6"})).rewards == {"a": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("ends.py:f", "ends.py cannot be imported: SystemExit: 3"),
-        ("exact", "Write `module:name` or `path/file.py:name`"),
-    ],
-)
-def test_a_function_that_cannot_be_had_is_named(
-    function: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
-    made = Rewarded.model_validate(
-        {"path": "in-memory", "eval_path": "none", "rewards": [{"function": function}]}
-    ).holding(RowsInMemory(rows_in_memory(ROWS, "dataset")))
-    with pytest.raises(ConfigError, match=said):
-        made.check(["a"])
-
-
-def test_nothing_is_tested_on_what_it_trains_on(tmp_path: Path) -> None:
+def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     whole = paying({"function": "exact"})
     assert (whole.size("train"), whole.size("test")) == (20, 0)
     held_out = paying({"function": "exact"}, eval_path="own", test_share=0.3)
@@ -322,25 +253,25 @@ def test_nothing_is_tested_on_what_it_trains_on(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:5]))
     other = paying({"function": "exact"}, eval_path=str(file))
     assert (other.size("train"), other.size("test"), other.rows.left_out) == (15, 5, 5)
-    with pytest.raises(DataError, match=r"Every train row .* is a test row too"):
+    with pytest.raises(DataError, match="Every train row"):
         paying({"function": "exact"}, rows=ROWS[:5], eval_path=str(file)).check(["a"])
 
 
 @pytest.mark.parametrize(
     ("rewards", "settings", "said"),
     [
-        ([{"function": "exact"}], {"question_field": "ask"}, "has no field 'ask'"),
+        ([{"function": "exact"}], {"question_field": "ask"}, "'ask'"),
         (
             [{"function": "exact", "agent": "cody"}],
             {},
-            "names the unknown agent 'cody'. Did you mean 'coder'?",
+            "Did you mean 'coder'?",
         ),
-        ([{"function": "gone"}], {}, "`gone` was in the memory of the program that made this run"),
-        ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "takes `answer`, which is neither"),
-        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "has no column prompt, question, problem"),
+        ([{"function": "gone"}], {}, "`gone`"),
+        ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "`answer`"),
+        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "no column prompt"),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_unusable_settings_are_errors(
     rewards: list[dict[str, Any]], settings: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((ConfigError, DataError)) as refused:
@@ -351,10 +282,10 @@ def test_what_cannot_work_is_refused(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], "`dataset` has no rows"),
-        (["what?"], "Row 1 of `dataset` is str, not a mapping"),
-        ([{"question": {1, 2}}], "Row 1 of `dataset`: the column 'question' has no form in JSON"),
-        ([{3: "x"}], "Row 1 of `dataset` has a column named 3"),
+        ([], "no rows"),
+        (["what?"], "Row 1 .* mapping"),
+        ([{"question": {1, 2}}], "Row 1 .* 'question'"),
+        ([{3: "x"}], "Row 1 .* named 3"),
     ],
 )
 def test_rows_in_memory_are_mappings_of_json(rows: list[Any], said: str) -> None:
@@ -376,34 +307,23 @@ def test_a_recipe_names_functions_of_modules_and_files(tmp_path: Path) -> None:
     assert name_of(lambda: 0) is None
 
 
-def test_where_nobody_would_pay_it_is_refused(tmp_path: Path) -> None:
+def test_it_cannot_be_inside_another_environment_or_served(tmp_path: Path) -> None:
     environment = paying({"function": "exact"})
-    with pytest.raises(
-        ConfigError,
-        match=r"`rewarded` pays when an episode is over, .*`environment\.parts\.rows\.environment`",
-    ):
+    with pytest.raises(ConfigError, match=r"environment\.parts\.rows\.environment"):
         check_paying(Mixture(parts={"rows": Part(environment=environment)}))
     check_paying(environment)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    with pytest.raises(ConfigError, match="pays whole episodes, which happens where the agents are played"):
+    with pytest.raises(ConfigError, match="whole episodes"):
         named(
             "rewarded",
             [f"rewarded.path={tmp_path}/rows.jsonl", "rewarded.rewards=[{function: 'json:dumps'}]"],
         )
 
 
-def test_a_setting_that_is_called_pay_pays_no_episodes() -> None:
-    class Waged(Arithmetic):
-        pay: float = 1.0
-
-    assert not offers(Waged(), PaysEpisodes)
-    assert offers(paying({"function": "exact"}), PaysEpisodes)
-
-
 @pytest.mark.parametrize(
     "row", [{"reward_model": {"style": "rule", "ground_truth": "4"}}, {"ground_truth": "4"}]
 )
-async def test_a_function_written_for_verl_pays_as_it_is(row: Mapping[str, Any]) -> None:
+async def test_a_function_written_for_verl_works_unchanged(row: Mapping[str, Any]) -> None:
     def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
         return {"score": float(solution_str == ground_truth), "acc": True, "from": data_source}
 

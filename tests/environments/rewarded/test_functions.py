@@ -1,4 +1,4 @@
-"""What a reward function may take and return, and what it is told when it asks for something else."""
+"""Parameters and results of reward functions, and the errors for others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Counted:
         (lambda: None, None),
     ],
 )
-async def test_it_is_given_what_it_names(function: Callable[..., Any], paid: float | None) -> None:
+async def test_arguments_are_passed_by_name(function: Callable[..., Any], paid: float | None) -> None:
     read = read_function("f", function)
     read.check(COLUMNS, for_team=True)
     assert await read(GIVEN) == paid
@@ -61,7 +61,7 @@ async def test_it_is_given_what_it_names(function: Callable[..., Any], paid: flo
         (lambda prompts, completions, answer, completion_ids: [2], 2.0),
     ],
 )
-async def test_one_for_batches_returns_a_list_of_one(function: Any, paid: float | None) -> None:
+async def test_a_function_for_batches_returns_a_list_of_one(function: Any, paid: float | None) -> None:
     read = read_function("f", function)
     read.check(COLUMNS, for_team=True)
     batch = {"prompts": ["q"], "completions": ["42"], "completion_ids": [[1]], "answer": ["42"]}
@@ -71,16 +71,13 @@ async def test_one_for_batches_returns_a_list_of_one(function: Any, paid: float 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda anwser: 0.0, "takes `anwser`, which is neither"),
+        (lambda anwser: 0.0, "`anwser`"),
         (lambda anwser: 0.0, "Did you mean 'answer'?"),
-        (lambda agent: 0.0, "takes `agent` and pays the whole team. Name its agent: `reward={'NAME': f}`."),
-        (
-            lambda question: 0.0,
-            "takes `question`, which is a column of the data and also what kapelle gives it",
-        ),
+        (lambda agent: 0.0, "reward={'NAME': f}"),
+        (lambda question: 0.0, "Rename the column"),
     ],
 )
-def test_what_nothing_fills_is_refused_by_name(function: Callable[..., Any], said: str) -> None:
+def test_a_parameter_without_a_value_is_an_error(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_function("f", function).check(COLUMNS | {"question"}, for_team=True)
     assert said in str(refused.value)
@@ -89,13 +86,13 @@ def test_what_nothing_fills_is_refused_by_name(function: Callable[..., Any], sai
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (3, "The reward `f` is int, not a function"),
-        (lambda *texts: 0.0, "takes `texts` by its place"),
-        (lambda text, /: 0.0, "takes `text` by its place"),
+        (3, "int"),
+        (lambda *texts: 0.0, "`texts`"),
+        (lambda text, /: 0.0, "`text`"),
         (print.__class__.__call__, "takes"),
     ],
 )
-def test_what_cannot_be_called_by_names_is_refused(function: Any, said: str) -> None:
+def test_what_cannot_be_called_by_keyword_is_an_error(function: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_function("f", function)
     assert said in str(refused.value)
@@ -104,37 +101,37 @@ def test_what_cannot_be_called_by_names_is_refused(function: Any, said: str) -> 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda: [1.0], "It is called once for each episode and returns one number"),
+        (lambda: [1.0], "returned list"),
         (lambda: {"a": 1.0}, "returned dict"),
         (lambda: "good", "`f` (test_functions.py, line "),
-        (lambda: "good", ") returned 'good', not a finite number"),
+        (lambda: "good", "returned 'good'"),
         (lambda: 10**400, "not a finite number"),
         (Many, "not a finite number"),
-        (lambda: float("nan"), "returned 'nan', not a finite number"),
-        (lambda: 1 / 0, "raised ZeroDivisionError: division by zero"),
+        (lambda: float("nan"), "'nan'"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
     ],
 )
-async def test_what_it_returns_must_be_a_number(function: Callable[..., Any], said: str) -> None:
+async def test_the_result_must_be_a_number(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(EpisodeError) as refused:
         await read_function("f", function)({})
     assert said in str(refused.value)
 
 
-async def test_a_function_for_batches_that_returns_no_list_of_numbers_is_not_sent_to_become_one() -> None:
+async def test_a_function_for_batches_must_return_a_list_of_numbers() -> None:
     def graded(completions: list[str], **rest: Any) -> list[dict[str, float]]:
         return [{"score": 1.0} for _ in completions]
 
     with pytest.raises(EpisodeError) as refused:
         await read_function("graded", graded)({"completions": ["2"]})
-    assert str(refused.value).endswith("Return a list with one number for each of `completions`.")
+    assert "`completions`" in str(refused.value)
 
 
-async def test_where_a_library_raises_the_line_that_called_it_is_named() -> None:
+async def test_an_error_in_a_library_names_the_line_that_called_it() -> None:
     def parsed(completion: str) -> float:
         return float(yaml.safe_load(completion))
 
     with pytest.raises(EpisodeError) as refused:
         await read_function("parsed", functools.partial(parsed))({"completion": "a: ["})
     line = parsed.__code__.co_firstlineno + 1
-    assert "raised ParserError" in str(refused.value)
-    assert str(refused.value).endswith(f"It got there from test_functions.py, line {line}.")
+    assert "ParserError" in str(refused.value)
+    assert f"test_functions.py, line {line}" in str(refused.value)

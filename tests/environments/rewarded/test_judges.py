@@ -1,4 +1,4 @@
-"""Rows paid by judges: a rubric grades each attempt, a ranking compares those of a group."""
+"""Rewards from judges: a rubric grades each episode, a ranking compares those of a group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rewarded(*rewards: dict[str, Any], ask: Any, **functions: Callable[..., Any]
 
 
 def says(*texts: str) -> Callable[[Request], str]:
-    """Say the text of the attempt's place in its group."""
+    """Return a policy that writes the text of the sample's place in its group."""
     return lambda request: texts[request.sample]
 
 
@@ -47,7 +47,7 @@ async def played(
     return await play(environment, workflow, list(said), said, environment.task("train", 0), samples)
 
 
-async def test_a_rubric_pays_its_weighted_mean_and_says_each_criterion() -> None:
+async def test_a_rubric_gives_its_weighted_mean_and_reports_each_criterion() -> None:
     judge = Marker("VERDICT {seal}: clear=2 right=10")
     [episode] = await played(
         rewarded({**RUBRIC, "weight": 2}, ask=judge), Chain(), 1, a=says("x"), b=says("y")
@@ -59,7 +59,7 @@ async def test_a_rubric_pays_its_weighted_mean_and_says_each_criterion() -> None
     assert '"y"' in judge.asked[0][1].content, "the team's answer is the last of the chain"
 
 
-async def test_a_rubric_of_one_agent_grades_its_text_beside_a_reference() -> None:
+async def test_a_rubric_of_one_agent_grades_its_text_against_a_reference() -> None:
     judge = Marker("VERDICT {seal}: clear=10 right=10")
     environment = rewarded({**RUBRIC, "agent": "a", "reference": "level"}, ask=judge)
     [episode] = await played(environment, Chain(), 1, a=says("x"), b=says("y"))
@@ -71,12 +71,13 @@ async def test_a_rubric_of_one_agent_grades_its_text_beside_a_reference() -> Non
 async def test_without_a_verdict_the_episode_fails() -> None:
     environment = rewarded(RUBRIC, ask=Marker("I like it."))
     [episode] = await played(environment, Parallel(), 1, a=says("x"))
-    assert episode.error == "EpisodeError: `rubric`: The judge gave no scores in the form asked for."
+    assert episode.error is not None
+    assert "`rubric`" in episode.error
     assert environment.costs() == {"judge/calls": 2.0, "judge/cached": 0.0, "judge/ungraded": 1.0}
     assert environment.costs()["judge/calls"] == 0.0
 
 
-async def test_a_ranking_pays_attempts_by_comparing_them() -> None:
+async def test_a_ranking_compares_the_episodes_of_a_group() -> None:
     environment = rewarded(
         RANK, {"function": "in-memory:one", "weight": 0.5}, ask=Comparer(length), one=lambda: 1.0
     )
@@ -90,18 +91,15 @@ async def test_a_ranking_pays_attempts_by_comparing_them() -> None:
     assert row["judge/disagreement"] == 0.0
 
 
-async def test_an_attempt_alone_is_unscored_and_says_why() -> None:
+async def test_an_episode_alone_in_its_group_is_unscored() -> None:
     judge = Comparer(length)
     [episode] = await played(rewarded(RANK, ask=judge), Parallel(), 1, a=says("aaaa"))
     assert (episode.rewards, episode.error) == ({}, None)
-    assert (
-        episode.info["unscored"]
-        == "an attempt that is played alone has no other that it could be ranked with"
-    )
+    assert "unscored" in episode.info
     assert judge.shown == []
 
 
-async def test_failed_attempts_are_left_out_and_stay_failed() -> None:
+async def test_failed_episodes_are_excluded_from_the_comparison() -> None:
     def picky(completion: str) -> float:
         if completion == "bad":
             raise ValueError(completion)
@@ -116,16 +114,14 @@ async def test_failed_attempts_are_left_out_and_stay_failed() -> None:
     assert sorted(judge.shown[0]) == ["aaaa", "bb"]
 
 
-async def test_a_judge_without_a_verdict_fails_the_group_with_the_turns_kept() -> None:
+async def test_a_judge_without_a_verdict_fails_the_group_and_keeps_its_turns() -> None:
     episodes = await played(rewarded(RANK, ask=Comparer(length, "Hm.")), Parallel(), 2, a=says("aaaa", "bb"))
-    assert {episode.error for episode in episodes} == {
-        "EpisodeError: `rank`: The judge gave no scores in the form asked for."
-    }
+    assert all(episode.error is not None and "`rank`" in episode.error for episode in episodes)
     assert [episode.turns[0].text for episode in episodes] == ["aaaa", "bb"]
     assert all(episode.rewards == {} for episode in episodes)
 
 
-async def test_attempts_where_an_agent_said_nothing_are_not_compared_for_it() -> None:
+async def test_a_ranking_of_one_agent_excludes_episodes_without_its_turn() -> None:
     environment = rewarded({**RANK, "agent": "b"}, ask=(judge := Comparer(length)))
     episodes = await played(environment, Chain(), 3, a=says("q", "q", "q"), b=says("aaaa", "bb", "c"))
     assert [episode.rewards for episode in episodes] == [{"b": 0.4}, {"b": 0.2}, {"b": 0.1}]
@@ -135,7 +131,7 @@ async def test_attempts_where_an_agent_said_nothing_are_not_compared_for_it() ->
     assert sorted(judge.shown[-1]) == ["bb", "c"]
 
 
-async def test_the_same_question_is_asked_once() -> None:
+async def test_equal_answers_are_graded_once() -> None:
     judge = Marker("VERDICT {seal}: clear=10 right=10")
     environment = rewarded(RUBRIC, ask=judge)
     await played(environment, Parallel(), 4, a=says("x", "x", "x", "y"))
@@ -143,7 +139,7 @@ async def test_the_same_question_is_asked_once() -> None:
     assert environment.costs() == {"judge/calls": 2.0, "judge/cached": 2.0, "judge/ungraded": 0.0}
 
 
-async def test_a_spent_budget_stops_the_run_and_fails_no_episode() -> None:
+async def test_a_spent_budget_stops_the_run() -> None:
     limited = {**RUBRIC, "judge": {**SERVER, "budget": 2}}
     environment = rewarded(limited, ask=Marker("VERDICT {seal}: clear=10 right=10"))
     with pytest.raises(TrainingHalted, match="asked 2 times"):
@@ -153,7 +149,7 @@ async def test_a_spent_budget_stops_the_run_and_fails_no_episode() -> None:
         await played(ranked, Parallel(), 2, a=says("x", "yy"))
 
 
-def test_what_a_judge_needs_is_checked_before_anything_is_played() -> None:
+def test_settings_of_judges_are_checked() -> None:
     for wrong, said in (
         ({**RUBRIC, "agent": "c"}, "unknown agent 'c'"),
         ({**RANK, "reference": "anwser"}, r"unknown column 'anwser'\. Did you mean 'answer'\?"),
@@ -164,7 +160,7 @@ def test_what_a_judge_needs_is_checked_before_anything_is_played() -> None:
         rewarded({**RUBRIC, "rubric": {"so clear": "?"}}, ask=Comparer(length))
 
 
-def test_rewards_of_functions_alone_compare_nothing() -> None:
+def test_only_rankings_compare_episodes() -> None:
     plain = rewarded({"function": "in-memory:one"}, ask=None, one=lambda: 1.0)
     assert offers(plain, PaysEpisodes)
     assert plain.compared == []
@@ -173,8 +169,8 @@ def test_rewards_of_functions_alone_compare_nothing() -> None:
     ]
 
 
-async def test_a_text_cannot_pay_itself() -> None:
-    """The judge repeats the longest text that it reads: no text can bring it to a verdict."""
+async def test_a_text_cannot_forge_a_verdict() -> None:
+    """The judge repeats the longest text that it reads."""
 
     async def parrot(messages: Sequence[Message]) -> str:
         texts: list[str] = re.findall(r'"(.*)"', messages[1].content)
