@@ -1,11 +1,11 @@
 """Programming problems with tests: MBPP, HumanEval, programs that read and print, and problems generated from templates.
 
-Programs run only in the sandbox. With `max_attempts` above 1 an agent reads what the shown tests
-said to its program and tries again, under a workflow in which the environment decides who moves (`parallel`,
-`tool_use`); workflows that end in one answer (`solo`, `chain`) make one attempt.
+Programs run only in the sandbox. With `max_attempts` above 1 an agent reads the report of the shown tests and writes
+another program, under a workflow in which the environment decides who moves (`parallel`, `tool_use`). Workflows that end
+in one answer (`solo`, `chain`) take one program.
 
-A problem says what a solver may read, which of its tests that shows, and how a program is graded. Everything
-else stays in this process or in the tests' own sandbox.
+A problem defines the prompt, the tests that it shows, and how a program is graded. Everything else stays in this
+process or in the tests' own sandbox.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class CodeProblem:
     """One problem."""
 
     prompt: str
-    """What a solver reads."""
+    """The agent's prompt."""
     shown: tuple[str, ...]
     """The first tests of a grade, as the prompt shows them; the others are never shown."""
     grade: Callable[[str, Backend, Limits], CodeGrade]
-    """Runs a program against all tests and blocks meanwhile; SandboxError if the sandbox is unavailable."""
+    """Runs a program against all tests; blocks. SandboxError if the sandbox is unavailable."""
     solution: str | None
     """A correct program, if the data have one."""
     begun: str = ""
-    """What a program may go on from instead of being whole."""
+    """The beginning of a program, which a completion may continue."""
     question: Question | None = None
     """The prompt as the row's conversation, if it has one."""
     untrusted: str = ""
@@ -92,8 +92,8 @@ class CodeProblem:
 def mbpp_problem(row: DataRow) -> CodeProblem:
     """Return the problem of a row of MBPP, sanitized or not: its first assert is shown, all are graded. DataError for another form.
 
-    The reference solution says which names are the candidate's: a program that defines `set` or `abs` does not redefine what the tests
-    mean by it, unless that is what the problem asks for.
+    The reference solution decides which names belong to the candidate. A program that defines `set` or `abs` changes their meaning in
+    the tests only if the problem asks for such a function.
     """
     fields = row.fields
     try:
@@ -111,16 +111,15 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
 def humaneval_problem(row: DataRow) -> CodeProblem:
     """Return the problem of a row of HumanEval or BigCodeBench: only the docstring's own examples are shown. DataError for another form.
 
-    A program may define the function or continue where the prompt ends; the prompt's imports and helpers are
-    its own either way. The `check` function, or the test case, is one test, so credit is all or nothing.
+    A program may define the function or continue where the prompt ends; it has the prompt's imports and helpers in both
+    cases. The `check` function, or the test case, is one test, so credit is all or nothing.
     """
     fields = row.fields
     try:
         prompt, entry = fields.get("prompt") or fields["complete_prompt"], fields["entry_point"]
         call = f"\n\ncheck({entry})\n" if re.search(r"^def check\b", fields["test"], re.MULTILINE) else ""
-        # What `f`, or `Solution().f`, begins with.
-        owner = re.findall(r"\w+", entry)[:1]
-        tests = ProgramTests((fields["test"] + call,), candidate=tuple(owner))
+        # The first name in `f`, or in `Solution().f`.
+        tests = ProgramTests((fields["test"] + call,), candidate=tuple(re.findall(r"\w+", entry)[:1]))
         return _of_programs(prompt, (), tests, fields["canonical_solution"], prompt.rstrip("\n") + "\n")
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"A row of HumanEval has another form than expected: {error!r}.") from None
@@ -135,21 +134,17 @@ def _of_programs(
     except NotLiteral as reason:
         untrusted = f"{reason}"
     except SyntaxError:
-        pass  # the grade says so: no program can be graded by them
-    # A problem whose tests are not literal is used only if the settings allow it.
-    grade = functools.partial(grade_program, allow_untrusted=True)
-    return CodeProblem(
-        prompt,
-        shown,
-        lambda program, sandbox, limits: grade(headed(begun, program), tests, sandbox, limits),
-        solution,
-        begun,
-        untrusted=untrusted,
-    )
+        pass  # the grade reports it: such tests can grade no program
+
+    def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
+        # The settings exclude problems whose tests are not literal, or allow them.
+        return grade_program(headed(begun, program), tests, sandbox, limits, allow_untrusted=True)
+
+    return CodeProblem(prompt, shown, grade, solution, begun, untrusted=untrusted)
 
 
 def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names that a solution defines at its top and that programs use, and those of them that are classes."""
+    """Return the top-level names of a solution that programs use, and those of them that are classes."""
     body = [node for node in tree_of(solution).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     nodes = [node for program in programs for node in ast.walk(tree_of(program))]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -158,12 +153,12 @@ def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
-    """Return a problem whose program reads standard input and prints; its text stands in the field `question`.
+    """Return a problem whose program reads standard input and prints; its text is in the field `question`.
 
-    Tests stand in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
+    Tests are in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
     `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or as `input_output` (APPS:
     `{"inputs": […], "outputs": […]}`, also as JSON text) in the field `tests`, which are private. `solution`, or the first of
-    `solutions` (CodeContests: in Python 3), is a program that is right. Public tests are shown. `tolerance` is that of
+    `solutions` (CodeContests: in Python 3), is a correct program. Public tests are shown. `tolerance` is that of
     printed reals. With `fn_name` beside the inputs (APPS) each is a list of arguments of that function. With a `testtype` of `functional`
     (LiveCodeBench: `public_test_cases`, `private_test_cases`) each line of an input is an argument, as JSON.
     """
@@ -171,38 +166,30 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
     if called is not None:
         name, calls, shown = called
         begun = row.text("starter_code", "path").strip() if row.fields.get("starter_code") else ""
-        told = f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")
-        asked = read_question(row, question, "question_field").worded(
-            lambda text: "\n\n".join([text.strip(), *shown, told])
-        )
-        return CodeProblem(
-            asked.text,
-            shown,
-            lambda program, sandbox, limits: grade_calls(
-                headed(USUAL_IMPORTS, runnable(program)), calls, sandbox, limits
-            ),
-            _solution(row),
-            question=asked,
-        )
-    tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
-    public, private = (
-        tuple(test for field in fields for test in _tests(row, field, tolerance))
-        for fields in (PUBLIC, (*PRIVATE, tests))
+        more = [f"Define the function `{name}`." + (f" Begin with:\n{begun}" if begun else "")]
+    else:
+        tolerance = float(row.text("tolerance", "path")) if "tolerance" in row.fields else 1e-6
+        public = _tests(row, PUBLIC, tolerance)
+        every = public + _tests(row, (*PRIVATE, tests), tolerance)
+        if not every:
+            raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
+        shown = tuple(_example(test.stdin, test.stdout) for test in public)
+        more = []
+
+    def grade(program: str, sandbox: Backend, limits: Limits) -> CodeGrade:
+        if called is None:
+            return grade_output(program, every, sandbox, limits)
+        return grade_calls(headed(USUAL_IMPORTS, runnable(program)), calls, sandbox, limits)
+
+    whole = read_question(row, question, "question_field").worded(
+        lambda text: "\n\n".join([text.strip(), *shown, *more])
     )
-    every = public + private
-    if not every:
-        raise DataError(f"{row.place} has no test. Give it `public_tests`, `private_tests` or `{tests}`.")
-    shown = tuple(f"Input:\n{test.stdin.rstrip()}\nOutput:\n{test.stdout.rstrip()}" for test in public)
-    asked = read_question(row, question, "question_field").worded(
-        lambda text: "\n\n".join([text.strip(), *shown])
-    )
-    return CodeProblem(
-        asked.text,
-        shown,
-        lambda program, sandbox, limits: grade_output(program, every, sandbox, limits),
-        _solution(row),
-        question=asked,
-    )
+    return CodeProblem(whole.text, shown, grade, _solution(row), question=whole)
+
+
+def _example(read: str, printed: str) -> str:
+    """Return how a prompt shows a test."""
+    return f"Input:\n{read.rstrip()}\nOutput:\n{printed.rstrip()}"
 
 
 def generated_problem(made: Programming) -> CodeProblem:
@@ -221,21 +208,22 @@ PRIVATE = ("private_tests", "private_test_cases", "generated_tests")
 """Fields of tests; those of `…_cases` are LiveCodeBench's."""
 
 
-def _tests(row: DataRow, field: str, tolerance: float) -> tuple[OutputTest, ...]:
-    value = _parsed(row, field)
-    if value is None:
-        return ()
-    if isinstance(value, Mapping):
-        inputs, outputs = (value.get(name, value.get(f"{name}s")) for name in ("input", "output"))
-    elif isinstance(value, Sequence) and all(isinstance(test, Mapping) for test in value):
-        inputs, outputs = ([test.get(name) for test in value] for name in ("input", "output"))
-    else:
-        inputs = outputs = None
-    if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
-        raise DataError(
-            f"{row.place}: `{field}` is not as many texts of `input` as of `output`. Fix or drop the row."
-        )
-    return tuple(OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True))
+def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[OutputTest, ...]:
+    found: list[OutputTest] = []
+    for field in fields:
+        value = _parsed(row, field)
+        inputs: Json = ()
+        outputs: Json = () if value is None else None
+        if isinstance(value, Mapping):
+            inputs, outputs = (value.get(name, value.get(f"{name}s")) for name in ("input", "output"))
+        elif isinstance(value, Sequence) and all(isinstance(test, Mapping) for test in value):
+            inputs, outputs = ([test.get(name) for test in value] for name in ("input", "output"))
+        if not (_texts(inputs) and _texts(outputs) and len(inputs) == len(outputs)):
+            raise DataError(
+                f"{row.place}: `{field}` needs as many texts of `input` as of `output`. Fix or drop the row."
+            )
+        found += [OutputTest(read, printed, tolerance) for read, printed in zip(inputs, outputs, strict=True)]
+    return tuple(found)
 
 
 def _texts(value: Json) -> bool:
@@ -253,8 +241,8 @@ def _parsed(row: DataRow, field: str) -> Json:
     except (ValueError, RecursionError) as error:
         if field == "private_test_cases":
             raise DataError(
-                f"{row.place}: `{field}` is not JSON. LiveCodeBench publishes it as a compressed pickle, which could run code and is "
-                'not read here. Write it as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
+                f"{row.place}: `{field}` is no JSON. LiveCodeBench publishes it as a compressed pickle, which could run code. Write it "
+                'as JSON text, [{"input": …, "output": …, "testtype": …}], or drop the field.'
             ) from None
         raise DataError(
             f"{row.place}: `{field}` is text and not JSON: {error}. Fix or drop the row."
@@ -262,7 +250,7 @@ def _parsed(row: DataRow, field: str) -> Json:
 
 
 def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function that a row in the form of LiveCodeBench asks for, its calls and the shown ones; None for whole programs."""
+    """Return the function of a row in the form of LiveCodeBench, its calls and the shown ones; None for whole programs."""
     calls = list[CallTest]()
     shown = list[str]()
     others = 0
@@ -281,11 +269,11 @@ def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tu
                 )
             except (KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
                 raise DataError(
-                    f"{row.place}: a functional test in `{field}` is not JSON arguments, one a line, and a JSON result: {error!r}. Fix "
-                    "or drop the row."
+                    f"{row.place}: a functional test in `{field}` needs JSON arguments, one per line, and a JSON result: {error!r}. "
+                    "Fix or drop the row."
                 ) from None
             if field in PUBLIC:
-                shown.append(f"Input:\n{test['input'].rstrip()}\nOutput:\n{test['output'].rstrip()}")
+                shown.append(_example(test["input"], test["output"]))
     if calls and others:
         raise DataError(f"{row.place} has tests of a function and tests of a program. Fix or drop the row.")
     return (name, tuple(calls), tuple(shown)) if calls else None
@@ -303,7 +291,7 @@ def _func_name(row: DataRow) -> str:
 
 
 def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function that a row in the form of APPS asks for, its calls, and nothing that is shown; None for whole programs."""
+    """Return the function of a row in the form of APPS, its calls, and no shown ones; None for whole programs."""
     value = _parsed(row, tests)
     if not isinstance(value, Mapping) or value.get("fn_name") is None:
         return None
@@ -312,13 +300,11 @@ def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tupl
     named = isinstance(name, str) and name.isidentifier()
     if not (named and all(isinstance(each, list) for each in inputs) and len(inputs) == len(outputs) > 0):
         raise DataError(
-            f"{row.place}: `{tests}` asks for the function {name!r} without as many lists of arguments in `inputs` as results "
-            "in `outputs`. Fix or drop the row."
+            f"{row.place}: `{tests}` needs a list of arguments in `inputs` and a result in `outputs` for each call of {name!r}. "
+            "Fix or drop the row."
         )
-    calls = (
-        CallTest(name, tuple(arguments), expected, tolerance=1e-6, rule="apps")
-        for arguments, expected in zip(inputs, outputs, strict=True)
-    )
+    pairs = zip(inputs, outputs, strict=True)
+    calls = (CallTest(name, tuple(given), result, tolerance=1e-6, rule="apps") for given, result in pairs)
     return name, tuple(calls), ()
 
 
@@ -349,23 +335,17 @@ def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
             raise ValueError(f"`reward_weights.{part}` is {weight}; a weight is 0 or more")
     if weights and not weights.get("passed", 0.0) + weights.get("solved", 0.0) > 0.0:
         raise ValueError(
-            "`reward_weights` pays nothing for right results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
+            "`reward_weights` gives no reward for correct results. Give `passed` or `solved` a weight, such as {passed: 1, syntax: 0.1}"
         )
     return weights
 
 
 RewardWeights = Annotated[Mapping[RewardPart, float], AfterValidator(_weights)]
-FORMATS: Mapping[Rows, Callable[[DataRow, str, str], CodeProblem]] = {
-    "mbpp": lambda row, _question, _tests: mbpp_problem(row),
-    "humaneval": lambda row, _question, _tests: humaneval_problem(row),
-    "stdio": stdio_problem,
-}
-"""How a row is read, given the fields of its text and its private tests where the format leaves them open."""
 MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11, 511)}
 """The `task_id`s of MBPP's published splits; 1 to 10 are for prompts, 511 to 600 for validation."""
 
 
-# -------- What a program may use without importing it
+# -------- Imports that a program need not write
 
 USUAL_IMPORTS = """\
 from bisect import *
@@ -379,11 +359,11 @@ from typing import *
 from builtins import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
 """
-"""What the sites give to a `class Solution`, and with them the graders of APPS and LiveCodeBench; `pow` and `abs` stay Python's, and `bisect` a module."""
+"""The imports that LeetCode and the graders of APPS and LiveCodeBench provide; `pow` and `abs` stay Python's, and `bisect` a module."""
 
 
 def headed(header: str, program: str) -> str:
-    """Return a program behind a header, with its `from __future__ import …` lines before both, where they must stand."""
+    """Return a program after a header, with its `from __future__ import …` lines before both, as Python requires."""
     try:
         body = tree_of(program).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -397,11 +377,9 @@ def headed(header: str, program: str) -> str:
     return first + header + "\n".join(lines)
 
 
-# -------- The environment: what an agent reads, and what its program earns
+# -------- An episode: agents write programs and read the reports of the shown tests
 
 ALLOW = "set `environment.untrusted_tests: allow` to use them"
-
-# -------- The world of one programming problem: programs come in, what their shown tests say goes out
 
 NO_PROGRAM = CodeGrade((), explanation="no program was found")
 SHOWN_CHARACTERS = 1000
@@ -409,10 +387,10 @@ SHOWN_CHARACTERS = 1000
 
 
 class CodeWorld(BaseWorld, Scorable, Retriable):
-    """One problem; every agent that acts has its own attempts and earns the score of the last one.
+    """One problem; every agent that acts writes programs of its own, and the last one gives its reward.
 
-    An agent that failed reads the report of the shown tests and may try again. About the other tests it learns
-    only that not all passed: what a program prints or raises there could tell it the inputs.
+    After an incorrect program an agent reads the report of the shown tests and may write another one. About the other
+    tests it learns only that not all passed: what a program prints or raises there could reveal their inputs.
     """
 
     def __init__(
@@ -426,152 +404,149 @@ class CodeWorld(BaseWorld, Scorable, Retriable):
     ) -> None:
         super().__init__(task, agents)
         self._problem = problem
-        self._attempts: dict[str, list[CodeGrade]] = {agent: [] for agent in agents}
         self._sandboxes = sandboxes
-        self._limits = settings.limits
-        self._allows_untrusted = settings.untrusted_tests == "allow"
+        self._settings = settings
         self._excluded = excluded
         self._max_attempts = settings.max_attempts
-        self._partial_credit = settings.partial_credit
-        self._weights = settings.reward_weights
-        self._said: dict[str, str] = {}
-        self._finals: list[CodeGrade] = []
         self._most = 1
+        self._attempts: dict[str, list[CodeGrade]] = {agent: [] for agent in agents}
+        self._texts: dict[str, str] = {}
+        self._finals: list[CodeGrade] = []
 
     def allow_answers(self, most: int) -> None:
         """Take so many programs of the team, one after another, until one passes all tests."""
         self._most = self._max_attempts = most
 
     def observe(self, agent: str) -> str:
-        """Return the problem, or what became of the agent's last attempt, or of the team's where it had some."""
-        if self._most > 1 and self._finals:
-            return feedback(self._finals[-1], self._problem.shown, len(self._finals), self._most)
-        grades = self._attempts[agent]
+        """Return the problem, or the report on the last program of the agent, or of the team if it has several."""
+        grades = self._finals if self._most > 1 and self._finals else self._attempts[agent]
         if not grades:
             return self._problem.prompt
         return feedback(grades[-1], self._problem.shown, len(grades), self._max_attempts)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that still have to solve it and have attempts left."""
+        """Return the agents without a correct program that may write another one."""
         if self.over:
             return ()
-        if self._most > 1 and self._finals:  # the team has another go, whoever had a right program of its own
+        if self._most > 1 and self._finals:  # the team writes another program, whoever has a correct one
             return tuple(self._attempts)
         return tuple(
             agent
-            for agent, tried in self._attempts.items()
-            if len(tried) < self._max_attempts and not (tried and tried[-1].solved)
+            for agent, grades in self._attempts.items()
+            if len(grades) < self._max_attempts and not (grades and grades[-1].solved)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Run the programs of these texts; EpisodeError for a stranger, or tests that could not be run.
+        """Run the programs of these texts; EpisodeError for an unknown agent, or tests that could not run.
 
         A `final` text is the team's answer and ends the episode, unless it fails and more are allowed.
         """
         need_seats(actions, self._attempts)
         for agent in actions:
             if agent not in self.movers():
-                raise EpisodeError(
-                    f"'{agent}' has no attempt left; the environment allows {self._max_attempts}."
-                )
+                raise EpisodeError(f"'{agent}' has no attempt left; the limit is {self._max_attempts}.")
         texts = dict.fromkeys([*actions.values(), *([] if final is None else [final])])
         grades = dict(zip(texts, await asyncio.gather(*map(self._graded, texts)), strict=True))
         for agent, text in actions.items():
             self._attempts[agent].append(grades[text])
-            self._said[agent] = text
+            self._texts[agent] = text
         if final is not None:
             self._finals.append(grades[final])
             self.over = grades[final].solved or len(self._finals) >= self._most
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return what the program of a text would earn, without counting as an attempt."""
-        return self._paid(text, await self._graded(text))
+        """Return the reward of the program in a text, without counting it."""
+        return self._reward(text, await self._graded(text))
 
     async def _graded(self, text: str) -> CodeGrade:
         program = program_of(text)
         if program is None:
             return NO_PROGRAM
-        work = functools.partial(self._problem.grade, program, self._sandboxes, self._limits)
-        grade = await within(
-            "Grading a program", "grader", patience_here.get().grader, self._sandboxes.call(work)
-        )
+        work = functools.partial(self._problem.grade, program, self._sandboxes, self._settings.limits)
+        seconds = patience_here.get().grader
+        grade = await within("Grading a program", "grader", seconds, self._sandboxes.call(work))
         if grade.status == "ungraded":
             raise EpisodeError(f"The tests could not be run: {grade.explanation}")
         return grade
 
-    def _worth(self, grade: CodeGrade) -> float:
-        return grade.score if self._partial_credit else float(grade.solved)
+    def _score(self, grade: CodeGrade) -> float:
+        return grade.score if self._settings.partial_credit else float(grade.solved)
 
-    def _paid(self, text: str, grade: CodeGrade) -> float:
-        """Return what an agent earns: what the tests say, or the weighted mean of the parts that are asked for."""
-        if not self._weights:
-            return self._worth(grade)
+    def _reward(self, text: str, grade: CodeGrade) -> float:
+        """Return the score of the tests, or the weighted mean of `reward_weights`."""
+        weights = self._settings.reward_weights
+        if not weights:
+            return self._score(grade)
         parts = self._parts(text, grade)
-        return sum(weight * parts[part] for part, weight in self._weights.items()) / sum(
-            self._weights.values()
-        )
+        return sum(weight * parts[part] for part, weight in weights.items()) / sum(weights.values())
 
-    def _parts(self, text: str, grade: CodeGrade) -> Mapping[RewardPart, float]:
-        """Return the score of every part that has a weight, in [0, 1]."""
+    def _parts(self, text: str, grade: CodeGrade) -> dict[RewardPart, float]:
+        """Return every part of the reward that has a weight, in [0, 1]."""
         program = program_of(text) or ""
         begun = self._problem.begun
-        if begun and syntax_score(program) < 1.0:  # the body of a function that the problem has begun
-            program = begun + program if program else ""
-        known: Mapping[RewardPart, Callable[[], float]] = {
-            "passed": lambda: grade.score,
-            "solved": lambda: float(grade.solved),
-            "runs": lambda: (
-                sum(test.status in ("passed", "failed") for test in grade.tests) / len(grade.tests)
-                if grade.tests
-                else 0.0
-            ),
-            "syntax": lambda: syntax_score(program),
-            "style": lambda: grade.score * style_score(program),
-        }
-        return {part: known[part]() for part in self._weights}
+        if (
+            begun and program and syntax_score(program) < 1.0
+        ):  # the body of a function that the problem begins
+            program = begun + program
+        parts: dict[RewardPart, float] = {}
+        for part in self._settings.reward_weights:
+            if part == "passed":
+                parts[part] = grade.score
+            elif part == "solved":
+                parts[part] = float(grade.solved)
+            elif part == "syntax":
+                parts[part] = syntax_score(program)
+            elif part == "style":
+                parts[part] = grade.score * style_score(program)
+            else:
+                ended = sum(test.status in ("passed", "failed") for test in grade.tests)
+                parts[part] = ended / len(grade.tests) if grade.tests else 0.0
+        return parts
 
     def outcome(self) -> Outcome:
-        """Return what the last attempts are worth; truncated when nobody acted."""
-        acted = {agent: tried for agent, tried in self._attempts.items() if tried}
-        rewards = {agent: self._paid(self._said[agent], tried[-1]) for agent, tried in acted.items()}
-        # Success is what the tests say, whatever else is paid.
-        own = [self._worth(tried[-1]) for tried in acted.values()]
-        success = self._worth(self._finals[-1]) if self._finals else sum(own) / len(own) if own else 0.0
+        """Return the rewards of the last programs; truncated if no agent acted."""
+        last = {agent: grades[-1] for agent, grades in self._attempts.items() if grades}
+        rewards = {agent: self._reward(self._texts[agent], grade) for agent, grade in last.items()}
+        # Success is the score of the tests alone.
+        scores = [self._score(grade) for grade in (self._finals[-1:] or last.values())]
         info: dict[str, Json] = {
-            "attempts": {agent: len(tried) for agent, tried in acted.items()},
-            "tests": {agent: [test.status for test in tried[-1].tests] for agent, tried in acted.items()},
-            "explanations": {agent: tried[-1].explanation for agent, tried in acted.items()},
+            "attempts": {agent: len(self._attempts[agent]) for agent in last},
+            "tests": {agent: [test.status for test in grade.tests] for agent, grade in last.items()},
+            "explanations": {agent: grade.explanation for agent, grade in last.items()},
         }
-        if self._allows_untrusted:
+        if self._settings.untrusted_tests == "allow":
             info["trusted"] = not self._problem.untrusted
             info["untrusted"] = int(bool(self._problem.untrusted))
         elif self._excluded:
             info["problems_excluded"] = self._excluded
-        if self._weights:
+        if self._settings.reward_weights:
             info["reward_parts"] = {
-                agent: dict(self._parts(self._said[agent], tried[-1])) for agent, tried in acted.items()
+                agent: dict(self._parts(self._texts[agent], grade)) for agent, grade in last.items()
             }
-        return Outcome(rewards, success, info, truncated=not acted)
+        return Outcome(rewards, sum(scores) / len(scores) if scores else 0.0, info, truncated=not last)
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
-    """Return what an agent reads after a failed attempt: about the hidden tests, one bit."""
+    """Return what an agent reads after an incorrect program: one bit about the hidden tests."""
     begin = f"Attempt {attempt} of {most} failed."
-    again = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
+    end = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
     if grade is NO_PROGRAM:
-        return f"{begin} No program was found. {again}"
-    said = []
+        return f"{begin} No program was found. {end}"
+    reports = []
     for test, outcome in zip(shown, grade.tests, strict=False):
-        told = outcome.explanation[:SHOWN_CHARACTERS]
-        said.append(f"{test}\n# {outcome.status}{': ' if told else ''}{told}")
+        why = outcome.explanation[:SHOWN_CHARACTERS]
+        reports.append(f"{test}\n# {outcome.status}{': ' if why else ''}{why}")
     if any(test.status != "passed" for test in grade.tests[len(shown) :]):
-        said.append("Tests that are not shown to you: not all passed.")
-    return "\n\n".join([begin, *said, again])
+        reports.append("Tests that are not shown to you: not all passed.")
+    return "\n\n".join([begin, *reports, end])
+
+
+# -------- The environment
 
 
 class Code(DataSettings, Answerable, Scripted):
-    """Programming problems, graded by running their tests on what an agent wrote."""
+    """Programming problems, graded by running their tests on the programs of agents."""
 
     name: Literal["code"] = "code"
     format: Format = "mbpp"
@@ -581,40 +556,40 @@ class Code(DataSettings, Answerable, Scripted):
     templates: tuple[str, ...] = ()
     """Of generated problems: the templates to draw from; empty for all of the difficulty."""
     held_out: HeldOut = "problem"
-    """Of generated problems: `problem` tests on other parameters than it trains on, `template` on other templates."""
+    """Of generated problems: the test split has other parameters (`problem`) or other templates (`template`)."""
     seed: int = 0
-    """Of generated problems: another seed gives other problems in another order; the split stays."""
+    """Of generated problems: another seed gives other problems in another order, with the same split."""
     path: str = "google-research-datasets/mbpp"
     config: str | None = "full"
     published_split: bool = True
     """Whether one file of MBPP is split by `task_id` as published: train 601 to 974, test 11 to 510."""
     question_field: str = "question"
-    """Field of the problem's text in `format: stdio`; dots reach into objects, the system message of a conversation is the
-    task's."""
+    """Field of the problem's text in `format: stdio`; dots reach into objects. The system message of a conversation becomes
+    the task's."""
     tests_field: str = "input_output"
     """Field of the private tests in `format: stdio`; verl's rows have them in `reward_model.ground_truth`."""
     max_attempts: int = Field(default=1, ge=1)
-    """How many programs an agent may hand in; the last one counts."""
+    """How many programs an agent may write; the last one counts."""
     partial_credit: bool = False
-    """True: a program earns the share of tests that it passes. False: 1 for all of them, else 0."""
+    """True: the reward is the share of tests that pass. False: 1 if all pass, else 0."""
     reward_weights: RewardWeights = Field(default={})
-    """Part of the reward → its weight; an agent earns their weighted mean. Empty pays what the tests say. `passed`: share of tests
-    that pass; `solved`: 1 if all do; `runs`: share of tests that the program carries to an end, right or wrong; `syntax`: 1 for a
-    program that parses, else the share of lines before the fault; `style`: how far it keeps to common conventions
-    (`grading.code.style`), times `passed`. Success stays what the tests say."""
+    """Part of the reward → its weight; the reward is their weighted mean. Empty: the score of the tests. `passed`: share of tests
+    that pass; `solved`: 1 if all do; `runs`: share of tests that end without an exception; `syntax`: 1 for a program that parses,
+    else the share of lines before the error; `style`: agreement with common conventions (`grading.code.style`), times `passed`.
+    Success is always the score of the tests."""
     untrusted_tests: Literal["exclude", "allow"] = "exclude"
-    """`exclude`: problems whose tests a program could fool are used neither to train nor to evaluate. `allow`: they are, their tests run
+    """`exclude`: problems whose tests a program could fool are excluded from training and evaluation. `allow`: their tests run
     beside the program, and their episodes record `trusted: false`. See the page of this environment."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """What runs programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
+    """The sandbox of programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which contains nothing."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
     """Seconds of CPU that a program may use for all tests together (for each, where it reads and prints)."""
     wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
-    """Wall-clock seconds; they also pass while a program waits, and on a busy machine."""
+    """Wall-clock seconds, which include waiting and a busy machine."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
     """Mebibytes that a program may use."""
     output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Mebibytes that a program may print; what a test expects it may print in any case."""
+    """Mebibytes that a program may print beyond the expected output."""
     parallel: Annotated[int, FREE] = Field(default=2, ge=1)
     """Programs graded in parallel; the others wait."""
 
@@ -623,23 +598,21 @@ class Code(DataSettings, Answerable, Scripted):
         for name in self.templates:
             if name not in TEMPLATES:
                 raise ValueError(f"there is no template '{name}'.{did_you_mean(name, TEMPLATES)}")
-        chosen = [*self.templates, *(["held_out"] if self.held_out == "template" else [])]
-        if self.format != "generated" and chosen:
+        if self.format != "generated" and (self.templates or self.held_out == "template"):
             raise ValueError(
-                f"`{'templates' if self.templates else 'held_out'}` is of generated problems, and `format` is {self.format}. Set "
-                "`format: generated`, or leave it out"
+                f"`{'templates' if self.templates else 'held_out'}` needs `format: generated`; `format` is {self.format}"
             )
         for split in ("train", "test") if self.format == "generated" else ():
             if not candidates(split, self.difficulty, self.templates, self.held_out):
                 raise ValueError(
-                    f"no template of difficulty {list(self.difficulty)} is left for the {split} split. Name more `templates`, or a wider "
+                    f"no template of difficulty {list(self.difficulty)} belongs to the {split} split. Name more `templates`, or a wider "
                     "`difficulty`"
                 )
         return self
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each; templates where problems are generated."""
+        """The file or hub split of each; the templates of generated problems."""
         if self.format == "generated":
             if self.held_out == "problem":
                 return describe("programming problems", self.difficulty)
@@ -667,30 +640,32 @@ class Code(DataSettings, Answerable, Scripted):
         return candidates(split, self.difficulty, self.templates, self.held_out)
 
     def contents(self) -> Mapping[str, str]:
-        """Return every file or hub split that is read, with a hash of what was in it; nothing for generated problems."""
+        """Return the hash of each file or hub split; empty for generated problems."""
         return {} if self.format == "generated" else super().contents()
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, which rows are left out and why; empty where all are used or none are read."""
+        """Return, by split, which rows are excluded and why; empty for generated problems."""
         if self.format == "generated":
             return {}
-        said = dict(super().skipped())
+        found = dict(super().skipped())
         for split in self._problems if self.untrusted_tests == "exclude" else ():
             if text := self._untrusted(split):
-                said[split] = "; ".join([*filter(None, [said.get(split)]), text, ALLOW])
-        return said
+                found[split] = "; ".join([*filter(None, [found.get(split)]), text, ALLOW])
+        return found
 
     def _read(self, row: DataRow) -> CodeProblem:
         assert self.format != "generated", "no rows are read"
         try:
-            return FORMATS[self.format](row, self.question_field, self.tests_field)
+            if self.format == "stdio":
+                return stdio_problem(row, self.question_field, self.tests_field)
+            return mbpp_problem(row) if self.format == "mbpp" else humaneval_problem(row)
         except DataError as fault:
             placed = str(fault) if str(fault).startswith(row.place) else f"{row.place}: {fault}"
             raise DataError(f"{placed} Is it a row of `environment.format: {self.format}`?") from None
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; DataError for data that are missing, damaged or mostly unusable."""
+        """The usable rows of both splits; DataError also names generated problems, which need no data."""
         try:
             return super().rows
         except DataError as fault:
@@ -729,7 +704,7 @@ class Code(DataSettings, Answerable, Scripted):
         }
         for split, kept in usable.items():
             if not kept:
-                raise DataError(f"'{self.path}', {split}: {self._untrusted(split)}. None is left: {ALLOW}.")
+                raise DataError(f"'{self.path}', {split}: all {self._untrusted(split)}; {ALLOW}.")
         return usable
 
     def untrusted_count(self, split: Split) -> int:
@@ -737,12 +712,12 @@ class Code(DataSettings, Answerable, Scripted):
         return sum(bool(each.untrusted) for each in self._problems[split])
 
     def _untrusted(self, split: Split) -> str:
-        """Return how many problems have tests that a program could fool, in words; empty where none has."""
+        """Return how many problems have tests that a program could fool, as text; empty if none has."""
         count, total = self.untrusted_count(split), len(self._problems[split])
         return f"{count:,} of {total:,} problems have tests that a program could fool" if count else ""
 
     def remarks(self) -> Sequence[str]:
-        """Return which problems' rewards are not to be trusted, where these are allowed."""
+        """Return how many problems have untrusted rewards, if they are allowed."""
         if self.format == "generated" or self.untrusted_tests == "exclude":
             return ()
         found = [(split, self._untrusted(split)) for split in self._problems]
@@ -754,22 +729,22 @@ class Code(DataSettings, Answerable, Scripted):
     def limits(self) -> Limits:
         """Of each program."""
         mebi = 1024**2
-        # What functions return is more than what programs print: with these limits a sandbox stands ready for it.
+        # Returned values are larger than printed output: these limits prepare a sandbox for them.
         output = self.output_mb * mebi if self.format == "stdio" else max(self.output_mb * mebi, REPLIES)
-        # A reward must not say how busy the machine was.
+        # A busy machine must not change a reward.
         return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=output, patience=9.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits and look for the sandbox.
+        """Read both splits and check the sandbox.
 
-        Raises DataError for a row of another form, SandboxError when this machine cannot give the sandbox.
+        Raises DataError for a row of another form, SandboxError if this machine lacks the sandbox.
         """
         if self.format != "generated":
             _ = self._usable
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of problems; None for generated ones, of which there is no end."""
+        """Return the number of problems; None for generated ones, whose supply is endless."""
         return None if self.format == "generated" else len(self._usable[split])
 
     def task(self, split: Split, index: int) -> Task:
@@ -791,7 +766,7 @@ class Code(DataSettings, Answerable, Scripted):
         )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeWorld:
-        """Open the world of one problem. SandboxError for an unknown sandbox."""
+        """Start an episode. SandboxError for an unknown sandbox."""
         sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
         split: Split = "train" if task.id.startswith("train-") else "test"
         excluded = 0 if self.format == "generated" else self.untrusted_count(split)
@@ -803,8 +778,8 @@ class Code(DataSettings, Answerable, Scripted):
         return None if program is None else program.strip()
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the data set's own solution. DataError if it has none."""
+        """Return the data set's solution. DataError if it has none."""
         solution = self._problem(task).solution
         if solution is None:
-            raise DataError(f"The problem {task.id} of '{self.path}' has no solution to show.")
+            raise DataError(f"The problem {task.id} of '{self.path}' has no solution.")
         return f"```python\n{solution.rstrip()}\n```"

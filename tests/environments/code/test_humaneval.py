@@ -42,8 +42,8 @@ def rows(file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-async def paid(file: Path, answers: Mapping[str, str]) -> dict[str, float | None]:
-    """Answer each prompt through the environment and return what that pays, by prompt; None for a failed episode."""
+async def scores_of(file: Path, answers: Mapping[str, str]) -> dict[str, float | None]:
+    """Return the success of each answer by prompt; None for a failed episode."""
     environment = Code(
         format="humaneval", path=str(file), config=None, wall_s=60.0, parallel=2, untrusted_tests="allow"
     )
@@ -55,10 +55,8 @@ async def paid(file: Path, answers: Mapping[str, str]) -> dict[str, float | None
     }
 
 
-async def test_all_164_solutions_pay_in_full(
-    sandbox: Bubblewrap, file: Path, rows: list[dict[str, Any]]
-) -> None:
-    scores = await paid(file, {row["prompt"]: row["canonical_solution"] for row in rows})
+async def test_all_164_solutions_pass(sandbox: Bubblewrap, file: Path, rows: list[dict[str, Any]]) -> None:
+    scores = await scores_of(file, {row["prompt"]: row["canonical_solution"] for row in rows})
     assert len(scores) == len(rows) == 164
     assert [prompt for prompt, score in scores.items() if score != 1.0] == []
 
@@ -70,7 +68,7 @@ def test_four_of_164_problems_have_tests_that_a_program_could_fool(file: Path) -
 
 
 def wrong(row: Mapping[str, Any], other: Mapping[str, Any], what: str) -> str:
-    """Return a program that answers one row with nothing, a constant, or what another row asks for."""
+    """Return an incorrect program: empty, constant, or the solution of another row."""
     arguments = f"def {row['entry_point']}(*args, **kwargs):\n    return"
     programs: dict[str, str] = {
         "empty": "",
@@ -88,7 +86,7 @@ def wrong(row: Mapping[str, Any], other: Mapping[str, Any], what: str) -> str:
 
 
 def passes(row: Mapping[str, Any], program: str) -> bool:
-    """Return whether the published tests pass as published: beside the program, in one interpreter."""
+    """Return whether the published tests pass beside the program, in one interpreter."""
     text = f"{row['prompt']}{program}\n{row['test']}\ncheck({row['entry_point']})\n"
     command = [sys.executable, "-I", "-c", text]
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
@@ -100,12 +98,12 @@ def passes(row: Mapping[str, Any], program: str) -> bool:
         "empty", "pass", "none", "zero", "true", "text", "list", "first argument", "another's body", "another's function",
     ],
 )  # fmt: skip
-async def test_wrong_programs_pay_where_the_published_tests_pass_them_and_nowhere_else(
+async def test_incorrect_programs_pass_exactly_where_the_published_tests_pass(
     sandbox: Bubblewrap, file: Path, rows: list[dict[str, Any]], what: str
 ) -> None:
     others = [*rows[1:], rows[0]]
     answers = {row["prompt"]: wrong(row, other, what) for row, other in zip(rows, others, strict=True)}
     with ThreadPoolExecutor(2) as threads:
         published = list(threads.map(lambda row: passes(row, answers[row["prompt"]]), rows))
-    scores = await paid(file, answers)
+    scores = await scores_of(file, answers)
     assert {row["prompt"]: float(passed) for row, passed in zip(rows, published, strict=True)} == scores

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -92,20 +91,9 @@ def test_all_honest_solutions_of_mbpp_pass(
         assert [text for text in threads.map(fault, mbpp_rows) if text] == []
 
 
-@pytest.mark.slow
-def test_cheating_solutions_of_mbpp_score_nothing(
-    sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
-) -> None:
-    for row in mbpp_rows[5:972:322]:
-        name = re.findall(r"def (\w+)", row["code"])[-1]
-        for what, cheat in CHEATS.items():
-            grade = mbpp(row).grade(cheat.replace("{name}", name), sandbox, LIMITS)
-            assert grade.score == 0.0, (row["task_id"], what)
-
-
 def test_tests_that_use_the_helpers_of_a_prompt_are_not_trusted(sandbox: Bubblewrap) -> None:
     problem = humaneval(HUMANEVAL_LIKE)
-    assert "uses `encode`" in problem.untrusted
+    assert "`encode`" in problem.untrusted
     grade = problem.grade(solution_of(problem), sandbox, LIMITS)
     assert (grade.solved, grade.trusted) == (True, False)
 
@@ -131,33 +119,20 @@ def test_an_entry_point_may_be_a_method(sandbox: Bubblewrap) -> None:
     assert not problem.grade(right.replace("2 *", "3 *"), sandbox, LIMITS).solved
 
 
-def test_a_candidate_cannot_redefine_what_the_tests_mean(sandbox: Bubblewrap) -> None:
+def test_a_candidate_cannot_redefine_names_of_the_tests(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(("assert set(close(1.0)) == set('ab')", "assert math.isclose(close(2.0), 2.0)"))
     solution = "import math\nmath.isclose = lambda *a: True\ndef set(x): return 0\ndef close(x): return 0.0"
     assert grade_program(solution, tests, sandbox).score == 0.0
     assert grade_program("def close(x): return 'ba' if x < 2 else x", tests, sandbox).solved
 
 
-def test_the_name_that_a_problem_asks_for_may_be_a_builtin_one(
+def test_the_function_may_have_the_name_of_a_builtin(
     sandbox: Bubblewrap, mbpp_rows: list[dict[str, Any]]
 ) -> None:
     problem = mbpp(next(row for row in mbpp_rows if row["task_id"] == 126))
     assert "sum(" in problem.shown[0]
     assert problem.grade(solution_of(problem), sandbox, LIMITS).solved
     assert problem.grade("def f(): pass", sandbox, LIMITS).score == 0.0
-
-
-def test_the_prompt_shows_one_test_and_hides_the_others(mbpp_rows: list[dict[str, Any]]) -> None:
-    shown, *hidden = mbpp_rows[0]["test_list"]
-    problem = mbpp(mbpp_rows[0])
-    assert shown.strip() in problem.prompt
-    assert hidden
-    assert not any(program.strip() in problem.prompt for program in hidden)
-
-
-def test_tests_that_are_no_programs_say_nothing_about_the_candidate(sandbox: Bubblewrap) -> None:
-    grade = grade_program("def f(): return 1", ProgramTests(("assert f( ==",)), sandbox)
-    assert (grade.status, grade.score) == ("ungraded", 0.0)
 
 
 def test_a_test_may_expect_an_exception(sandbox: Bubblewrap) -> None:
@@ -168,7 +143,7 @@ def test_a_test_may_expect_an_exception(sandbox: Bubblewrap) -> None:
     assert not grade("def f(x): return 1").solved
 
 
-def test_a_test_that_ends_the_candidate_costs_the_others_nothing(sandbox: Bubblewrap) -> None:
+def test_an_exit_in_one_test_does_not_affect_the_others(sandbox: Bubblewrap) -> None:
     tests = ProgramTests(("assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"))
     solution = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
     assert [test.status for test in grade_program(solution, tests, sandbox).tests] == [
@@ -181,7 +156,7 @@ def test_a_test_that_ends_the_candidate_costs_the_others_nothing(sandbox: Bubble
 @pytest.mark.parametrize(
     "row", [{}, {"test_list": []}, {"test_list": ["assert ("], "code": "", "test_setup_code": "", "text": ""}]
 )
-def test_a_row_of_another_form_is_refused(row: dict[str, Any]) -> None:
+def test_a_row_of_another_form_is_an_error(row: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="MBPP"):
         mbpp(row)
     with pytest.raises(DataError, match="HumanEval"):

@@ -326,7 +326,7 @@ def test_in_the_sandbox_the_solution_passes_and_every_slip_fails(name: str, sand
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CHEATS)
-async def test_cheats_earn_nothing(what: str, sandbox: Bubblewrap) -> None:
+async def test_cheats_receive_no_reward(what: str, sandbox: Bubblewrap) -> None:
     environment = Code(format="generated", partial_credit=True)
     function = problem(0, "train", 0, (1, 3), (), "problem").function
     text = f"```python\n{CHEATS[what].replace('{name}', function)}\n```"

@@ -1,4 +1,4 @@
-"""Problems whose tests a program could fool are left out unless they are asked for by name, and both is said."""
+"""Problems whose tests a program could fool are excluded unless the settings allow them; both are reported."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from tests.workflows.stage import lines, play
 from kapelle.environments.code import Code
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
 from kapelle.errors import DataError
-from kapelle.rollout.episodes import rollout
-from kapelle.rollout.play import Play
-from kapelle.runs.definitions import rollout_metrics
 from kapelle.workflows.solo import Solo
 
 FOOLABLE = {**DOUBLE, "test_list": ["import random\nx = random.randint(3, 9)\nassert double(x) == 2 * x"]}
@@ -32,14 +29,14 @@ def path(sandbox: Bubblewrap, tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-async def test_they_are_left_out_and_counted(path: str) -> None:
+async def test_they_are_excluded_and_counted(path: str) -> None:
     environment = Code(path=path)
     environment.check(["coder"])
     assert {split: environment.size(split) for split in ("train", "test")} == {"train": 1, "test": 1}
-    said = environment.skipped()
-    assert said["train"].startswith("2 of 3 problems have tests that a program could fool")
-    assert "environment.untrusted_tests: allow" in said["train"]
-    assert said["test"].startswith("1 of 2 problems")
+    skipped = environment.skipped()
+    assert skipped["train"].startswith("2 of 3")
+    assert "environment.untrusted_tests: allow" in skipped["train"]
+    assert skipped["test"].startswith("1 of 2")
     [episode] = await play(
         environment, Solo(), ["coder"], {"coder": lines(RIGHT)}, environment.task("test", 0)
     )
@@ -48,14 +45,11 @@ async def test_they_are_left_out_and_counted(path: str) -> None:
     assert "trusted" not in episode.info
 
 
-async def test_with_allow_they_are_used_and_their_verdicts_are_marked(path: str) -> None:
+async def test_with_allow_their_verdicts_are_marked(path: str) -> None:
     environment = Code(path=path, untrusted_tests="allow")
     assert environment.size("train") == 3
     assert environment.skipped() == {}
-    assert [remark.split(";")[0] for remark in environment.remarks()] == [
-        "train: 2 of 3 problems have tests that a program could fool",
-        "test: 1 of 2 problems have tests that a program could fool",
-    ]
+    assert [remark[:13] for remark in environment.remarks()] == ["train: 2 of 3", "test: 1 of 2 "]
     found = {}
     for index in range(3):
         for says, reward in ((WRONG, 0.0), (RIGHT, 1.0)):
@@ -66,28 +60,10 @@ async def test_with_allow_they_are_used_and_their_verdicts_are_marked(path: str)
     assert found == {0: (True, 0), 1: (False, 1), 2: (False, 1)}
 
 
-async def test_the_metrics_say_how_many(path: str) -> None:
-    from tests.workflows.stage import team_of
-
-    from kapelle.engines.rollout.scripted import ScriptedEngine
-
-    rows = {}
-    names: dict[Any, str] = {"exclude": "info/problems_excluded", "allow": "info/untrusted"}
-    for setting, name in names.items():
-        environment = Code(path=path, untrusted_tests=setting)
-        stage = Play(team_of("coder"), environment, Solo(), ScriptedEngine({"coder": lines(*[RIGHT] * 3)}))
-        tasks = [environment.task("train", index) for index in range(environment.size("train") or 0)]
-        groups = await rollout(stage, tasks, 1, 0)
-        rows[setting] = rollout_metrics(groups, lambda episode: episode.rewards)[name]
-    assert rows == {"exclude": 2.0, "allow": pytest.approx(2 / 3)}
-
-
-def test_where_nothing_is_left_the_error_says_what_to_set(path: str) -> None:
+def test_where_all_are_excluded_the_error_names_the_setting(path: str) -> None:
     (Path(path) / "train.jsonl").write_text(json.dumps(FOOLABLE) + "\n")
     environment = Code(path=path)
-    with pytest.raises(
-        DataError, match=r"1 of 1 problems.*None is left: set `environment.untrusted_tests: allow`"
-    ):
+    with pytest.raises(DataError, match="untrusted_tests: allow"):
         environment.check(["coder"])
 
 
