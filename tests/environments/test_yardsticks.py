@@ -1,4 +1,4 @@
-"""Games with known optima: what they say a team is worth is what its episodes earn."""
+"""Diagnostic environments: exact values agree with the rewards of episodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def played(
 
 
 def views_of(game: Yardstick) -> list[tuple[int, str]]:
-    """Every seat with everything that it may read, whatever is said."""
+    """Return every seat with each of its possible observations."""
     found: dict[tuple[int, str], None] = {}
     for case in range(game.cases):
         open_: list[tuple[tuple[int, str], ...]] = [()]
@@ -74,11 +74,11 @@ def views_of(game: Yardstick) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("settings", GAMES, ids=str)
-async def test_a_team_is_worth_what_its_episodes_earn(settings: Mapping[str, Any]) -> None:
+async def test_expected_rewards_are_those_of_episodes(settings: Mapping[str, Any]) -> None:
     game = game_of(settings)
     views = views_of(game)
     draw = random.Random(0)
-    for _ in range(5):
+    for _ in range(3):
         say = {view: draw.choice(game.texts) for view in views}
         paid = [await played(game, case, say) for case in range(game.cases)]
         earned = [fmean(each[0][f"agent_{seat}"] for each in paid) for seat in range(game.seats)]
@@ -87,22 +87,22 @@ async def test_a_team_is_worth_what_its_episodes_earn(settings: Mapping[str, Any
 
 
 @pytest.mark.parametrize("settings", GAMES, ids=str)
-def test_no_team_is_worth_more_than_the_optimum(settings: Mapping[str, Any]) -> None:
+def test_no_team_exceeds_the_optimum(settings: Mapping[str, Any]) -> None:
     game = game_of(settings)
     views = views_of(game)
-    worths = [
+    values = [
         sum(game.expected(lambda *view: {say[view]: 1.0}))  # noqa: B023
         for texts in itertools.product(game.texts, repeat=len(views))
         for say in [dict(zip(views, texts, strict=True))]
     ]
     known = game.landmarks()
-    assert known["optimum"] == pytest.approx(max(worths))
-    assert known["chance"] == pytest.approx(fmean(worths))
+    assert known["optimum"] == pytest.approx(max(values))
+    assert known["chance"] == pytest.approx(fmean(values))
     assert known["chance"] <= known["best single agent"] <= known["optimum"] + 1e-12
     assert known["each replies to chance"] <= known["optimum"] + 1e-12
 
 
-def test_seats_of_one_role_are_alike() -> None:
+def test_seats_of_one_role_share_a_letter() -> None:
     game = SumGame(seats=4, letters=4, roles=2, number_of_cases=2)
     assert [[game.right(case, seat, ()) for seat in range(4)] for case in (0, 1)] == [
         ["A", "B", "A", "B"],
@@ -110,7 +110,7 @@ def test_seats_of_one_role_are_alike() -> None:
     ]
 
 
-async def test_weights_share_out_what_is_earned() -> None:
+async def test_weights_divide_the_reward() -> None:
     game = SumGame(seats=3, letters=2, riders=1, weights=(3.0, 1.0))
     say = {(0, "1/3 0"): "B", (1, "2/3 0"): "B", (2, "3/3 0"): "A"}
     paid, success = await played(game, 0, say)
@@ -118,15 +118,15 @@ async def test_weights_share_out_what_is_earned() -> None:
     assert success == 0.25
 
 
-async def test_noise_turns_what_was_earned() -> None:
+async def test_noise_flips_a_reward() -> None:
     game = SumGame(seats=2, letters=2, noise=1.0)
     say = {(0, "1/2 0"): "A", (1, "2/2 0"): "A"}
     paid, success = await played(game, 0, say)
-    assert paid == {"agent_0": 0.5, "agent_1": 1.0}  # 1 less 1/2, and 1 less 0
-    assert success == 0.5  # what was really earned
+    assert paid == {"agent_0": 0.5, "agent_1": 1.0}  # 1 − 1/2, and 1 − 0
+    assert success == 0.5
 
 
-async def test_who_follows_a_leader_into_nonsense_earns_nothing() -> None:
+async def test_a_leader_must_write_a_letter() -> None:
     game = game_of({"name": "speaker", "letters": 3, "speaker": "leads"})
     paid, _ = await played(game, 0, {(0, "1/2"): "B", (1, "2/2 B"): "B"})
     assert paid == {"agent_0": 1.0, "agent_1": 1.0}
@@ -136,7 +136,7 @@ async def test_who_follows_a_leader_into_nonsense_earns_nothing() -> None:
 
 
 @pytest.mark.parametrize("speaker", ["helps", "lies", "leads"])
-async def test_letters_are_renamed_for_all_but_the_first_and_pay_alike(speaker: str) -> None:
+async def test_other_play_renames_letters_and_keeps_rewards(speaker: str) -> None:
     known = {"name": "speaker", "seats": 3, "letters": 4, "speaker": speaker}
     plain, renamed = game_of(known), game_of({**known, "other_play": True})
     names = ["a", "b", "c"]
@@ -164,13 +164,13 @@ async def test_letters_are_renamed_for_all_but_the_first_and_pay_alike(speaker: 
     assert len(met) > 8
 
 
-def test_in_other_play_only_the_letters_themselves_are_understood() -> None:
-    """Every code is as good as any other, until the hearer's letters are renamed."""
+def test_with_other_play_codes_lose_their_reward() -> None:
+    """All codes are equally good until the hearer's letters are renamed."""
     game = game_of({"name": "speaker", "letters": 3})
     known = game_of({"name": "speaker", "letters": 3, "other_play": True})
 
-    def worth(code: str, seeds: int) -> float:
-        """What a pair earns that says, and takes, a letter of the code for each letter of the alphabet."""
+    def reward(code: str, seeds: int) -> float:
+        """Return the reward of a pair that uses a letter of the code for each letter of the alphabet."""
         total = 0.0
         for seed in range(seeds):
             called = known.renamed(1, seed)
@@ -186,18 +186,18 @@ def test_in_other_play_only_the_letters_themselves_are_understood() -> None:
             **{(1, f"2/2 {letter}"): "ABC"[code.index(letter)] for letter in "ABC"},
         }
         assert game.expected(lambda *view: {said[view]: 1.0})[1] == pytest.approx(1.0)  # noqa: B023
-    assert worth("ABC", 100) == 1.0
-    assert worth("BCA", 300) == pytest.approx(0.5, abs=0.1)  # even renamings commute with it, odd ones do not
-    assert worth("BAC", 300) == pytest.approx(1 / 3, abs=0.1)  # only itself commutes with it
+    assert reward("ABC", 100) == 1.0
+    assert reward("BCA", 300) == pytest.approx(0.5, abs=0.1)  # even renamings commute with it, odd ones do not
+    assert reward("BAC", 300) == pytest.approx(1 / 3, abs=0.1)  # only itself commutes with it
 
 
-async def test_only_those_whose_turn_it_is_may_speak() -> None:
+async def test_only_movers_may_act() -> None:
     world = game_of(GAMES[2]).start(game_of(GAMES[2]).task("train", 0), ["a", "b"], 0)
-    with pytest.raises(EpisodeError, match="turn of"):
+    with pytest.raises(EpisodeError, match="turn"):
         await world.step({"b": "A"})
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unfit_settings_are_errors() -> None:
     with pytest.raises(ConfigError, match="seats: 3"):
         SumGame(seats=2).check(["a", "b", "c"])
     for name, wrong in (

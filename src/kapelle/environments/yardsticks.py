@@ -1,25 +1,26 @@
-"""Small games whose optimum is known, each with the one difficulty that tells algorithms apart; for yardsticks, not for play.
+"""Diagnostic environments: small games with a known optimum, each with one difficulty that separates algorithms.
 
-A game has cases, one for each task; in turn or at once seats say texts, most often a letter, and earn from 0 to 1 each. What a seat reads
-is all that it may know. `expected` is the exact worth of a team of which the chances of every text are known, `landmarks` what the
-best, the best single agent, a team of which each replies to chance, and chance itself are worth.
+A game has cases, one for each task. Agents (seats) write texts, most often a letter, in turn or at once, and each receives a
+reward from 0 to 1. An observation is all that a seat may know. `expected` is the exact return of a team whose probability of
+every text is known. `landmarks` are the returns of the best team, the best single agent, a team in which each agent replies to
+chance, and chance itself.
 
 | name | difficulty |
 |---|---|
-| `sum_game` | many earn together, and few of them are heard of in the sum; free riders, noise |
-| `relay` | each must answer the one before, and the last one's word pays |
-| `hidden_sign` | half of what is earned depends on what one seat alone can see |
-| `speaker` | one speaks, the others hear and answer; the speaker knows which letter is right and helps or lies, or it leads |
-| `long_game` | many letters, paid one by one or at the end |
-| `essay` | texts of any length of which one letter decides |
-| `unequal` | tasks of unequal difficulty, which pay unequally for nothing |
+| `sum_game` | many agents share a sum, in which the part of each is small; free riders, noise |
+| `relay` | each agent must answer the one before, and only the last one receives a reward |
+| `hidden_sign` | half of the reward depends on what one agent alone can see |
+| `speaker` | one agent writes, the others read and answer; the speaker knows the correct letter and helps or lies, or it leads |
+| `long_game` | many letters, with rewards one by one or at the end |
+| `essay` | texts of any length in which one letter decides |
+| `unequal` | tasks of unequal difficulty, with unequal rewards for any text |
 """
 
 from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from string import ascii_uppercase
 from typing import Annotated, Literal
@@ -33,25 +34,25 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 Said = tuple[tuple[int, str], ...]
-"""Who (a seat, from 0) has said what, in order."""
+"""The texts so far, in order: (seat from 0, text)."""
 Say = Callable[[int, str], Mapping[str, float]]
-"""A seat and what it reads → the chance of each text."""
+"""A policy: a seat and its observation → the probability of each text."""
 
 
 class Yardstick(BaseEnvironment, Scripted):
-    """A game of finitely many cases; a subclass says who moves, what is seen, what is right and what has been earned."""
+    """A game of finitely many cases; a subclass defines who moves, the observations, the best texts and the rewards."""
 
     seats: int = Field(default=2, ge=1, le=64)
     """Agents of the team."""
     letters: int = Field(default=4, ge=2, le=26)
-    """How many letters there are to say, from `A` on."""
+    """Number of letters, from `A` on."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Chance, for every seat by itself, that it is paid 1 less what it has earned, also where it can earn nothing; `expected` is without
+    """Probability, for each seat independently, that its reward r becomes 1 − r, also if it can receive none. `expected` ignores
     it."""
 
     @property
     def cases(self) -> int:
-        """How many tasks there are; the task at an index is the case of that number, modulo this one."""
+        """Number of different tasks; the task at an index is the case of that number, modulo this one."""
         return 1
 
     @property
@@ -61,116 +62,110 @@ class Yardstick(BaseEnvironment, Scripted):
 
     @property
     def texts(self) -> Sequence[str]:
-        """What a seat may sensibly say."""
+        """The sensible texts of a seat."""
         return self.alphabet
 
     @abstractmethod
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
-        """Return the seats that speak next, all at once; nobody when it is over."""
+        """Return the seats that write next, all at once; empty at the end."""
 
     @abstractmethod
     def sees(self, case: int, seat: int, said: Said) -> str:
-        """Return all that a seat may know."""
+        """Return the observation of a seat."""
 
     @abstractmethod
     def right(self, case: int, seat: int, said: Said) -> str:
-        """Return what a seat of the best team says."""
+        """Return the text of a seat of the best team."""
 
     @abstractmethod
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """Return what each seat has earned by now."""
+        """Return each seat's reward so far."""
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a letter of the game → what a seat calls it in an episode; empty where all call it the same."""
+        """Return a letter of the game → its name for a seat in an episode; empty if all names are equal."""
         return {}
 
     def success(self, case: int, said: Said) -> float:
-        """Return the share of the best team's earnings that has been earned."""
+        """Return the team's reward as a share of the best team's."""
         best: Said = ()
         while self.movers(case, best):
             best = self.rightly(case, best)
         return min(1.0, sum(self.earned(case, said)) / sum(self.earned(case, best)))
 
-    # -------- What it is worth, exactly
+    # -------- Exact values
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return what each seat earns on average over the cases, without noise."""
-        paid = [self._expected(case, (), say) for case in range(self.cases)]
-        return tuple(sum(column) / len(paid) for column in zip(*paid, strict=True))
+        """Return each seat's expected reward over the cases, without noise."""
+        by_case = [self._expected(case, (), say) for case in range(self.cases)]
+        return tuple(sum(column) / len(by_case) for column in zip(*by_case, strict=True))
 
     def _expected(self, case: int, said: Said, say: Say) -> tuple[float, ...]:
         movers = self.movers(case, said)
         if not movers:
             return self.earned(case, said)
         total = [0.0] * self.seats
-        chances = [say(seat, self.sees(case, seat, said)) for seat in movers]
-        for joint in product(*(each.items() for each in chances)):
-            chance = 1.0
+        policies = [say(seat, self.sees(case, seat, said)) for seat in movers]
+        for joint in product(*(each.items() for each in policies)):
+            probability = 1.0
             for _, share in joint:
-                chance *= share
-            if chance:
+                probability *= share
+            if probability:
                 now = (*said, *zip(movers, (text for text, _ in joint), strict=True))
-                for seat, paid in enumerate(self._expected(case, now, say)):
-                    total[seat] += chance * paid
+                for seat, reward in enumerate(self._expected(case, now, say)):
+                    total[seat] += probability * reward
         return tuple(total)
 
     def landmarks(self) -> dict[str, float]:
-        """Return what the team earns in all: at its best, with the best single agent among chance, where each replies to chance, by chance."""
-        by_chance = dict.fromkeys(self.texts, 1 / len(self.texts))
+        """Return the team's total reward: best team, best single agent among chance, replies to chance, and chance."""
+        chance = dict.fromkeys(self.texts, 1 / len(self.texts))
         best = self._best()
 
         def mixed(seats: Sequence[int], replies: Mapping[tuple[int, str], str]) -> float:
             return sum(
-                self.expected(lambda seat, seen: {replies[seat, seen]: 1.0} if seat in seats else by_chance)
+                self.expected(lambda seat, seen: {replies[seat, seen]: 1.0} if seat in seats else chance)
             )
 
+        def value(view: tuple[int, str], text: str) -> float:
+            """Return the team's reward if one seat writes a text at one observation, and all else is chance."""
+            return sum(self.expected(lambda *other: {text: 1.0} if other == view else chance))
+
         everybody = range(self.seats)
+        replies = {view: max(self.texts, key=lambda text: value(view, text)) for view in best}
         return {
             "optimum": mixed(everybody, best),
             "best single agent": max(mixed([seat], best) for seat in everybody),
-            "each replies to chance": mixed(everybody, self._replies_to_chance(by_chance, best)),
+            "each replies to chance": mixed(everybody, replies),
             "chance": mixed([], {}),
         }
 
     def _best(self) -> dict[tuple[int, str], str]:
-        """Return what the best team says, by seat and view."""
+        """Return the texts of the best team, by seat and observation."""
         found: dict[tuple[int, str], str] = {}
         for case in range(self.cases):
-            open_: list[Said] = [()]
+            waiting: list[Said] = [()]
             seen: set[Said] = set()
-            while open_:
-                said = open_.pop()
+            while waiting:
+                said = waiting.pop()
                 movers = self.movers(case, said)
                 for seat in movers:
                     found[seat, self.sees(case, seat, said)] = self.right(case, seat, said)
-                following = self._followed(said, movers) if len(movers) == 1 else [self.rightly(case, said)]
-                fresh = [each for each in following if movers and each not in seen]
-                seen.update(fresh)
-                open_ += fresh
+                following = [self.rightly(case, said)]
+                if len(movers) == 1:  # the others must also answer texts that are not the best
+                    following = [(*said, (movers[0], text)) for text in self.texts]
+                new = [each for each in following if movers and each not in seen]
+                seen.update(new)
+                waiting += new
         return found
 
     def rightly(self, case: int, said: Said) -> Said:
-        """Return what has been said once the best team's movers have spoken too."""
+        """Return the texts after the best team's next move."""
         return (*said, *((seat, self.right(case, seat, said)) for seat in self.movers(case, said)))
-
-    def _followed(self, said: Said, movers: Sequence[int]) -> Iterator[Said]:
-        return ((*said, (movers[0], text)) for text in self.texts)
-
-    def _replies_to_chance(
-        self, by_chance: Mapping[str, float], views: Mapping[tuple[int, str], str]
-    ) -> dict[tuple[int, str], str]:
-        """Return, for every view, the text that earns most while everybody else, and the seat elsewhere, speaks by chance."""
-
-        def worth(view: tuple[int, str], text: str) -> float:
-            return sum(self.expected(lambda *asked: {text: 1.0} if asked == view else by_chance))
-
-        return {view: max(self.texts, key=lambda text: worth(view, text)) for view in views}
 
     # -------- As an environment
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself; it has no held-out problems."""
+        """The game itself, in both splits."""
         return {
             "train": f"the {self.cases} cases of the game",
             "test": "the same cases: a game has nothing to hold out",
@@ -189,12 +184,12 @@ class Yardstick(BaseEnvironment, Scripted):
         return Task(f"{split}-{index}", "", {"case": index % self.cases})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> YardstickWorld:
-        """Begin an episode of a case."""
+        """Start an episode of a case."""
         self.check(agents)
         return YardstickWorld(self, task, agents, seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a text by chance: a demonstration of the form alone."""
+        """Return a random text, which demonstrates the form alone."""
         return random.Random(f"{seed}/{agent}").choice(self.texts)
 
 
@@ -206,46 +201,41 @@ class YardstickWorld(BaseWorld):
         self._game, self._case = game, int(task.data["case"])
         self._said: Said = ()
         draw = random.Random(f"{seed}/noise")
-        renamed = [game.renamed(seat, seed) for seat, _ in enumerate(agents)]
-        self._called = [str.maketrans(dict(own)) for own in renamed]
-        """By seat, a letter of the game → what it reads and says in its place."""
-        self._meant = [str.maketrans({called: letter for letter, called in own.items()}) for own in renamed]
-        self._turned = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
-        self._paid = self._now()
+        names = [game.renamed(seat, seed) for seat, _ in enumerate(agents)]
+        self._to_seat = [str.maketrans(dict(own)) for own in names]
+        """By seat: a letter of the game → its name for the seat."""
+        self._to_game = [str.maketrans({name: letter for letter, name in own.items()}) for own in names]
+        self._flipped = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
+        self._earned = list(game.earned(self._case, ()))
 
     def observe(self, agent: str) -> str:
-        """Return all that the agent may know."""
+        """Return the observation of the agent's seat."""
         seat = self.agents.index(agent)
-        return self._game.sees(self._case, seat, self._said).translate(self._called[seat])
+        return self._game.sees(self._case, seat, self._said).translate(self._to_seat[seat])
 
     def movers(self) -> tuple[str, ...]:
-        """Return who speaks next."""
+        """Return who writes next."""
         return tuple(self.agents[seat] for seat in self._game.movers(self._case, self._said))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Hear what is said; pay what it has earned. EpisodeError unless exactly those spoke whose turn it was."""
+        """Take the texts and return the new rewards; EpisodeError unless exactly the movers acted."""
         movers = self.movers()
         need_movers(actions, movers)
         for name in movers:
             seat = self.agents.index(name)
-            self._said += ((seat, actions[name].strip().translate(self._meant[seat])),)
-        before, self._paid = self._paid, self._now()
-        over = not self._game.movers(self._case, self._said)
-        if over and any(self._turned):
-            self._paid = [
-                1.0 - paid if turned else paid for paid, turned in zip(self._paid, self._turned, strict=True)
-            ]
+            self._said += ((seat, actions[name].strip().translate(self._to_game[seat])),)
+        before, self._earned = self._earned, list(self._game.earned(self._case, self._said))
+        if not self.movers() and any(self._flipped):
+            pairs = zip(self._earned, self._flipped, strict=True)
+            self._earned = [1.0 - reward if flipped else reward for reward, flipped in pairs]
         return {
             name: now - then
-            for name, now, then in zip(self.agents, self._paid, before, strict=True)
+            for name, now, then in zip(self.agents, self._earned, before, strict=True)
             if now != then
         }
 
-    def _now(self) -> list[float]:
-        return list(self._game.earned(self._case, self._said))
-
     def outcome(self) -> Outcome:
-        """Return how well it went; what was earned is paid already."""
+        """Return the success; `step` has returned all rewards."""
         return Outcome(
             rewards=dict.fromkeys(self.agents, 0.0),
             success=self._game.success(self._case, self._said),
@@ -253,48 +243,62 @@ class YardstickWorld(BaseWorld):
         )
 
 
-def _texts_of(said: Said, seat: int) -> list[str]:
-    return [text for speaker, text in said if speaker == seat]
+class _OneText(Yardstick):
+    """Every seat writes one text, all at once, and its reward depends on its own text alone."""
 
-
-class _SpeaksOnce(Yardstick):
-    """Everybody speaks once, at the same time."""
+    @abstractmethod
+    def reward(self, case: int, seat: int, text: str) -> float:
+        """Return the reward of a seat's text."""
 
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
-        """All, and then nobody."""
+        """All at once, and then none."""
         return () if said else tuple(range(self.seats))
 
+    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+        """Each seat's own reward."""
+        if not said:
+            return (0.0,) * self.seats
+        return tuple(self.reward(case, seat, text) for seat, text in said)
 
-class SumGame(_SpeaksOnce):
-    """Every seat has a letter of its own, which it reads nowhere; each that says it earns its share of 1.
+    def expected(self, say: Say) -> tuple[float, ...]:
+        """The same as for any game, without enumerating joint texts."""
+        found = [0.0] * self.seats
+        for seat in range(self.seats):
+            for case in range(self.cases):
+                policy = say(seat, self.sees(case, seat, ()))
+                found[seat] += sum(share * self.reward(case, seat, text) for text, share in policy.items())
+        return tuple(each / self.cases for each in found)
 
-    With `pays: all` nobody earns anything unless all are right. In another case other letters are right.
+
+class SumGame(_OneText):
+    """Each seat has a letter of its own, which it cannot observe; the seat receives its share of 1 for this letter.
+
+    With `pays: all` all seats must be correct for any reward. In another case other letters are correct.
     """
 
     name: Literal["sum_game"] = "sum_game"
     pays: Literal["sum", "all"] = "sum"
-    """Whether each that is right earns, or all of them when all are."""
+    """Whether each correct seat receives a reward, or all of them if all are correct."""
     riders: int = Field(default=0, ge=0)
-    """How many seats, the last ones, earn nothing whatever they say."""
+    """Number of seats, the last ones, that never receive a reward."""
     number_of_cases: int = Field(default=1, ge=1)
     """Tasks; each seat reads the task's number."""
     roles: int | None = Field(default=None, ge=1)
-    """How many seats differ in what is right for them, one after another and again from the first; null lets all differ."""
+    """Number of seats with different correct letters; the next seats repeat them in order. null: all differ."""
     weights: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
-    """How the 1 is shared out among the seats that earn, up to a factor; null gives each as much."""
+    """Shares of the 1 for the seats that receive a reward, up to a factor; null: equal shares."""
 
     @model_validator(mode="after")
     def _somebody_earns(self) -> SumGame:
-        if self.riders >= self.seats:
-            raise ValueError(f"`riders: {self.riders}` leaves nobody of {self.seats} `seats` who earns.")
-        if self.weights is not None and len(self.weights) != self.seats - self.riders:
+        paid = self.seats - self.riders
+        if paid < 1:
+            raise ValueError(f"`riders: {self.riders}` leaves none of {self.seats} `seats` with a reward.")
+        if self.weights is not None and len(self.weights) != paid:
             raise ValueError(
-                f"`weights` are {len(self.weights)}, and {self.seats - self.riders} seats earn. Give one for each of them."
+                f"`weights` has {len(self.weights)} entries for {paid} seats with a reward. Give one for each."
             )
         if self.weights is not None and self.pays == "all":
-            raise ValueError(
-                "`weights` share out a sum; with `pays: all` everybody earns alike. Remove them."
-            )
+            raise ValueError("`weights` divides a sum; with `pays: all` all rewards are equal. Remove it.")
         return self
 
     @property
@@ -310,38 +314,33 @@ class SumGame(_SpeaksOnce):
         """Another letter for every role and case."""
         return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """A share of 1 for each that is right."""
-        hits = [text == self.right(case, seat, ()) for seat, text in said] or [False] * self.seats
-        if self.pays == "all":
-            hits = [all(hits[: self.seats - self.riders])] * self.seats
-        return tuple(hit * share for hit, share in zip(hits, self._shares, strict=True))
+    def reward(self, case: int, seat: int, text: str) -> float:
+        """Its share for the correct letter."""
+        return (text == self.right(case, seat, ())) * self._share(seat)
 
-    @property
-    def _shares(self) -> tuple[float, ...]:
-        """What each seat's letter is worth."""
-        weights = self.weights or (1.0,) * (self.seats - self.riders)
-        return (*(weight / sum(weights) for weight in weights), *[0.0] * self.riders)
+    def _share(self, seat: int) -> float:
+        paid = self.seats - self.riders
+        if seat >= paid:
+            return 0.0
+        return 1.0 / paid if self.weights is None else self.weights[seat] / sum(self.weights)
+
+    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+        """A share of 1 for each correct seat; with `pays: all` for all or none."""
+        own = super().earned(case, said)
+        if self.pays == "sum":
+            return own
+        correct = bool(said) and all(own[: self.seats - self.riders])
+        return tuple(correct * self._share(seat) for seat in range(self.seats))
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """As for any game; what a seat earns in a sum depends on itself alone."""
-        if self.pays == "all":
-            return super().expected(say)
-        return tuple(
-            sum(
-                say(seat, self.sees(case, seat, ())).get(self.right(case, seat, ()), 0.0)
-                for case in range(self.cases)
-            )
-            * share
-            / self.cases
-            for seat, share in enumerate(self._shares)
-        )
+        """By enumeration if seats depend on each other."""
+        return Yardstick.expected(self, say) if self.pays == "all" else super().expected(say)
 
 
 class Relay(Yardstick):
-    """Each reads the letter before its own and must say the one that follows it; the last one earns 1 if all have.
+    """Each seat reads the letter before its own and must write the one that follows it; the last one receives 1 if all did.
 
-    The first reads nothing, and says `A`.
+    The first seat reads nothing, and writes `A`.
     """
 
     name: Literal["relay"] = "relay"
@@ -361,15 +360,15 @@ class Relay(Yardstick):
         return self.alphabet[(self.alphabet.find(said[-1][1]) + 1) % self.letters]
 
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """1 for the last seat, if all were right."""
+        """1 for the last seat, if all were correct."""
         whole = len(said) == self.seats and all(
             text == self.right(case, seat, said[:seat]) for seat, text in said
         )
         return (*[0.0] * (self.seats - 1), float(whole))
 
 
-class HiddenSign(_SpeaksOnce):
-    """Everybody has a letter to say, and half of what is earned is a gift, or is none: the first seat alone sees which."""
+class HiddenSign(_OneText):
+    """Each seat has a letter to write, and half of the reward is a gift or missing: the first seat alone sees which."""
 
     name: Literal["hidden_sign"] = "hidden_sign"
 
@@ -386,34 +385,29 @@ class HiddenSign(_SpeaksOnce):
         """A letter for every seat."""
         return self.alphabet[seat % self.letters]
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """Half a share of 1 for the right letter, and half for the gift."""
-        if not said:
-            return (0.0,) * self.seats
-        return tuple(
-            ((text == self.right(case, seat, ())) + (case == 0)) / (2 * self.seats) for seat, text in said
-        )
+    def reward(self, case: int, seat: int, text: str) -> float:
+        """Half a share of 1 for the correct letter, and half for the gift."""
+        return ((text == self.right(case, seat, ())) + (case == 0)) / (2 * self.seats)
 
 
 class Speaker(Yardstick):
-    """The first seat sees which letter is right and says one; the others hear it, and each that says the right one earns its share of 1.
+    """The first seat sees the correct letter and writes one; the others read it, and each receives its share of 1 for the correct one.
 
-    A speaker that helps earns what they earn together, one that lies 1 less that. One that leads sees nothing: what it says is
-    right, and it earns what the others do. All letters are alike, so that exchanging two of them in all that is seen and said
-    changes nothing.
+    A speaker that helps receives their total r, one that lies 1 − r. A speaker that leads sees nothing: its own letter is
+    correct, and it receives r. All letters are interchangeable: exchanging two of them everywhere changes nothing.
     """
 
     name: Literal["speaker"] = "speaker"
     speaker: Literal["helps", "lies", "leads"] = "helps"
-    """Whether the first seat earns when the others are right, or when they are wrong, or decides itself which letter is right."""
+    """Whether the first seat is rewarded if the others are correct, or if they are incorrect, or chooses the correct letter."""
     other_play: bool = False
-    """Whether the letters are renamed for every seat but the first, in all that it reads and says, at random in each episode: with such a
-    partner no letter can come to stand for another one (other-play, 2003.02979). `expected` is without it."""
+    """Whether each seat but the first reads and writes the letters under other names, drawn in each episode. With such a partner
+    no letter can become a code for another one (other-play, 2003.02979). `expected` ignores it."""
 
     @model_validator(mode="after")
-    def _somebody_hears(self) -> Speaker:
+    def _has_a_hearer(self) -> Speaker:
         if self.seats < 2:
-            raise ValueError("A speaker needs somebody who hears: set `seats: 2` or more.")
+            raise ValueError("A speaker needs a hearer: set `seats: 2` or more.")
         return self
 
     @property
@@ -428,36 +422,36 @@ class Speaker(Yardstick):
         return tuple(range(1, self.seats)) if len(said) == 1 else ()
 
     def sees(self, case: int, seat: int, said: Said) -> str:
-        """The right letter for a speaker who does not lead, what was said for the others."""
-        heard = said[0][1] if said else ""
-        shown = "" if self.speaker == "leads" else self.alphabet[case]
-        return f"{seat + 1}/{self.seats} {heard if seat else shown}".strip()
+        """The correct letter for a speaker that helps or lies; the speaker's text for the others."""
+        message = said[0][1] if said else ""
+        secret = "" if self.speaker == "leads" else self.alphabet[case]
+        return f"{seat + 1}/{self.seats} {message if seat else secret}".strip()
 
     def right(self, case: int, seat: int, said: Said) -> str:
-        """A helper says it, and is believed; a leader says any letter, and is followed; after a liar there is nothing to know."""
+        """A helper writes it and the others repeat it; a leader writes any letter; a liar's text carries no information."""
         if self.speaker == "lies":
             return "A"
         return said[0][1] if seat else self.alphabet[case]
 
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """Nothing before the end."""
+        """The rewards at the end."""
         if len(said) < self.seats:
             return (0.0,) * self.seats
-        heard = [hit / (self.seats - 1) for hit in self._hits(case, said)]
-        helped = sum(heard)
-        return (1.0 - helped if self.speaker == "lies" else helped, *heard)
+        hearers = [hit / (self.seats - 1) for hit in self._hits(case, said)]
+        total = sum(hearers)
+        return (1.0 - total if self.speaker == "lies" else total, *hearers)
 
     def success(self, case: int, said: Said) -> float:
-        """Return the share of hearers who are right."""
+        """Return the share of hearers with the correct letter."""
         return sum(self._hits(case, said)) / (self.seats - 1)
 
     def _hits(self, case: int, said: Said) -> list[bool]:
-        """Return whether each hearer is right."""
+        """Return whether each hearer is correct."""
         wanted = said[0][1] if said and self.speaker == "leads" else self.alphabet[case]
         return [text == wanted and text in tuple(self.alphabet) for seat, text in said if seat]
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return, with `other_play`, a letter of the game → what every seat but the first calls it in an episode."""
+        """Return, with `other_play`, a letter of the game → its name for a seat in an episode."""
         letters = list(self.alphabet)
         if self.other_play and seat > 0:
             random.Random(derive_seed("other-play", seat, seed)).shuffle(letters)
@@ -465,16 +459,16 @@ class Speaker(Yardstick):
 
 
 class LongGame(Yardstick):
-    """Everybody says a letter in each of several rounds, another right one each time, and earns its share of 1 for every right one."""
+    """Each seat writes a letter in each of several rounds, with another correct one each time, and receives its share of 1 for each."""
 
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
-    """Letters that each seat says, one after another."""
+    """Letters of each seat, one after another."""
     paid: Literal["at_once", "at_the_end"] = "at_once"
-    """When what a letter earns is paid."""
+    """When the rewards are given."""
 
     def movers(self, case: int, said: Said) -> tuple[int, ...]:
-        """Everybody, until the last round is over."""
+        """All, until the last round is over."""
         return tuple(range(self.seats)) if len(said) < self.rounds * self.seats else ()
 
     def sees(self, case: int, seat: int, said: Said) -> str:
@@ -486,20 +480,15 @@ class LongGame(Yardstick):
         return self.alphabet[(seat + len(said) // self.seats) % self.letters]
 
     def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """A share for every right letter."""
-        if self.paid == "at_the_end" and self.movers(case, said):
-            return (0.0,) * self.seats
-        total = self.rounds * self.seats
-        found = []
-        for seat in range(self.seats):
-            own = _texts_of(said, seat)
-            found.append(
-                sum(text == self.alphabet[(seat + k) % self.letters] for k, text in enumerate(own)) / total
-            )
-        return tuple(found)
+        """A share for every correct letter."""
+        found = [0] * self.seats
+        if self.paid == "at_once" or not self.movers(case, said):
+            for k, (seat, text) in enumerate(said):
+                found[seat] += text == self.alphabet[(seat + k // self.seats) % self.letters]
+        return tuple(each / (self.rounds * self.seats) for each in found)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """As for any game; every letter earns by itself."""
+        """The same as for any game, without enumerating joint texts: each letter is rewarded independently."""
         found = [0.0] * self.seats
         for k in range(self.rounds):
             said = ((0, ""),) * (k * self.seats)
@@ -509,14 +498,14 @@ class LongGame(Yardstick):
         return tuple(found)
 
 
-class Essay(_SpeaksOnce):
-    """Everybody writes a text of any length; the letter at one place decides, and each that has `A` there earns its share of 1."""
+class Essay(_OneText):
+    """Each seat writes a text of any length; it receives its share of 1 if the letter at one place is `A`."""
 
     name: Literal["essay"] = "essay"
     place: int = Field(default=0, ge=0)
     """Of the letter that decides, from 0."""
     longest: int = Field(default=4, ge=1, le=64)
-    """Letters of the longest text that `landmarks` counts with."""
+    """Letters of the longest text that `landmarks` considers."""
 
     @model_validator(mode="after")
     def _has_the_place(self) -> Essay:
@@ -539,33 +528,19 @@ class Essay(_SpeaksOnce):
         """As many `A` as are needed."""
         return "A" * (self.place + 1)
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """A share of 1 for each that has it."""
-        if not said:
-            return (0.0,) * self.seats
-        return tuple(float(text[self.place : self.place + 1] == "A") / self.seats for _, text in said)
-
-    def expected(self, say: Say) -> tuple[float, ...]:
-        """As for any game; everybody earns by itself."""
-        return tuple(
-            sum(
-                chance
-                for text, chance in say(seat, self.sees(0, seat, ())).items()
-                if text[self.place : self.place + 1] == "A"
-            )
-            / self.seats
-            for seat in range(self.seats)
-        )
+    def reward(self, case: int, seat: int, text: str) -> float:
+        """A share of 1 for the letter."""
+        return float(text[self.place : self.place + 1] == "A") / self.seats
 
 
-class Unequal(_SpeaksOnce):
-    """Tasks in which more or fewer letters are right; each pays something anyway, and the rest, by shares, to those who are right."""
+class Unequal(_OneText):
+    """Tasks with more or fewer correct letters; each gives some reward for any text, and the rest for a correct one."""
 
     name: Literal["unequal"] = "unequal"
     right_letters: tuple[int, ...] = Field(default=(3, 1), min_length=1)
-    """For each case, how many letters are right, from `A` on."""
+    """For each case, the number of correct letters, from `A` on."""
     anyway: tuple[FiniteFloat, ...] = ()
-    """For each case, what is paid for nothing, from 0 to 1; nothing where it is empty."""
+    """For each case, the reward for any text, from 0 to less than 1; empty: 0."""
 
     @model_validator(mode="after")
     def _fits(self) -> Unequal:
@@ -573,7 +548,7 @@ class Unequal(_SpeaksOnce):
             raise ValueError(f"`right_letters` are from 1 to `letters: {self.letters}`.")
         if self.anyway and len(self.anyway) != len(self.right_letters):
             raise ValueError("`anyway` has one number for each of `right_letters`, or none.")
-        if any(not 0.0 <= paid < 1.0 for paid in self.anyway):
+        if any(not 0.0 <= gift < 1.0 for gift in self.anyway):
             raise ValueError("`anyway` lies from 0 to less than 1.")
         return self
 
@@ -587,15 +562,11 @@ class Unequal(_SpeaksOnce):
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, said: Said) -> str:
-        """The first letter always is."""
+        """The first letter always is correct."""
         return "A"
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
-        """What is paid anyway, and the rest for who is right."""
-        if not said:
-            return (0.0,) * self.seats
+    def reward(self, case: int, seat: int, text: str) -> float:
+        """The reward for any text, and the rest for a correct letter."""
         gift = self.anyway[case] if self.anyway else 0.0
-        good = self.alphabet[: self.right_letters[case]]
-        return tuple(
-            (gift + (1.0 - gift) * (len(text) == 1 and text in good)) / self.seats for _, text in said
-        )
+        correct = len(text) == 1 and text in self.alphabet[: self.right_letters[case]]
+        return (gift + (1.0 - gift) * correct) / self.seats
