@@ -1,4 +1,4 @@
-"""What players are told before what they see, and how a move is read after thinking."""
+"""Rules before an observation, and moves after thinking."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pydantic import ValidationError
 
 pytest.importorskip("pyspiel")
 
-from tests.environments.openspiel.test_environment import GAMES
-from tests.workflows.stage import lines, play, team_of
+from tests.workflows.stage import team_of
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.adapters.pettingzoo import PettingZoo
 from kapelle.environments.base import INVITATION, spoken
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import GameWorld, OpenSpiel
-from kapelle.environments.openspiel.games import rules_of, spiel, unknown_rules
+from kapelle.environments.openspiel.games import rules_of, spiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
 from kapelle.rollout.evaluation.exploitability import language_table
 from kapelle.rollout.play import Play as Stage
-from kapelle.setup.recipe import load_recipe
 from kapelle.workflows.play import PlayWorkflow
 
 
@@ -36,41 +34,7 @@ def start(environment: OpenSpiel, *agents: str, seed: int = 0) -> GameWorld:
 
 
 class TestRules:
-    @pytest.mark.parametrize("name", GAMES)
-    def test_every_game_states_something_before_its_view(self, name: str) -> None:
-        environment = game(name)
-        agents = [f"p{k}" for k in range(environment.loaded.num_players())]
-        bare = start(game(name, rules="none"), *agents).observe("p0")
-        told = start(environment, *agents).observe("p0")
-        rules = told.removesuffix(f"\n{bare}")
-        assert rules == rules_of(environment.loaded)[0]
-        assert len(rules.split()) >= 20
-        assert read_listed(told) == read_listed(bare)
-        short = start(game(name, rules="short"), *agents).observe("p0")
-        assert short == f"{rules_of(environment.loaded)[1]}\n{bare}"
-
-    def test_well_known_games_have_rules_of_their_own(self) -> None:
-        known = [
-            "kuhn_poker",
-            "leduc_poker",
-            "tic_tac_toe",
-            "connect_four",
-            "hanabi",
-            "tiny_hanabi",
-            "goofspiel",
-            "liars_dice",
-            "nim",
-            "pig",
-            "negotiation",
-            "bargaining",
-            "trade_comm",
-            "matrix_pd",
-            "matrix_rps",
-        ]
-        for name in known:
-            assert rules_of(game(name).loaded)[0] != unknown_rules(game(name).loaded), name
-
-    def test_any_other_game_is_named_with_what_is_known_of_it(self) -> None:
+    def test_a_game_without_rules_is_described(self) -> None:
         assert rules_of(game("breakthrough").loaded)[0] == (
             "Breakthrough is a game for 2 players. What one player wins the others lose. Results go from -1 to 1."
         )
@@ -91,7 +55,7 @@ class TestRules:
         assert "holds 4 cards" in rules_of(game("hanabi_full", parameters={"players": 5}).loaded)[0]
         assert "Cooperate and Defect: 0, 10" in rules_of(game("matrix_pd").loaded)[0]
 
-    def test_the_table_of_tiny_hanabi_is_what_it_pays(self) -> None:
+    def test_the_table_of_tiny_hanabi_agrees_with_returns(self) -> None:
         loaded = game("tiny_hanabi").loaded
         table = rules_of(loaded)[0].split("columns the second's: ")[1].rstrip(".").split("; ")
         for one in range(2):
@@ -106,7 +70,7 @@ class TestRules:
                             state.apply_action(action)
                         assert state.returns()[0] == float(rows[first].split()[second])
 
-    def test_what_the_rules_say_of_other_games_is_what_they_pay(self) -> None:
+    def test_rules_agree_with_returns(self) -> None:
         def ended(name: str, *moves: str, chance: tuple[int, ...] = ()) -> list[float]:
             state, dealt = spiel().load_game(name).new_initial_state(), iter(chance)
             for move in moves:
@@ -132,15 +96,9 @@ class TestRules:
         goofspiel = "goofspiel(num_cards=3,points_order=descending,returns_type=total_points)"
         assert ended(goofspiel, "0 0", "2 1") == [2, 1], "equal bids win nothing"
 
-    def test_a_word_that_is_none_of_the_known_ones_is_refused(self) -> None:
+    def test_an_unknown_word_is_an_error(self) -> None:
         with pytest.raises(ValidationError, match="Did you mean 'full'"):
             game(rules="ful")
-
-    def test_tiny_models_keep_the_prompts_that_they_were_measured_with(self) -> None:
-        for recipe in ("kuhn", "tiny_hanabi", "mars_hanabi_lora"):
-            environment = load_recipe(recipe).config.environment
-            assert isinstance(environment, OpenSpiel)
-            assert start(environment, "first", "second").observe("first").startswith("1/2 ")
 
     def test_matrix_games_state_their_payoffs(self) -> None:
         environment = Matrix(game="prisoners_dilemma", rounds=2)
@@ -157,7 +115,7 @@ class TestRules:
         many = Matrix(game="custom", payoffs=long)
         assert "What a joint move" not in many.start(many.task("train", 0), ["a", "b"], 0).observe("a")
 
-    def test_pettingzoo_names_what_it_does_not_know(self) -> None:
+    def test_pettingzoo_describes_a_game_without_rules(self) -> None:
         pytest.importorskip("pettingzoo")
         environment = PettingZoo(path="tests.environments.adapters.zoo_games")
         world = environment.start(environment.task("train", 0), ["a", "b"], 0)
@@ -202,40 +160,14 @@ class TestThinking:
         if move is not None:
             assert outcome.info["moves"] == [f"1: {move}"]
 
-    async def test_nothing_inside_is_ever_made(self) -> None:
-        """Whatever stands in an unclosed thought, the move is a random one, both ways over seeds."""
-        made = set()
-        for seed in range(30):
-            world = start(game(thinking=True), seed=seed)
-            await world.step({"a": "<think>\nBet"})
-            made.add(world.outcome().info["moves"][0])
-        assert made == {"1: Pass", "1: Bet"}
-
-    async def test_without_the_setting_thoughts_are_text_like_any_other(self) -> None:
-        world = start(game())
-        assert (await world.step({"a": "<think>x</think>Bet"})) == {"a": -4.0}
-        assert INVITATION not in world.observe("b")
-
-    def test_players_are_told_that_they_may_think_and_the_moves_are_still_found(self) -> None:
+    def test_the_observation_invites_to_think(self) -> None:
         world = start(game(thinking=True, wording="short"))
         assert world.observe("a").split("\n")[0] == INVITATION
         assert read_listed(world.observe("a")) == ["Pass", "Bet"]
         quiet = start(game(thinking=True, list_moves=False))
-        assert read_listed(quiet.observe("a")) == [], "the tags are no list of moves"
+        assert read_listed(quiet.observe("a")) == []
 
-    async def test_a_whole_thought_is_kept_in_the_turn(self) -> None:
-        said = {"a": lines("<think>Bet?</think>Pass"), "b": lines("<think>So.</think>Pass")}
-        [episode] = await play(
-            game(thinking=True),
-            PlayWorkflow(memory="conversation"),
-            ["a", "b"],
-            said,
-            game().task("train", 0),
-        )
-        assert [turn.text for turn in episode.turns] == ["<think>Bet?</think>Pass", "<think>So.</think>Pass"]
-        assert episode.info["moves"] == ["1: Pass", "2: Pass"]
-
-    async def test_matrix_and_pettingzoo_read_moves_alike(self) -> None:
+    async def test_matrix_and_pettingzoo_read_moves_after_thinking(self) -> None:
         matrix = Matrix(game="xor", thinking=True)
         world = matrix.start(matrix.task("train", 0), ["a", "b"], 0)
         await world.step({"a": "<think>A</think> B", "b": "<think>A"})
@@ -247,7 +179,7 @@ class TestThinking:
             await sticks.step({"a": text})
             assert sticks.outcome().info["invalid"] == {"a": invalid, "b": 0}
 
-    def test_any_text_is_read_without_a_move_from_inside(self) -> None:
+    def test_no_text_inside_a_thought_is_a_move(self) -> None:
         draw = random.Random(0)
         pieces = ["<think>", "</think>", "IN", " ", "\n", "<", "think>", "</"]
         for _ in range(2000):
@@ -259,8 +191,8 @@ class TestThinking:
                 assert "<think>" not in said
                 assert "</think>" not in said
 
-    def test_exact_values_are_refused_after_thinking(self) -> None:
+    def test_thinking_has_no_exact_values(self) -> None:
 
         stage = Stage(team_of("a", "b"), game(thinking=True), PlayWorkflow(), ScriptedEngine({}))
-        with pytest.raises(ConfigError, match="after thinking has no exact probability"):
+        with pytest.raises(ConfigError, match="thinking"):
             language_table(stage, lambda samples: [])

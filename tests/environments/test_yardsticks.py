@@ -187,7 +187,9 @@ def test_with_other_play_codes_lose_their_reward() -> None:
         }
         assert game.expected(lambda *view: {said[view]: 1.0})[1] == pytest.approx(1.0)  # noqa: B023
     assert reward("ABC", 100) == 1.0
-    assert reward("BCA", 300) == pytest.approx(0.5, abs=0.1)  # even renamings commute with it, odd ones do not
+    assert reward("BCA", 300) == pytest.approx(
+        0.5, abs=0.1
+    )  # even renamings commute with it, odd ones do not
     assert reward("BAC", 300) == pytest.approx(1 / 3, abs=0.1)  # only itself commutes with it
 
 

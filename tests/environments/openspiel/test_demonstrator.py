@@ -1,4 +1,4 @@
-"""A warm-up is shown sensible moves of Hanabi: those of the player who sees OpenSpiel's own string."""
+"""Demonstrations in Hanabi are the moves of the scripted player."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ BIG = {
 
 @pytest.mark.parametrize("wording", ["short", "columns"])
 @pytest.mark.parametrize("parameters", [HALF, BIG, {**HALF, "colors": 1}])
-def test_it_makes_the_careful_players_moves_from_what_a_model_reads(
+def test_it_makes_the_careful_players_moves_from_a_models_observation(
     parameters: dict[str, int], wording: Literal["short", "columns"]
 ) -> None:
     environment = OpenSpiel(
         game="hanabi", parameters=parameters, wording=wording, demonstrator=Demonstrator(slips=0.0)
     )
     rules, task, played = environment.conduct, environment.task("train", 0), 0
-    for seed in range(12):
+    for seed in range(4):
         state, draw = environment.loaded.new_initial_state(), random.Random(seed)
         while not state.is_terminal():
             if state.is_chance_node():
@@ -58,10 +58,10 @@ def test_it_makes_the_careful_players_moves_from_what_a_model_reads(
                 assert understand(state, seat, said, rules) == action, seen
             state.apply_action(action)
             played += 1
-    assert played > 60
+    assert played > 20
 
 
-def test_it_slips_as_often_as_it_says() -> None:
+def test_slips_have_their_share() -> None:
     seen = [
         Message("user", "1/2 L3 I3 D6 FR0Y0 X RY123,RY123;R1=RY123,Y3=RY123 <P0 | P1 | 1R | 1Y | 11 | 13>")
     ]
@@ -82,11 +82,11 @@ def test_it_slips_as_often_as_it_says() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"game": "kuhn_poker", "wording": "short"}, "plays Hanabi alone, and this is kuhn_poker"),
-        ({"game": "hanabi"}, "Set `environment.wording: short`"),
-        ({"game": "hanabi", "wording": "short", "list_moves": False}, "`environment.list_moves: true`"),
+        ({"game": "kuhn_poker", "wording": "short"}, "kuhn_poker"),
+        ({"game": "hanabi"}, "wording"),
+        ({"game": "hanabi", "wording": "short", "list_moves": False}, "list_moves"),
     ],
 )
-def test_where_it_cannot_play_is_said(given: dict[str, object], said: str) -> None:
+def test_unfit_settings_are_errors(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         OpenSpiel.model_validate({**given, "demonstrator": {"slips": 0.2}}).check(["first", "second"])

@@ -1,4 +1,4 @@
-"""What cannot be played is refused before anything loads."""
+"""Settings that fit no game or team are errors before anything loads."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ from kapelle.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "agents", "message"),
     [
-        ({"game": "kuhn_pokr"}, 2, "unknown game 'kuhn_pokr'. Did you mean 'kuhn_poker'"),
+        ({"game": "kuhn_pokr"}, 2, "Did you mean 'kuhn_poker'"),
         ({"game": "kuhn_poker(players=2"}, 2, "cannot be read"),
-        ({"parameters": {"player": 3}}, 2, "no parameter 'player'.*Did you mean 'players'"),
-        ({"parameters": {"players": 99}}, 2, "makes no game 'kuhn_poker'"),
+        ({"parameters": {"player": 3}}, 2, "Did you mean 'players'"),
+        ({"parameters": {"players": 99}}, 2, "cannot load"),
         ({"game": "mfg_garnet"}, 2, "mean-field"),
-        ({}, 3, r"has 2 players, 0 of them .* has 3 agents \(p0, p1, p2\). Set `team.agents` to 2"),
+        ({}, 3, "Set `team.agents` to 2"),
         ({"parameters": {"players": 3}}, 2, "Set `team.agents` to 3"),
-        ({}, 1, "'p0' in all seats would earn the same"),
+        ({}, 1, "same reward"),
         ({"game": "matrix_pd"}, 1, "one move at a time"),
-        ({"opponents": {3: "random"}}, 2, "names seat 3; kuhn_poker has seats 1 to 2"),
+        ({"opponents": {3: "random"}}, 2, "player 3"),
         ({"opponents": {1: "random", 2: "random"}}, 1, "Set `team.agents` to 1"),
-        ({"opponents": {2: "mcts"}}, 1, "sees the whole state"),
+        ({"opponents": {2: "mcts"}}, 1, "mcts"),
         ({"game": "connect_four", "opponents": {2: "cfr"}}, 1, "more than 500000 nodes"),
         ({"game": "hanabi_small", "opponents": {2: "cfr"}}, 1, "needs information states"),
-        ({"game": "tiny_hanabi", "opponents": {2: "nash"}}, 1, "zero-sum games of two players"),
+        ({"game": "tiny_hanabi", "opponents": {2: "nash"}}, 1, "zero-sum"),
         ({"game": "negotiation", "view": "information"}, 2, "no information states"),
         ({"game": "liars_dice", "view": "observation"}, 2, "no observations"),
     ],
 )
-def test_what_cannot_be_played_is_refused_with_the_way_out(
-    settings: Mapping[str, Any], agents: int, message: str
-) -> None:
+def test_unfit_settings_are_errors(settings: Mapping[str, Any], agents: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OpenSpiel.model_validate(settings).check([f"p{k}" for k in range(agents)])
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
+def test_a_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspiel", None)

@@ -1,4 +1,4 @@
-"""Games played through the adapter are those that OpenSpiel recorded: every state, legal action and return."""
+"""Games through the environment are those that OpenSpiel recorded: every state, legal action and return."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GAMES = (
 
 
 class Recorded(random.Random):
-    """Draws what was drawn when the game was recorded."""
+    """Draws the given actions of chance."""
 
     def __init__(self, drawn: Sequence[int]) -> None:
         super().__init__(0)
@@ -49,7 +49,7 @@ class Recorded(random.Random):
 
     def choices(self, population: Any, *_: Any, **__: Any) -> list[Any]:
         drawn = self._drawn.pop(0)
-        assert drawn in population, "the recorded draw is possible"
+        assert drawn in population, "the draw is possible"
         return [drawn]
 
 
@@ -85,7 +85,7 @@ def chance_draws(game: Any, history: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", GAMES)
-async def test_a_recorded_game_is_played_again_state_by_state(name: str) -> None:
+async def test_a_recorded_game_is_reproduced_state_by_state(name: str) -> None:
     written, recorded = states(name)
     environment = OpenSpiel(game=written)
     game = environment.loaded
@@ -98,7 +98,7 @@ async def test_a_recorded_game_is_played_again_state_by_state(name: str) -> None
         state, here = world.state, place
         place += len(json.loads(fields["actions"])) if "actions" in fields else 1
         if len(state.history()) > here:
-            continue  # chance moved here: what matters is where it led
+            continue  # chance moved here
         if "History()" in fields:
             compare(world, fields, game.num_players())
             compared += 1

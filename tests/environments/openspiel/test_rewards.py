@@ -1,4 +1,4 @@
-"""What OpenSpiel's games pay during play stands on the turns that it belongs to, and adds up to their returns."""
+"""Rewards during OpenSpiel's games belong to the correct turns, and add up to their returns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DURING: list[tuple[str, Mapping[str, Any]]] = [
     ("solitaire", {}),
     ("stones_and_gems", {}),
 ]
-"""Games of which OpenSpiel says that they have rewards during play."""
+"""Games with rewards during play."""
 AT_THE_END: list[tuple[str, Mapping[str, Any]]] = [
     ("kuhn_poker", {"players": 3}),
     ("tic_tac_toe", {}),
@@ -63,25 +63,24 @@ async def wander(environment: OpenSpiel, seed: int) -> Episode:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "parameters"), [*DURING, *AT_THE_END])
 async def test_turns_and_terminal_rewards_add_up_to_the_games_returns(
-    name: str, parameters: Mapping[str, Any], seed: int
+    name: str, parameters: Mapping[str, Any]
 ) -> None:
-    episode = await wander(OpenSpiel(game=name, parameters=parameters), seed)
+    episode = await wander(OpenSpiel(game=name, parameters=parameters), 0)
     assert [episode.total(agent) for agent in episode.agents] == pytest.approx(
         episode.info["returns"], rel=1e-12, abs=1e-9
     )
     paid = any(turn.reward for turn in episode.turns)
     left = any(episode.rewards.values())
     if (name, parameters) in AT_THE_END:
-        assert not paid, "what only the end decides is paid at the end"
+        assert not paid
     else:
-        assert not left, "nothing waits for the end"
+        assert not left
 
 
 async def replayed(environment: OpenSpiel, episode: Episode) -> list[tuple[int, list[float]]]:
-    """Return what OpenSpiel itself says each move of a turn-based game paid, with the mover, from its history."""
+    """Return the mover and OpenSpiel's rewards of each move of a turn-based game."""
     state = environment.loaded.new_initial_state()
     world = environment.start(episode.task, episode.agents, episode.seed)
     turns = iter(episode.turns)
@@ -91,18 +90,18 @@ async def replayed(environment: OpenSpiel, episode: Episode) -> list[tuple[int, 
     for action in world.state.history():
         mover = -1 if state.is_chance_node() else state.current_player()
         state.apply_action(action)
-        if mover >= 0:  # after a card is drawn OpenSpiel says the last move's rewards again
+        if mover >= 0:  # after chance OpenSpiel repeats the last move's rewards
             found.append((mover, state.rewards()))
     return found
 
 
 @pytest.mark.parametrize(("name", "parameters"), DURING[4:7])
-async def test_a_reward_stands_on_the_last_turn_of_each_who_is_paid_or_on_its_first(
+async def test_a_reward_belongs_to_the_last_turn_of_its_agent_or_to_its_first(
     name: str, parameters: Mapping[str, Any]
 ) -> None:
     environment = OpenSpiel(game=name, parameters=parameters)
     some = 0
-    for seed in range(12):
+    for seed in range(6):
         episode = await wander(environment, seed)
         expected = [0.0] * len(episode.turns)
         first = {agent: episode.by(agent)[0].index for agent in episode.agents if episode.by(agent)}
@@ -114,10 +113,10 @@ async def test_a_reward_stands_on_the_last_turn_of_each_who_is_paid_or_on_its_fi
                     expected[max(spoken, default=first[f"p{seat}"])] += reward
                 some += reward > 0
         assert [turn.reward for turn in episode.turns] == expected
-    assert some, "somebody scored"
+    assert some
 
 
-async def test_what_is_earned_by_who_never_speaks_is_paid_at_the_end() -> None:
+async def test_an_agent_without_a_turn_is_rewarded_at_the_end() -> None:
     environment = OpenSpiel(game="hanabi_very_small")
     for seed in range(200):
         world = environment.start(environment.task("train", seed), ["a", "b"], seed)
@@ -126,11 +125,11 @@ async def test_what_is_earned_by_who_never_speaks_is_paid_at_the_end() -> None:
         if world.state.returns()[0] == 1.0:
             assert world.outcome().rewards == {"a": 0.0, "b": 1.0}
             return
-    raise AssertionError("no card was right")
+    raise AssertionError("no card fits")
 
 
-async def test_the_recipe_of_mars_gives_turns_of_one_agent_returns_of_their_own() -> None:
-    """2510.15414: a turn's return-to-go counts what was earned from it on, so that it falls where a card was played."""
+async def test_turns_of_one_agent_have_different_returns_with_the_recipe_of_mars() -> None:
+    """2510.15414: a turn's return-to-go sums the rewards from it on, so that it falls after a played card."""
     config = load_recipe("mars_hanabi_lora").config
     environment, algorithm = config.environment, config.algorithm
     assert isinstance(environment, OpenSpiel)
@@ -147,7 +146,7 @@ async def test_the_recipe_of_mars_gives_turns_of_one_agent_returns_of_their_own(
             for k in range(len(own) - 1):
                 assert (given[k] > given[k + 1]) == (to_go[k] > to_go[k + 1])
                 drops += given[k] != given[k + 1]
-    assert drops > 20, "with pay at the end alone all turns of an agent have one return"
+    assert drops > 20
 
 
 def trained(episode: Episode) -> Episode:

@@ -1,4 +1,4 @@
-"""Exact values over a game's tree, against OpenSpiel's own solvers and against play."""
+"""Exact values over a game's tree, against OpenSpiel's own solvers and against episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("pyspiel")
 
 import pyspiel
 
-from kapelle.environments.openspiel.games import check_size, load_game, regret_policy, walk
+from kapelle.environments.openspiel.games import check_size, load_game, walk
 from kapelle.environments.openspiel.tree import GameTree, Table, tree_of
 from kapelle.errors import ConfigError
 
@@ -48,20 +48,11 @@ def nash_conv(found: GameTree, policy: Table) -> float:
 
 
 @pytest.mark.parametrize("name", GAMES)
-@pytest.mark.parametrize("kind", ["uniform", "drawn", "first", "regret"])
+@pytest.mark.parametrize("kind", ["drawn", "first"])
 def test_values_and_nash_conv_are_those_of_openspiel(name: str, kind: str) -> None:
     found = tree(name)
     game = pyspiel.load_game(WRITTEN.get(name, name))
-    if kind == "uniform":
-        policy: Table = {
-            k: dict.fromkeys(a, 1 / len(a)) for k, a in zip(found.states, found.actions, strict=True)
-        }
-    elif kind == "drawn":
-        policy = drawn(found, 1)
-    elif kind == "first":
-        policy = first_move(found)
-    else:
-        policy = regret_policy(str(game), 20)
+    policy = drawn(found, 1) if kind == "drawn" else first_move(found)
     table = pyspiel.TabularPolicy({key: list(chances.items()) for key, chances in policy.items()})
     returns = pyspiel.expected_returns(game.new_initial_state(), table, -1, True)
     assert found.values(policy) == pytest.approx(list(returns), abs=1e-9)
@@ -91,7 +82,7 @@ def test_a_best_response_earns_its_value_when_it_is_played(name: str) -> None:
             for key, chances in policy.items()
         }
         assert found.values(played)[seat] == pytest.approx(value, abs=1e-12)
-        # One that is changed anywhere earns no more.
+        # A change of any move gains nothing.
         for key, move in list(moves.items())[::7]:
             other = {**played, key: {action: float(action != move) for action in played[key]}}
             total = sum(other[key].values())
@@ -101,41 +92,39 @@ def test_a_best_response_earns_its_value_when_it_is_played(name: str) -> None:
             assert found.values(other)[seat] <= value + 1e-12
 
 
-def test_a_state_is_visited_as_often_as_play_gets_there() -> None:
+def test_visits_by_hand() -> None:
     found = tree("kuhn_poker")
     visits = found.visits({key: {0: 0.75, 1: 0.25} for key in found.states})
-    # Each of three cards for the first player; the second player's after a pass (3/4) and after a bet (1/4); the first player
-    # again after a pass and a bet.
     assert visits["0"] == pytest.approx(1 / 3)
     assert visits["1p"] == pytest.approx(1 / 3 * 3 / 4)
     assert visits["1b"] == pytest.approx(1 / 3 * 1 / 4)
     assert visits["2pb"] == pytest.approx(1 / 3 * 3 / 4 * 1 / 4)
 
 
-def test_a_game_that_is_too_large_is_refused() -> None:
-    with pytest.raises(ConfigError, match="only games whose chance is stated can"):
+def test_a_game_that_is_too_large_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="sampled"):
         GameTree(load_game("bridge_uncontested_bidding", {}))
-    with pytest.raises(ConfigError, match="more than 100 nodes"):
+    with pytest.raises(ConfigError, match="100 nodes"):
         GameTree(load_game("leduc_poker", {}), most=100)
 
 
-@pytest.mark.parametrize("name", ["chess", "go", "connect_four", "backgammon", "hex", "bridge"])
-def test_a_game_without_hope_is_refused_before_any_of_it_is_walked(name: str) -> None:
-    with pytest.raises(ConfigError, match="too many to solve exactly"):
+@pytest.mark.parametrize("name", ["chess", "go", "connect_four", "bridge"])
+def test_a_huge_game_is_an_error_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match="too many"):
         next(walk(load_game(name, {})))
 
 
 @pytest.mark.parametrize("name", ["kuhn_poker", "leduc_poker", "tiny_hanabi"])
-def test_a_game_that_just_fits_is_never_refused_by_the_estimate(name: str) -> None:
+def test_the_estimate_accepts_a_game_that_fits(name: str) -> None:
     game, found = load_game(name, {}), tree(name)
     check_size(game, found.histories)
     assert GameTree(game, most=found.histories).histories == found.histories
 
 
 def test_simultaneous_moves_by_hand() -> None:
-    """Rock, paper, scissors: even play loses to nobody; against always rock each player gains 1 by paper.
+    """Rock, paper, scissors: even play has no gain; against always rock each player gains 1 by paper.
 
-    Prisoners' dilemma: even play earns (5 + 0 + 10 + 1)/4 = 4 and defection against it (10 + 1)/2, 1.5 more for each.
+    Prisoners' dilemma: even play gives (5 + 0 + 10 + 1)/4 = 4 and defection against it (10 + 1)/2, 1.5 more for each.
     """
     rps, dilemma = tree("matrix_rps()"), tree("matrix_pd()")
     assert nash_conv(rps, {key: dict.fromkeys(range(3), 1 / 3) for key in rps.states}) == pytest.approx(0.0)
@@ -151,7 +140,7 @@ def test_simultaneous_moves_by_hand() -> None:
         "matching_pennies_3p",
     ],
 )
-def test_simultaneous_moves_are_worth_what_openspiel_says_of_them_in_turns(name: str) -> None:
+def test_simultaneous_moves_have_the_values_of_moves_in_turns(name: str) -> None:
     found, turns = tree(name), pyspiel.convert_to_turn_based(pyspiel.load_game(name))
     even = {
         key: dict.fromkeys(own, 1 / len(own)) for key, own in zip(found.states, found.actions, strict=True)

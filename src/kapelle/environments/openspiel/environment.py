@@ -56,19 +56,19 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Level(Settings):
-    """A game that is easier, or only other, than the one that is to be learned: the first tasks of a run are played as it."""
+    """A variant of the game for the first tasks of a run, usually an easier one."""
 
     tasks: int = Field(ge=1)
-    """How many tasks, `training.tasks_per_step` in each step, are played with these parameters."""
+    """Number of tasks with these parameters, `training.tasks_per_step` in each step."""
     parameters: Mapping[str, Value]
-    """Of the game, laid over `environment.parameters`."""
+    """Of the game; they override `environment.parameters`."""
 
 
 class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progressive, Scripted):
-    """A game by name; agents take the seats that no opponent has, in order.
+    """A game by name; agents are the players that no opponent is, in order.
 
-    One agent per free seat, or one agent for all of them. A player sees OpenSpiel's string of what it may
-    know, and writes a legal move's own text; of several lines the last one counts.
+    The team has one agent per player, or one agent for all of them. A player observes OpenSpiel's string of its own
+    information, and writes a legal move; of several lines the last one counts.
     """
 
     name: Literal["openspiel"] = "openspiel"
@@ -78,43 +78,42 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
     parameters: Mapping[str, Value] = Field(default={})
     """Of the game, such as `players: 3`."""
     curriculum: tuple[Level, ...] = ()
-    """What is played before the game itself, in order; the test split is always the game itself."""
+    """Levels before the game itself, in order; the test split is always the game itself."""
     wording: Wording = "full"
-    """`full`: sentences; `short`: one line of few bytes, for tiny models; `columns`: Hanabi in one line in which every fact
-    stands at a place of its own, the same in all levels of a curriculum, which tiny models learn to read much sooner."""
+    """`full`: sentences. `short`: one line of few bytes, for tiny models. `columns`: Hanabi in one line in which every fact has
+    a fixed place, the same in all levels of a curriculum; tiny models learn to read it much sooner."""
     view: View | None = None
-    """`information` (all that the player saw so far) or `observation` (what it sees now); null takes the
-    first where the game hides anything and has it."""
+    """`information` (all that the player observed so far) or `observation` (the present state); null takes `information` for
+    games with hidden information that provide it."""
     list_moves: bool = True
-    """Whether the legal moves are shown to whoever is to move."""
+    """Whether the observation of the player that moves lists the legal moves."""
     invalid: Literal["random", "forfeit"] = "random"
-    """What happens on an invalid move: a random legal one is made, or the game is lost. A player who forfeits gets the
-    game's least utility; in a constant-sum game the others share the rest, in a common-payoff game all get the least,
-    and in any other game the others keep what they had."""
+    """What follows an invalid move: a random legal one, or the loss of the game. A player that forfeits receives the game's least
+    utility. In a constant-sum game the others share the rest, in a common-payoff game all receive the least, and in any other
+    game the others keep their returns."""
     penalty: FiniteFloat | None = Field(default=None, le=0.0)
-    """Cost of each invalid move. Null charges the difference of greatest and least utility for a random
-    move, so that even a winning one ends at or below the least utility, and 0 for a forfeit."""
+    """Reward of each invalid move. Null: minus the difference of greatest and least utility with `random`, so that even a winner
+    ends at or below the least utility; 0 with `forfeit`."""
     step_rewards: bool | None = None
-    """True pays what a move changes at once; false pays all at the end; null pays at once in the games that
-    OpenSpiel says have rewards during play, such as Hanabi, and at the end in all others."""
+    """True: each move is rewarded at once. False: all rewards come at the end. null: at once in games for which OpenSpiel declares
+    rewards during play, such as Hanabi, and at the end in all others."""
     rotate: bool = False
-    """True shifts all agents by a number of seats drawn from the episode's seed."""
+    """Whether the agents' order is rotated by a number drawn from the episode's seed."""
     other_play: bool = False
-    """Whether every seat but the first calls Hanabi's colours by other names, in all that it reads and says, drawn in each episode: with such a
-    partner no colour can have a meaning of its own (other-play, 2003.02979)."""
+    """Whether each player but the first reads and writes Hanabi's colours under other names, drawn in each episode. With such a
+    partner no colour can become a code (other-play, 2003.02979)."""
     chance: Literal["episode", "task"] = "episode"
-    """Whose seed draws chance: with `task` all episodes of a group are dealt the same cards as long as they go
-    the same way."""
+    """The seed of chance: with `task` all episodes of a group have the same cards as long as their moves are equal."""
     opponents: Mapping[int, Opponent] = Field(default={})
-    """Seat (from 1) → who plays it in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
+    """Player (from 1) → its opponent in place of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
     demonstrator: Demonstrator | None = None
-    """Who shows a warm-up its moves, in Hanabi in one line; null shows the form of a move and not its sense."""
+    """The expert of a warm-up, for Hanabi in one line; null demonstrates only the form of a move."""
 
     _reader: str = PrivateAttr(default="")
-    """The agent that is a person."""
+    """The agent that is a human."""
 
     def read_by(self, person: str) -> OpenSpiel:
-        """Return the game in which one agent reads sentences, with the rules and its moves, and the others what they always read."""
+        """Return the game in which one agent, a human, reads sentences, with the rules and its moves."""
         copy = self.model_copy()
         copy._reader = person  # noqa: SLF001 - its own class
         return copy
@@ -126,7 +125,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
 
     @property
     def conduct(self) -> Rules:
-        """How the game is shown and invalid moves are treated."""
+        """How observations are written and invalid moves are treated."""
         return self._conduct(self.loaded)
 
     def _conduct(self, game: Any) -> Rules:
@@ -135,14 +134,14 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         penalty = self.penalty if self.penalty is not None else 0.0 if forfeit else -span
         kind, types = game.get_type(), spiel().GameType
         steps = kind.reward_model == types.RewardModel.REWARDS
-        # What a player sees now says everything in a game that hides nothing.
+        # With perfect information the present observation is complete.
         open_game = kind.information == types.Information.PERFECT_INFORMATION
         seen_now = open_game and kind.provides_observation_string
         unset = "full" if self.wording == "full" else "none"
         view = self.view or (
             "information" if kind.provides_information_state_string and not seen_now else "observation"
         )
-        # Columns have room for the game itself and for all of its levels, so that a place means the same in each of them.
+        # Columns have room for the game and for all of its levels, so that a place has the same meaning in each.
         games = [self.loaded, *self._levels()] if self.wording == "columns" else [game]
         return Rules(
             self.wording,
@@ -158,13 +157,13 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the agents' rewards add up to the same number at every end."""
+        """Whether the agents' rewards have the same sum at every end."""
         utility, kinds = self.loaded.get_type().utility, spiel().GameType.Utility
         return not self.opponents and utility in {kinds.ZERO_SUM, kinds.CONSTANT_SUM}
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The game's utilities, less the penalty for as many invalid moves as a game can have."""
+        """The game's utilities, minus the penalty for as many invalid moves as a game can have."""
         ranges = []
         for game in (self.loaded, *self._levels()):
             rules = self._conduct(game)
@@ -181,11 +180,11 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         }
 
     def task(self, split: Split, index: int) -> Task:
-        """Return one match of the game itself."""
+        """Return one episode of the game itself."""
         return Task(f"{split}-{index}", "", {"level": len(self.curriculum) + 1} if self.curriculum else {})
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return one match, of the game that the `curriculum` has reached after so many."""
+        """Return one episode of the level of the `curriculum` after so many tasks."""
         for number, level in enumerate(self.curriculum, start=1):
             if played < level.tasks:
                 return Task(f"train-{index}", "", {"level": number, "parameters": dict(level.parameters)})
@@ -193,7 +192,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         return self.task("train", index)
 
     def _levels(self) -> list[Any]:
-        """Return the games of the curriculum; ConfigError names the level that is none."""
+        """Return the games of the curriculum; ConfigError names a level that cannot be loaded."""
         games = []
         for number, level in enumerate(self.curriculum):
             try:
@@ -210,7 +209,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             if easier.num_players() != players:
                 raise ConfigError(
                     f"environment.curriculum.{number} is a game for {easier.num_players()} players, and {self.game} has {players}. "
-                    "Leave `players` out of its parameters."
+                    "Remove `players` from its parameters."
                 )
         kind = game.get_type()
         if self.view == "information" and not kind.provides_information_state_string:
@@ -223,61 +222,58 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             )
         if self.other_play and kind.short_name != "hanabi":
             raise ConfigError(
-                f"`environment.other_play` exchanges Hanabi's colours, and this is {self.game}, of which no symmetry is known. Remove it."
+                f"`environment.other_play` exchanges Hanabi's colours, and this is {self.game}. Remove it."
             )
         if self.demonstrator is not None:
             self.demonstrator.check(game)
             if self.wording == "full" or self.conduct.view != "observation" or not self.list_moves:
                 raise ConfigError(
-                    "`environment.demonstrator` reads what a player sees in one line. Set `environment.wording: short` or `columns`, "
+                    "`environment.demonstrator` reads one line: set `environment.wording: short` or `columns`, "
                     "`environment.view: observation` and `environment.list_moves: true`."
                 )
         for seat, opponent in self.opponents.items():
             if not 1 <= seat <= players:
-                raise ConfigError(
-                    f"environment.opponents names seat {seat}; {self.game} has seats 1 to {players}."
-                )
+                raise ConfigError(f"environment.opponents names player {seat} of {players} ({self.game}).")
             opponent.check(game)
         free = players - len(self.opponents)
         if len(agents) not in {1, free} or not free:
             raise ConfigError(
                 f"{self.game} has {players} players, {len(self.opponents)} of them in environment.opponents, and the "
                 f"team has {len(agents)} agents ({', '.join(agents)}). Set `team.agents` to {free or 1} (or to 1 agent "
-                "for all free seats), or change `environment.opponents`."
+                "for all of them), or change `environment.opponents`."
             )
         if len(agents) == free:
             return
         agent = agents[0]
         if kind.dynamics == spiel().GameType.Dynamics.SIMULTANEOUS:
             raise ConfigError(
-                f"In {self.game} players move at once, and '{agent}' alone can say one move at a time. "
+                f"In {self.game} players move simultaneously, and '{agent}' alone can make one move at a time. "
                 "Set `team.agents` to one for each player, with `team.sharing: shared`."
             )
         if self.constant_sum:
             raise ConfigError(
-                f"In {self.game} one player wins what the others lose: '{agent}' in all seats would earn the same "
-                "whatever it does. Set `team.agents` to one for each player, with `team.sharing: shared`, or name "
-                "`environment.opponents`."
+                f"In {self.game} one player wins what the others lose: '{agent}' as all players always receives the same reward. "
+                "Set `team.agents` to one for each player, with `team.sharing: shared`, or name `environment.opponents`."
             )
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError for a player that is no opponent of `environment.opponents`, or does not play this game."""
+        """Raise ConfigError for an unknown opponent, or one that cannot play this game."""
         opponent_named(player).check(self.loaded)
 
     @property
     def players(self) -> int:
-        """Number of seats, opponents' included."""
+        """Number of players, opponents included."""
         return int(self.loaded.num_players())
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once, as a player reads it; ConfigError if they cannot be listed."""
+        """Yield every information state once, with its observation; ConfigError if they cannot be listed."""
         rules, seen, game = self.conduct, set(), self.loaded
         if not game.get_type().provides_information_state_string:
             raise ConfigError(
-                f"OpenSpiel has no information states for {self.game}, so that a policy of it is no table. Exact values "
-                "are known for games such as kuhn_poker, leduc_poker and tiny_hanabi."
+                f"OpenSpiel has no information states for {self.game}, so it has no exact values. Take a game such as kuhn_poker, "
+                "leduc_poker or tiny_hanabi."
             )
-        tree_of(str(game))  # raises for a game that is too large before any of it is shown
+        tree_of(str(game))  # raises for a game that is too large
         for state in walk(game, MOST_HISTORIES):
             seat = state.current_player()
             key = state.information_state_string(seat)
@@ -294,7 +290,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             yield Decision(key, seat, show(seen_as, seat, rules), actions, moves, tuple(before))
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return expected returns and NashConv of a policy in all seats, by enumerating the game."""
+        """Return expected returns and NashConv of a policy of all players, by enumerating the game."""
         tree = self._tree
         returns = tree.values(policy)
         best = [tree.best_response(policy, seat)[0] for seat in range(tree.players)]
@@ -303,11 +299,11 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], seat: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the most that a seat (from 0) can earn against the others' policy, and the move in each of its states that does."""
+        """Return the value of a best response of a player (from 0) to the others' policy, and its move in each state."""
         return self._tree.best_response(policy, seat)
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return how often each information state is met in a game on average."""
+        """Return the expected number of visits of each information state per game."""
         return self._tree.visits(policy)
 
     @property
@@ -315,7 +311,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         return tree_of(str(self.loaded))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> GameWorld:
-        """Open one match for these agents."""
+        """Start a game for these agents."""
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
         game = load_game(self.game, {**self.parameters, **task.data.get("parameters", {})}, chance)
@@ -339,8 +335,8 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         players = Players(seats, opponents, names, self.rotate)
         level = task.data.get("level")
         conduct = self._conduct(game)
-        read = seats.get(self._reader, ())  # by a person
-        own = dict.fromkeys(read, self._in_sentences._conduct(game)) if read else {}  # noqa: SLF001 - its own class
+        human = seats.get(self._reader, ())
+        own = dict.fromkeys(human, self._in_sentences._conduct(game)) if human else {}  # noqa: SLF001 - its own class
         for seat in range(1, count) if self.other_play else ():
             colours = Colours.drawn(game, derive_seed("other-play", seat, seed))
             own[seat] = replace(own.get(seat, conduct), colours=colours)
@@ -348,24 +344,23 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
 
     @property
     def _in_sentences(self) -> OpenSpiel:
-        """The game as a person reads it: in full, with a rule text of the user's own, and without thoughts to be marked."""
+        """The game for a human: in sentences, with rules, and without marked thoughts."""
         rules = None if self.rules in RULES else self.rules
         return self.model_copy(
             update={"wording": "full", "rules": rules, "list_moves": True, "thinking": False}
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: the `demonstrator`'s or, without one, half the time any, else the one that a hash of the view prefers.
+        """Return a listed move: the `demonstrator`'s, or half the time any and else the one that a hash of the observation prefers.
 
-        The latter demonstrates only the form of a move, but a model that imitates it has to read the view.
-        Raises EpisodeError where `list_moves` is off: the script knows no more than a player.
+        The latter demonstrates only the form of a move, but a model that imitates it must read the observation.
+        Raises EpisodeError if `list_moves` is off, because the script has the information of a player.
         """
         seen = messages[-1].content if messages else ""
         moves = read_listed(seen)
         if not moves:
             raise EpisodeError(
-                f"The script of {self.game} reads the legal moves from what a player sees, and there are none. "
-                "Set `environment.list_moves: true`, or remove `warmup`."
+                f"The script of {self.game} needs a list of legal moves. Set `environment.list_moves: true`, or remove `warmup`."
             )
         draw = random.Random(f"{seed}/{agent}")
         if self.demonstrator is not None:
@@ -378,32 +373,32 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         )
 
 
-# -------- One episode: chance and opponents move by themselves, agents by their words
+# -------- One episode: chance and opponents move automatically, agents by their texts
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a game is shown, and what invalid moves cost."""
+    """How observations are written, and the penalty of invalid moves."""
 
     wording: Wording
     view: View
     words: GameText
-    """The views and moves of that wording."""
+    """The texts of that wording."""
     list_moves: bool
     forfeit: bool
-    """Whether an invalid move ends the game; a random legal one is made otherwise."""
+    """Whether an invalid move ends the game; a random legal one replaces it otherwise."""
     penalty: float
     step_rewards: bool
     head: str = ""
-    """What stands before every view: the rules, in words."""
+    """The rules, which precede every observation."""
     move_in: Callable[[str], str | None] = str
-    """A text → the part in which a move is looked for, None where there is none."""
+    """A text → its part after thinking, None if thinking stays open."""
     colours: Colours | None = None
-    """What the seat calls Hanabi's colours; None takes OpenSpiel's names."""
+    """The player's names of Hanabi's colours; None takes OpenSpiel's."""
 
 
 def show(state: Any, seat: int, rules: Rules) -> str:
-    """Return what the player in a seat may see of a state, and its legal moves when it is to move."""
+    """Return a player's observation of a state, and its legal moves if it moves now."""
     game = state.get_game()
     raw = (
         state.information_state_string(seat)
@@ -423,29 +418,29 @@ def show(state: Any, seat: int, rules: Rules) -> str:
 
 
 def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
-    """Return the legal moves of a seat in the words of these rules, in OpenSpiel's order of actions."""
+    """Return the legal moves of a player as text, in OpenSpiel's order of actions."""
     return [rules.words.move(name) for name in _named_moves(state, seat, rules)]
 
 
 def _named_moves(state: Any, seat: int, rules: Rules) -> list[str]:
-    """Return the legal moves of a seat as OpenSpiel writes them, in its order of actions, colours by the seat's own names."""
+    """Return the legal moves of a player as OpenSpiel writes them, with the player's names of colours."""
     names = [state.action_to_string(seat, action) for action in state.legal_actions(seat)]
     return names if rules.colours is None else [rules.colours.move(name) for name in names]
 
 
 def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
-    """Return the legal action that a text names, in the words of these rules or of OpenSpiel, else None."""
-    said = rules.move_in(text)
-    if said is None:
+    """Return the legal action that a text names, as these rules or OpenSpiel write it, else None."""
+    written = rules.move_in(text)
+    if written is None:
         return None
     legal = state.legal_actions(seat)
     names = [(rules.words.move(name), name) for name in _named_moves(state, seat, rules)]
-    place = match(said, names)
+    place = match(written, names)
     return None if place is None else int(legal[place])
 
 
 def _moving(state: Any) -> tuple[int, ...]:
-    """Return the seats that are to move: none at chance's turn and at the end, several where moves are simultaneous."""
+    """Return the players that move: none at chance's turn and at the end, several if moves are simultaneous."""
     if state.is_terminal() or state.is_chance_node():
         return ()
     if not state.is_simultaneous_node():
@@ -455,15 +450,15 @@ def _moving(state: Any) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Players:
-    """Who sits where: every seat is an agent's or an opponent's."""
+    """The agent or opponent of each player (seat)."""
 
     seats: Mapping[str, tuple[int, ...]]
-    """Agent → its seats."""
+    """Agent → its players, from 0."""
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
-    """Seat → name of its opponent."""
+    """Player → name of its opponent."""
     drawn: bool = False
-    """Whether seats are drawn anew for each episode."""
+    """Whether the order is drawn for each episode."""
 
 
 class GameWorld(KnowsMoves):
@@ -483,39 +478,39 @@ class GameWorld(KnowsMoves):
         self._tally = tally_of(game)
         self._level = level
         self.state = game.new_initial_state()
-        """OpenSpiel's: everything, hidden things included."""
+        """OpenSpiel's state, with hidden information."""
         self._players = players
         self._rules = rules
         self._own = own or {}
         self._chance = chance
         self._fallback = random.Random(f"{seed}/invalid")
         self._invalid: Counter[str] = Counter()
-        self._made: list[str] = []
+        self._moves: list[str] = []
         self._forfeited: set[int] = set()
         self._acted: set[str] = set()
         self._paid = [0.0] * game.num_players()
-        self._owed = dict.fromkeys(players.seats, 0.0)
-        self._go_on()
+        self._pending = dict.fromkeys(players.seats, 0.0)
+        self._advance()
 
     def observe(self, agent: str) -> str:
-        """Return what the agent may see from the seat that it moves in now, else from its first one."""
+        """Return the observation of the player that the agent moves for now, else of its first one."""
         seats = self._players.seats[agent]
         seat = next((seat for seat in _moving(self.state) if seat in seats), seats[0])
         return show(self.state, seat, self.rules_of(seat))
 
     def rules_of(self, seat: int) -> Rules:
-        """Return how a seat (from 0) is shown the game: as all are, by its own names of colours, or as a person reads it."""
+        """Return the rules of a player (from 0), which may have its own names of colours, or be a human."""
         return self._own.get(seat, self._rules)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the legal moves of the seat that the agent moves in now, in the words of the rules."""
+        """Return the legal moves of the player that the agent moves for now."""
         if agent not in self.movers():
             return ()
         seat = next(seat for seat in _moving(self.state) if seat in self._players.seats[agent])
         return legal_moves(self.state, seat, self._rules)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents to move; empty when the game is over."""
+        """Return the agents that move; empty at the end."""
         if self._forfeited:
             return ()
         moving = [seat for seat in _moving(self.state) if seat not in self._players.opponents]
@@ -526,7 +521,7 @@ class GameWorld(KnowsMoves):
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
         """Make the moves that the texts name; EpisodeError unless exactly the movers moved.
 
-        An agent that names no legal move is charged the penalty at once.
+        An invalid move receives the penalty at once.
         """
         need_movers(actions, self.movers())
         charged: Counter[str] = Counter()
@@ -547,27 +542,27 @@ class GameWorld(KnowsMoves):
         self._invalid.update(charged)
         if not self._forfeited:
             self._move(joint)
-            self._go_on()
+            self._advance()
         paid = {agent: self._rules.penalty * times for agent, times in charged.items()}
         if self._rules.step_rewards:
-            self._book()
+            self._add_rewards()
             for agent in sorted(self._acted):
-                paid[agent] = paid.get(agent, 0.0) + self._owed[agent]
-                self._owed[agent] = 0.0
+                paid[agent] = paid.get(agent, 0.0) + self._pending[agent]
+                self._pending[agent] = 0.0
         return paid
 
     def _move(self, joint: Mapping[int, int]) -> None:
         for seat, action in joint.items():
-            self._made.append(f"{seat + 1}: {plain_move(self.state.action_to_string(seat, action))}")
+            self._moves.append(f"{seat + 1}: {plain_move(self.state.action_to_string(seat, action))}")
             self._tally.note(self.state, seat, action)
         if self.state.is_simultaneous_node():
-            idle = 0  # what OpenSpiel takes for a player without a choice
-            self.state.apply_actions([joint.get(seat, idle) for seat in range(self._game.num_players())])
+            # OpenSpiel takes 0 for a player without a choice.
+            self.state.apply_actions([joint.get(seat, 0) for seat in range(self._game.num_players())])
         else:
             self.state.apply_action(next(iter(joint.values())))
 
-    def _go_on(self) -> None:
-        """Draw chance and let opponents move until an agent is to move or the game is over."""
+    def _advance(self) -> None:
+        """Draw chance and let opponents move until an agent moves or the game ends."""
         while not self.state.is_terminal():
             if self.state.is_chance_node():
                 actions, chances = zip(*self.state.chance_outcomes(), strict=True)
@@ -579,7 +574,7 @@ class GameWorld(KnowsMoves):
                 self._move({seat: self._players.opponents[seat](self.state, seat) for seat in moving})
 
     def _returns(self) -> list[float]:
-        """Return what every seat has earned; see `OpenSpiel.invalid` for a forfeited game."""
+        """Return the return of every player; see `OpenSpiel.invalid` for a forfeited game."""
         returns = [float(value) for value in self.state.returns()]
         lost, count = len(self._forfeited), self._game.num_players()
         if not lost:
@@ -591,24 +586,24 @@ class GameWorld(KnowsMoves):
             returns = [(total - lost * least) / (count - lost)] * count
         return [least if seat in self._forfeited else returns[seat] for seat in range(count)]
 
-    def _book(self) -> None:
-        """Credit agents with what their seats earned since last time; agents that have yet to move are paid later."""
+    def _add_rewards(self) -> None:
+        """Add the new rewards of their players to agents; an agent receives them with its next move."""
         returns = self._returns()
         for agent, seats in self._players.seats.items():
-            self._owed[agent] += sum(returns[seat] - self._paid[seat] for seat in seats) / len(seats)
+            self._pending[agent] += sum(returns[seat] - self._paid[seat] for seat in seats) / len(seats)
         self._paid = returns
 
     def outcome(self) -> Outcome:
-        """Return what agents earned; `success` is the share of the greatest score where all play together."""
+        """Return the remaining rewards; `success` is the share of the greatest score in a common-payoff game."""
         returns = self._returns()
-        self._book()
+        self._add_rewards()
         together = self._game.get_type().utility.name == "IDENTICAL"
         greatest = self._game.max_utility()
         return Outcome(
-            rewards=dict(self._owed),
+            rewards=dict(self._pending),
             success=min(1.0, max(0.0, returns[0] / greatest)) if together and greatest > 0 else None,
             info={
-                "moves": list(self._made),
+                "moves": list(self._moves),
                 "returns": returns,
                 "seats": {
                     agent: [seat + 1 for seat in seats] for agent, seats in self._players.seats.items()
@@ -628,7 +623,7 @@ class GameWorld(KnowsMoves):
         )
 
     def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
-        """Return what this game measures, each agent's part as the sum or, for shares, the mean of its seats'."""
+        """Return the measures of this game; an agent's value is the sum or, for shares, the mean over its players."""
         seats = self._players.seats
         found: dict[str, Json] = {} if self._level is None else {"level": self._level}
         found["lost_by_form"] = {

@@ -1,4 +1,4 @@
-"""OpenSpiel's games by name, with the presets of the literature: their rules in words, and opponents that are no agents.
+"""OpenSpiel's games by name, with presets of the literature, their rules, and opponents that are not agents.
 
 OpenSpiel (1908.09453) is an optional package; it is imported when the first game is loaded.
 """
@@ -35,10 +35,10 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     ),
     "hanabi_full": ("hanabi", {}),
 }
-"""Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter may be set on top."""
+"""Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter can be set as well."""
 
 MOST_NODES = 500_000
-"""Most nodes of a game that OpenSpiel's solvers are asked to solve."""
+"""Most nodes of a game that OpenSpiel's solvers receive."""
 
 
 def spiel() -> Any:
@@ -56,9 +56,9 @@ def spiel() -> Any:
 def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     """Return a game by OpenSpiel's name or a preset's.
 
-    A name, a preset's too, may carry parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; those of `parameters` go
-    before them. `seed` matters to games whose chance OpenSpiel draws by itself. Raises ConfigError for an
-    unknown game or parameter, with the closest known ones, and for invalid combinations of parameters.
+    A name, also of a preset, may contain parameters as OpenSpiel writes them, `kuhn_poker(players=3)`; `parameters` override
+    them. `seed` matters to games in which OpenSpiel draws chance itself. Raises ConfigError for an unknown game or parameter,
+    with the closest known ones, and for invalid combinations of parameters.
     """
     try:
         written = spiel().game_parameters_from_string(name)
@@ -69,28 +69,27 @@ def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
     given = {**preset, **written, **parameters}
     kind = _kinds().get(short)
     if kind is None:
-        raise ConfigError(
-            f"environment.game names the unknown game '{short}'.{did_you_mean(short, [*_kinds(), *PRESETS])}"
-        )
+        known = [*_kinds(), *PRESETS]
+        raise ConfigError(f"environment.game is the unknown game '{short}'.{did_you_mean(short, known)}")
     for key in given:
         if key not in kind.parameter_specification:
-            raise ConfigError(
-                f"The game '{short}' has no parameter '{key}' (environment.parameters)."
-                f"{did_you_mean(key, kind.parameter_specification)}"
-            )
+            close = did_you_mean(key, kind.parameter_specification)
+            raise ConfigError(f"The game '{short}' has no parameter '{key}' (environment.parameters).{close}")
     if kind.chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         given["rng_seed"] = (int(given.get("rng_seed", 0)) + seed) % 2**31
     try:
         game = spiel().load_game(short, given)
     except spiel().SpielError as error:
         raise ConfigError(
-            f"OpenSpiel makes no game '{short}' with environment.parameters {given}: {error}."
+            f"OpenSpiel cannot load '{short}' with environment.parameters {given}: {error}."
         ) from error
     kind = game.get_type()
     if kind.dynamics == spiel().GameType.Dynamics.MEAN_FIELD:
-        raise ConfigError(f"'{short}' is a mean-field game: it has a population, no players. Take another.")
+        raise ConfigError(
+            f"'{short}' is a mean-field game, with a population in place of players. Take another one."
+        )
     if not (kind.provides_information_state_string or kind.provides_observation_string):
-        raise ConfigError(f"OpenSpiel has no words for what players of '{short}' see. Take another game.")
+        raise ConfigError(f"OpenSpiel has no text observations for '{short}'. Take another game.")
     return game
 
 
@@ -100,9 +99,9 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
-    """Yield every state in which a player moves, once for each history; of simultaneous moves see `in_turns`.
+    """Yield every state in which a player moves, once for each history; see `in_turns` for simultaneous moves.
 
-    Raises ConfigError for games with unstated chance, or more than `most` nodes.
+    Raises ConfigError for games with sampled chance, or more than `most` nodes.
     """
     check_walkable(game)
     game = in_turns(game)
@@ -121,24 +120,25 @@ def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
 
 
 def check_walkable(game: Any) -> None:
-    """Raise ConfigError for games with unstated chance."""
+    """Raise ConfigError for games in which OpenSpiel samples chance."""
     if game.get_type().chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(
-            f"The game {game} cannot be solved exactly: only games whose chance is stated can. Take kuhn_poker, leduc_poker, "
-            "tiny_hanabi or liars_dice."
+            f"The game {game} has no exact solution here, because its chance is sampled. Take kuhn_poker, leduc_poker, tiny_hanabi or "
+            "liars_dice."
         )
 
 
 PROBES, ABOVE, FACTOR = 16, 4, 1000
-"""Random games of `check_size`, how many of them refuse a game, and by how much they have to exceed its bound."""
+"""Random games of `check_size`, how many of them reject a game, and by which factor they must exceed its bound."""
 
 
 def check_size(game: Any, most: int) -> None:
-    """Raise ConfigError for a game whose tree surely has more than `most` nodes, long before so many are walked.
+    """Raise ConfigError for a game whose tree surely has more than `most` nodes, without walking it.
 
-    A game of random moves with b₁, b₂, … to choose from estimates the nodes as 1 + b₁ + b₁b₂ + …, without bias (Knuth 1975,
+    A game of random moves with b₁, b₂, … legal moves estimates the nodes as 1 + b₁ + b₁b₂ + …, without bias (Knuth 1975,
     "Estimating the efficiency of backtrack programs"). By Markov's inequality such an estimate exceeds c times the true number with
-    probability below 1/c, so that a game that fits is refused with one below C(16, 4) / 1000⁴ = 2e-9. One that is passed may be too large.
+    probability below 1/c. A game that fits is therefore rejected with probability below C(16, 4) / 1000⁴ = 2e-9. A game that is too
+    large may pass.
     """
     draw, above = random.Random(0), 0
     for _ in range(PROBES):
@@ -154,22 +154,22 @@ def check_size(game: Any, most: int) -> None:
 
 
 def in_turns(game: Any) -> Any:
-    """Return the game with simultaneous moves made one after another, each unseen until all are made; any other game as it is.
+    """Return the game with simultaneous moves made one after another, each hidden until all are made; any other game as it is.
 
-    No player knows more or less in it, so that values and equilibria are those of the game itself.
+    All players have the same information in it, so that values and equilibria are those of the game itself.
     """
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return spiel().convert_to_turn_based(game) if simultaneous else game
 
 
 def as_played(game: Any, state: Any) -> Any:
-    """Return what a state of `in_turns(game)` is in the game itself: with simultaneous moves the one in which all of them are still to be made."""
+    """Return the state of the game itself for a state of `in_turns(game)`: before all of the simultaneous moves."""
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return state.simultaneous_game_state() if simultaneous else state
 
 
 def too_large(game: Any, most: int) -> ConfigError:
-    """Return what to raise for a game whose tree has more than `most` nodes."""
+    """Return the error for a game whose tree has more than `most` nodes."""
     return ConfigError(
         f"The game {game} has more than {most} nodes, too many to solve exactly. Take a smaller one, "
         "or the opponents `random` or `mcts`."
@@ -256,7 +256,7 @@ def rules_of(game: Any) -> tuple[str, str]:
 
 
 def unknown_rules(game: Any) -> str:
-    """Return what is known of any game: its name, its players, and how results are shared."""
+    """Return a description of any game: its name, its players, and how results are shared."""
     kind = game.get_type()
     shared = {
         "ZERO_SUM": "What one player wins the others lose.",
@@ -269,13 +269,13 @@ def unknown_rules(game: Any) -> str:
     )
 
 
-# -------- Opponents that are no agents: random, scripted, tree search, and equilibria of small games
+# -------- Opponents that are not agents: random, scripted, tree search, and equilibria of small games
 #
-# An opponent plays a seat of its own by OpenSpiel's state, which holds more than a player may know: those that
-# search are refused where moves or cards are hidden.
+# An opponent reads OpenSpiel's state, which holds hidden information. Opponents that search are therefore errors in games
+# with hidden moves or cards.
 
 Choose = Callable[[Any, int], int]
-"""State and seat → action, one of the legal ones."""
+"""State and player → a legal action."""
 
 
 Chances = Mapping[str, Mapping[int, float]]
@@ -283,19 +283,19 @@ Chances = Mapping[str, Mapping[int, float]]
 
 
 class _PlaysAll(Settings):
-    """Base of opponents that can play every game."""
+    """Base of opponents for every game."""
 
     def check(self, game: Any) -> None:
         """Accept any game."""
 
 
 class RandomOpponent(_PlaysAll):
-    """Draws evenly from the legal moves."""
+    """Draws uniformly from the legal moves."""
 
     name: Literal["random"] = "random"
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode."""
+        """Return the policy of one episode."""
         draw = random.Random(seed)
         return lambda state, seat: int(draw.choice(state.legal_actions(seat)))
 
@@ -308,11 +308,11 @@ class ScriptedOpponent(_PlaysAll):
         tuple[str, ...],
         BeforeValidator(lambda value: value.split("|") if isinstance(value, str) else value),
     ] = ()
-    """In order of preference, as OpenSpiel writes them (brackets and letter case aside); in one text with `|` between them.
-    Illegal moves are skipped."""
+    """In order of preference, as OpenSpiel writes them (brackets and letter case do not matter); also one text with `|`
+    between them. Illegal moves are skipped."""
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode."""
+        """Return the policy of one episode."""
         return self._choose
 
     def _choose(self, state: Any, seat: int) -> int:
@@ -322,60 +322,58 @@ class ScriptedOpponent(_PlaysAll):
         return int(legal[next((place for place in places if place is not None), 0)])
 
 
-class Demonstrator(Settings):
-    """Shows a warm-up sensible moves: the careful player of Hanabi, who errs now and then."""
+class _OnlyHanabi(Settings):
+    """Base of what plays Hanabi."""
 
     name: Literal["hanabi"] = "hanabi"
-    slips: float = Field(default=0.5, ge=0.0, le=1.0)
-    """How often it makes any legal move instead, each equally likely."""
 
     def check(self, game: Any) -> None:
         """Raise ConfigError for any other game."""
         if game.get_type().short_name != "hanabi":
             raise ConfigError(
-                f"`environment.demonstrator` plays Hanabi alone, and this is {game}. Set it to null."
+                f"The player `hanabi` is for Hanabi, and the game is {game}. Take another opponent, or remove `demonstrator`."
             )
 
 
-class HanabiOpponent(Settings):
-    """Plays Hanabi by simple rules and by what its seat may see: `environments.openspiel.hanabi.choose`."""
+class Demonstrator(_OnlyHanabi):
+    """Gives a warm-up demonstrations in Hanabi: those of the careful scripted player, with random moves between them."""
 
-    name: Literal["hanabi"] = "hanabi"
+    slips: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of its moves that are drawn uniformly from the legal ones."""
+
+
+class HanabiOpponent(_OnlyHanabi):
+    """Plays Hanabi by simple rules and from its own observation: `environments.openspiel.hanabi.choose`."""
+
     bold: bool = False
-    """Whether it also plays a card that it was told of and that may fit, while a mistake does not end the game."""
-
-    def check(self, game: Any) -> None:
-        """Raise ConfigError for any other game."""
-        if game.get_type().short_name != "hanabi":
-            raise ConfigError(f"The opponent `hanabi` plays Hanabi alone, and this is {game}. Take `random`.")
+    """Whether it also plays a hinted card that may fit, while a mistake does not end the game."""
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode."""
+        """Return the policy of one episode."""
         draw = random.Random(seed)
         return lambda state, seat: choose(state, seat, draw, bold=self.bold)
 
 
 class TreeSearchOpponent(Settings):
-    """Monte Carlo tree search with random rollouts (UCT); for games in which everything is seen."""
+    """Monte Carlo tree search with random rollouts (UCT); for games of perfect information."""
 
     name: Literal["mcts"] = "mcts"
     simulations: int = Field(default=100, ge=1)
     """Simulated games for one move."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for hidden information and simultaneous moves: the search would look at them."""
+        """Raise ConfigError for hidden information and simultaneous moves, which the search would read."""
         kind, types = game.get_type(), spiel().GameType
         if (
             kind.information != types.Information.PERFECT_INFORMATION
             or kind.dynamics != types.Dynamics.SEQUENTIAL
         ):
             raise ConfigError(
-                f"The opponent `mcts` sees the whole state, and {game} hides some of it from players. "
-                "Take `random`, `cfr` or `nash`."
+                f"The opponent `mcts` sees the whole state, and {game} hides parts of it. Take `random`, `cfr` or `nash`."
             )
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode."""
+        """Return the policy of one episode."""
         evaluator = spiel().RandomRolloutEvaluator(n_rollouts=1, seed=seed % 2**31)
         exploration, megabytes = 2.0, 64
         bot = spiel().MCTSBot(
@@ -385,7 +383,7 @@ class TreeSearchOpponent(Settings):
 
 
 class RegretOpponent(Settings):
-    """Plays the average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
+    """The average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
 
     name: Literal["cfr"] = "cfr"
     iterations: int = Field(default=200, ge=1)
@@ -396,27 +394,27 @@ class RegretOpponent(Settings):
         check_solvable(game, self.name)
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode; the first one in a process solves the game."""
+        """Return the policy of one episode; the first call in a process solves the game."""
         return play_table(regret_policy(str(game), self.iterations), seed)
 
 
 class EquilibriumOpponent(Settings):
-    """Plays a Nash equilibrium of a small zero-sum game of two, up to a stated NashConv."""
+    """A Nash equilibrium of a small zero-sum game of two players, up to a given NashConv."""
 
     name: Literal["nash"] = "nash"
     tolerance: float = Field(default=0.01, gt=0)
-    """Greatest NashConv: what both players together could still gain by deviating, in units of utility."""
+    """Greatest NashConv: the gain of both players together by deviating, in units of utility."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError unless the game is zero-sum, for two, and can be walked as a whole."""
+        """Raise ConfigError unless the game is zero-sum, for two players, and can be enumerated."""
         check_solvable(game, self.name)
         if game.num_players() != 2 or game.get_type().utility != spiel().GameType.Utility.ZERO_SUM:
             raise ConfigError(
-                f"The opponent `nash` is for zero-sum games of two players, and {game} is none. Take `cfr`."
+                f"The opponent `nash` needs a zero-sum game of two players, unlike {game}. Take `cfr`."
             )
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the player of one episode; the first one in a process solves the game."""
+        """Return the policy of one episode; the first call in a process solves the game."""
         return play_table(equilibrium(str(game), self.tolerance), seed)
 
 
@@ -440,7 +438,7 @@ _OPPONENT: TypeAdapter[Opponent] = TypeAdapter(Opponent)
 
 
 def opponent_named(player: str) -> Opponent:
-    """Return the opponent that a name stands for, with its settings in brackets: `nash`, `mcts(simulations=200)`.
+    """Return an opponent by name, with its settings in brackets: `nash`, `mcts(simulations=200)`.
 
     Raises ConfigError for another name or setting, for a value without a name, and for a bracket that is not closed.
     """
@@ -450,12 +448,14 @@ def opponent_named(player: str) -> Opponent:
         raise ConfigError(
             f"OpenSpiel has no player '{player}', and there is no such run or model folder.{did_you_mean(name, tuple(known))}"
         )
-    written = re.fullmatch(rf"\s*{name}\s*(?:\((.*)\))?\s*", player)
-    inside = ((written and written[1]) or "").strip()
-    parts = [part.split("=", 1) for part in inside.split(",")] if inside else []
-    settings = {part[0].strip(): part[-1].strip() for part in parts}
-    whole = written is not None and inside.count("(") == inside.count(")") and "" not in settings
-    if not whole or any(len(part) < 2 for part in parts) or len(settings) < len(parts):
+    inside = re.fullmatch(r"[^()]+(?:\((.*)\))?\s*", player)
+    parts = [part.partition("=") for part in inside[1].split(",")] if inside and inside[1] else []
+    settings = {key.strip(): value.strip() for key, _, value in parts}
+    if (
+        inside is None
+        or not all(key.strip() and sign for key, sign, _ in parts)
+        or len(settings) < len(parts)
+    ):
         fields = [(key, field.default) for key, field in known[name].model_fields.items() if key != "name"]
         form = "".join(f"({key}={default or '…'})" for key, default in fields[:1])
         raise ConfigError(f"The player '{player}' cannot be read. Write {name}{form}.")
@@ -467,7 +467,7 @@ def opponent_named(player: str) -> Opponent:
 
 
 def check_solvable(game: Any, opponent: str) -> None:
-    """Raise ConfigError unless every decision of the game can be tabulated."""
+    """Raise ConfigError unless the game has information states and few enough histories."""
     if not game.get_type().provides_information_state_string:
         raise ConfigError(
             f"The opponent `{opponent}` needs information states, and OpenSpiel has none for {game}. Take `random`."
@@ -479,14 +479,14 @@ def check_solvable(game: Any, opponent: str) -> None:
 def count_decisions(written: str) -> int:
     """Return the number of histories of a game in which a player moves; ConfigError if there are too many.
 
-    A game is given as OpenSpiel writes it, parameters included: its objects cannot be told apart otherwise.
+    A game is given as OpenSpiel writes it, parameters included, because its objects have no equality.
     """
     return sum(1 for _ in walk(spiel().load_game(written)))
 
 
 @cache
 def regret_policy(written: str, iterations: int) -> Chances:
-    """Return the average policy after so many iterations of CFR+; kept for the process."""
+    """Return the average policy after so many iterations of CFR+; cached."""
     solver = spiel().CFRPlusSolver(in_turns(spiel().load_game(written)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
@@ -495,9 +495,9 @@ def regret_policy(written: str, iterations: int) -> Chances:
 
 @cache
 def equilibrium(written: str, tolerance: float) -> Chances:
-    """Return a policy whose NashConv is at most `tolerance`; kept for the process.
+    """Return a policy whose NashConv is at most `tolerance`; cached.
 
-    Raises ConfigError if 20,000 iterations of CFR+ fail to reach it.
+    Raises ConfigError if 20,000 iterations of CFR+ do not reach it.
     """
     game = in_turns(spiel().load_game(written))
     solver, done, burst = spiel().CFRPlusSolver(game), 0, 50
@@ -514,24 +514,21 @@ def equilibrium(written: str, tolerance: float) -> Chances:
 
 
 def _table(written: str, solver: Any) -> Chances:
-    """Return a solver's average policy as plain numbers: OpenSpiel's object dies with its solver."""
+    """Return a solver's average policy as plain numbers, which outlive the solver."""
     policy = solver.average_policy()
     keys = {state.information_state_string() for state in walk(spiel().load_game(written))}
     return {key: dict(policy.action_probabilities(key)) for key in sorted(keys)}
 
 
-def _as_in_turns(state: Any, seat: int) -> str:
-    """Return how OpenSpiel names an information state in the table of `in_turns(game)`, whose turn it is included."""
-    key = str(state.information_state_string(seat))
-    return f"Current player: {seat}\n{key}" if state.is_simultaneous_node() else key
-
-
 def play_table(chances: Chances, seed: int) -> Choose:
-    """Return a player that draws its moves from a table's probabilities."""
+    """Return a policy that draws its moves from a table's probabilities."""
     draw = random.Random(seed)
 
     def choose(state: Any, seat: int) -> int:
-        own = chances[_as_in_turns(state, seat)]
+        key = str(state.information_state_string(seat))
+        if state.is_simultaneous_node():  # the table is of `in_turns(game)`, whose states name the player
+            key = f"Current player: {seat}\n{key}"
+        own = chances[key]
         return int(draw.choices(list(own), list(own.values()))[0])
 
     return choose

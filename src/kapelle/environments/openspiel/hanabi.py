@@ -1,7 +1,7 @@
-"""Hanabi as a seat sees it: its string taken apart, and a scripted player.
+"""Hanabi: the parsed observation of a player, and a scripted player.
 
-Everything here reads OpenSpiel's observation string of the seat that is to move (1902.00506), so a scripted player knows what any
-other would: never its own cards.
+Everything here reads OpenSpiel's observation string of the player that moves (1902.00506). A scripted player therefore never
+knows its own cards.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def sizes_of(games: Sequence[Any]) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card in somebody's hand."""
+    """A card in a hand."""
 
     face: str
     """`R1`; `XX` in the own hand."""
     told: str
-    """What hints have said of it: `X1` its rank, `RX` its colour, `XX` nothing."""
+    """What hints have revealed: `X1` its rank, `RX` its colour, `XX` nothing."""
     colors: str
-    """The colours that it can still have, by what was said."""
+    """The colours that the hints allow."""
     ranks: str
     """The ranks likewise."""
 
     def fits(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether it fits whatever it is."""
+        """Return whether every card that it can be fits."""
         return all(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     def may_fit(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether it fits if it is one of the cards that it can be."""
+        """Return whether some card that it can be fits."""
         return any(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     @property
@@ -68,7 +68,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a player sees of a game of Hanabi."""
+    """A player's observation."""
 
     lives: str
     hints: str
@@ -84,7 +84,7 @@ class Table:
         return {stack[0]: int(stack[1:]) for stack in self.fireworks.split()}
 
     def cards(self, player: int) -> list[Card]:
-        """Return the hand of the player who sits so many seats after this one."""
+        """Return the hand of the player who comes so many turns after this one."""
         return [read_card(written) for written in self.hands[player]]
 
 
@@ -97,7 +97,7 @@ def read_card(written: str) -> Card:
 
 
 def read_table(raw: str) -> Table:
-    """Return what a player sees, from OpenSpiel's observation string."""
+    """Return a player's observation from OpenSpiel's string."""
     head, _, rest = raw.partition("Hands:\n")
     body, _, tail = rest.partition("Deck size:")
     values = dict(line.split(":", 1) for line in head.strip().splitlines())
@@ -117,20 +117,20 @@ def read_table(raw: str) -> Table:
 
 
 class Colours:
-    """A seat's own names of the colours: what it reads and says is that of a game in which they are called so from the start.
+    """A player's own names of the colours: it reads and writes as in a game with these names from the start.
 
-    No rule of Hanabi tells one colour from another, so that such a game is as likely, and pays as much.
+    No rule of Hanabi depends on a colour, so that such a game has the same probability and the same rewards.
     """
 
     _RUN = re.compile(r"(?<![A-Za-z])[RYGWB]+(?![a-z])")
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """Take, for every colour of the game, what the seat calls it."""
+        """Take, for every colour of the game, the player's name."""
         self._names = str.maketrans(dict(names))
 
     @classmethod
     def drawn(cls, game: Any, seed: int) -> Colours:
-        """Return names by chance."""
+        """Return random names."""
         colors = COLORS[: sizes_of([game]).colors]
         names = list(colors)
         random.Random(seed).shuffle(names)
@@ -139,7 +139,7 @@ class Colours:
     def view(self, raw: str) -> str:
         """Return an observation string of OpenSpiel in these names."""
         renamed = self._RUN.sub(lambda run: _in_order(run[0].translate(self._names)), raw)
-        # Which colour stands where would give its other name away.
+        # The order of the colours would reveal their other names.
         return re.sub(
             r"(?<=Fireworks: )[^\n]*[^\n ]",
             lambda found: " ".join(sorted(found[0].split(), key=_place)),
@@ -152,7 +152,7 @@ class Colours:
 
     @staticmethod
     def listed(moves: Sequence[str]) -> list[str]:
-        """Return legal moves in the order in which OpenSpiel lists them, hints of colours by colour, whatever these are called."""
+        """Return legal moves in OpenSpiel's order, with hints of colours sorted by the player's names."""
         hints: dict[str, list[str]] = {}
         for move in moves:
             before, found, color = move.partition("color ")
@@ -175,9 +175,9 @@ _SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")
 
 
 def read_short(seen: str) -> Table:
-    """Return what a player sees, from a view in one line that a model reads; ValueError where there is none in it.
+    """Return a player's observation from the line that a model reads; ValueError without such a line.
 
-    What was told is not in it, only what each card may be.
+    The line lacks the hints; it has what each card may be.
     """
     found = _SHORT.search(seen)
     if found is None:
@@ -204,7 +204,7 @@ def read_short(seen: str) -> Table:
 
 
 def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
-    """Return the action of a simple player, see `advise`, in a seat of a game."""
+    """Return the action of a simple player, see `advise`."""
     moves = {
         state.action_to_string(seat, action).strip("()"): int(action) for action in state.legal_actions(seat)
     }
@@ -212,11 +212,11 @@ def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
 
 
 def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: bool) -> str:
-    """Return a simple player's move: play what fits, tell of what fits, else discard the oldest card.
+    """Return a simple player's move: play a card that fits, hint at one that fits, else discard the oldest card.
 
-    `moves` are the legal ones in OpenSpiel's words without brackets. A `bold` player also plays a card that it was told of and that
-    may fit, while a mistake does not end the game. A hint names the rank of the next player's first card that fits and is not
-    known to, or its colour where the rank is known.
+    `moves` are the legal ones as OpenSpiel writes them, without brackets. A `bold` player also plays a hinted card that may fit,
+    while a mistake does not end the game. A hint names the rank of the next player's first card that fits without its player's
+    knowledge, or its colour if the rank is known.
     """
     stacks, own = table.stacks, table.cards(0)
     for place, card in enumerate(own):

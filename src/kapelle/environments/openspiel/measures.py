@@ -1,7 +1,7 @@
-"""What games measure beside their results: for each game what its players did, and what they knew when they did it.
+"""Measures of games beside their results: the moves of players, and their knowledge at each move.
 
-`GameWorld` notes every move before it is made, opponents' too, and reports what was counted in `Outcome.info`: a number for the game, a
-mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in evaluations.
+`GameWorld` counts every move before it is made, also of opponents, and reports the counts in `Outcome.info`: a number for the game,
+a mapping for its agents. Each is a metric, `info/<name>` and `info/<name>/<agent>`, in training and in evaluations.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, Protocol
 from kapelle.environments.openspiel.hanabi import read_table
 
 Found = tuple[Mapping[str, float], Mapping[str, Mapping[int, float]]]
-"""What is said of the game by name, and of each seat (from 0) by name."""
+"""Measures of the game by name, and of each player (from 0) by name."""
 
 
 class GameTally(Protocol):
     """Counts in one game."""
 
     shares: frozenset[str]
-    """Names whose numbers are averaged, not added up, over the seats of one agent."""
+    """Names whose numbers are averaged, in place of summed, over the players of one agent."""
 
     def note(self, state: Any, seat: int, action: int) -> None:
         """Count a move before it is made."""
         ...
 
     def found(self, state: Any) -> Found:
-        """Return what there is to say of the game as it is now."""
+        """Return the measures of the game as it is now."""
         ...
 
 
 def tally_of(game: Any) -> GameTally:
-    """Return what counts in a game."""
+    """Return the measures of a game."""
     match game.get_type().short_name:
         case "hanabi":
             return HanabiTally()
@@ -43,7 +43,7 @@ def tally_of(game: Any) -> GameTally:
 
 
 class MoveTally:
-    """Counts nothing but moves: what can be said of every game."""
+    """Counts moves, in any game."""
 
     shares: frozenset[str] = frozenset()
 
@@ -55,12 +55,12 @@ class MoveTally:
         self._moves += 1
 
     def found(self, state: Any) -> Found:
-        """Return how many moves were made, opponents' among them."""
+        """Return the number of moves, also of opponents."""
         return {"made": float(self._moves)}, {}
 
 
 class PokerTally:
-    """Kuhn and Leduc poker: the pot, what each player put in, and how often it raised and gave up."""
+    """Kuhn and Leduc poker: the pot, each player's bet, and how often it raised and folded."""
 
     shares: frozenset[str] = frozenset()
 
@@ -100,7 +100,7 @@ class PokerTally:
 
 
 class HanabiTally:
-    """Hanabi: the stacks, lives and hints left, and what each player did by what it knew."""
+    """Hanabi: the stacks, lives and hints left, and each player's moves and knowledge."""
 
     shares = frozenset({"knowledge"})
 
@@ -120,7 +120,7 @@ class HanabiTally:
         )
         if written[0] == "Play":
             place = int(written[1])
-            # The state itself knows the card: it stands in what the next player sees.
+            # The next player sees the card.
             count = len(table.hands)
             others = read_table(state.observation_string((seat + 1) % count))
             face = others.cards(count - 1)[place].face

@@ -1,7 +1,7 @@
-"""The texts that players of OpenSpiel's games read and write: views and moves, in three wordings.
+"""Observations and moves of OpenSpiel's games as text, in three wordings.
 
-`full` is a few plain lines for a language model; `short` is one line of as few bytes as the game allows; `columns`, which Hanabi has, is one
-line in which every fact stands at a place of its own. All show exactly OpenSpiel's information state or observation string of that player.
+`full` is a few lines for a language model. `short` is one line of few bytes. `columns`, for Hanabi, is one line in which every
+fact has a fixed place. All show exactly OpenSpiel's information state or observation string of that player.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def _hanabi_short(raw: str) -> str:
 
 
 def hanabi_columns(games: Sequence[Any]) -> Show:
-    """Return the wording of Hanabi in which every fact stands at the place that it has in the largest of these games.
+    """Return the wording of Hanabi in which every fact has the place that it has in the largest of these games.
 
     `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123`: lives, hints, deck, fireworks, how many of each card were discarded
-    (colours in turn), and hands, the own one first. A dot is a colour or rank that a card cannot have, or a card that is none.
+    (colours in turn), and hands, the own one first. A dot is a colour or rank that a card cannot have, or a missing card.
     """
     sizes = sizes_of(games)
     colors = COLORS[: sizes.colors]
@@ -149,13 +149,13 @@ def hanabi_columns(games: Sequence[Any]) -> Show:
 
 
 def _hanabi_move(raw: str) -> str:
-    """Return `P0` play, `D1` discard, `1R` tell the next player of colour R, `23` the second next of rank 3."""
+    """Return `P0` play, `D1` discard, `1R` hint at colour R to the next player, `23` at rank 3 to the second next."""
     words = plain_move(raw).split()
     return f"{words[2][1:]}{words[-1]}" if words[0] == "Reveal" else f"{words[0][0]}{words[1]}"
 
 
 def open_words(short: str) -> str:
-    """Return a move of Hanabi in OpenSpiel's words, from those of `_hanabi_move`."""
+    """Return a move of Hanabi as OpenSpiel writes it, from the text of `_hanabi_move`."""
     if short[0] in "PD":
         return f"{'Play' if short[0] == 'P' else 'Discard'} {short[1:]}"
     return f"Reveal player +{short[:-1]} {'rank' if short[-1].isdigit() else 'color'} {short[-1]}"
@@ -167,13 +167,13 @@ def _tiny_move(raw: str) -> str:
 
 
 def _tiny_short(raw: str) -> str:
-    """Return the player's own card and the moves so far; their order shows who made them."""
+    """Return the player's own card and the moves so far, in order."""
     return re.sub(r"p[0-9]+:?", "", raw)
 
 
 @dataclass(frozen=True, slots=True)
 class GameText:
-    """How one game is put in words."""
+    """The texts of one game."""
 
     view: Show = plain_view
     move: Move = plain_move
@@ -194,7 +194,7 @@ _SHORT: Mapping[tuple[str, View], GameText] = {
 
 
 def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
-    """Return the wording of a game and of its levels, whose kind is the same; the default shows it as OpenSpiel does."""
+    """Return the texts of a game and of its levels, which are of one kind; OpenSpiel's own by default."""
     key = (games[0].get_type().short_name, view)
     if wording == "columns":
         return GameText(hanabi_columns(games), _hanabi_move)
@@ -204,37 +204,33 @@ def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
 
 
 def normal(text: str) -> str:
-    """Return a move in the form in which moves are compared: its last line, space and end marks aside."""
+    """Return a move in the form in which moves are compared: its last line, without space and marks at its ends."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return plain_move(" ".join(lines[-1].split()).strip("`\"'.*")) if lines else ""
 
 
 def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
-    """Return the place of the move that a text names, None when it names none or could mean several.
+    """Return the place of the move that a text names, None if it names none or several.
 
-    Each move is given by its names. Letter case counts only where it tells two moves apart.
+    Each move is given by its names. Letter case matters only where two moves differ in it.
     """
-    said = normal(text)
-    exact = [place for place, names in enumerate(moves) if said in {normal(name) for name in names}]
-    if not exact:
-        folded = said.casefold()
-        exact = [
-            place
-            for place, names in enumerate(moves)
-            if folded in {normal(name).casefold() for name in names}
-        ]
-    return exact[0] if len(exact) == 1 else None
+    written = normal(text)
+    found = [k for k, names in enumerate(moves) if written in {normal(name) for name in names}]
+    if not found:
+        folded = written.casefold()
+        found = [k for k, names in enumerate(moves) if folded in {normal(name).casefold() for name in names}]
+    return found[0] if len(found) == 1 else None
 
 
 _LISTED = re.compile(r"<(.*)>")
 
 
 def listed(moves: Sequence[str]) -> str:
-    """Return legal moves as players read them."""
+    """Return a list of legal moves as text."""
     return f"<{' | '.join(moves)}>"
 
 
 def read_listed(text: str) -> list[str]:
-    """Return the moves that the last list in a text names; none where there is no list."""
+    """Return the moves in the last list of a text; empty without a list."""
     found = _LISTED.findall(without_tags(text))
     return found[-1].split(" | ") if found else []

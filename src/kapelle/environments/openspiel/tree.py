@@ -1,7 +1,7 @@
-"""A game as arrays over its whole tree, on which values of policies are computed exactly.
+"""A game tree as arrays, on which values of policies are computed exactly.
 
-OpenSpiel's own solvers walk objects: one NashConv of liar's dice (294,883 histories) takes them 13 seconds and 430 MB, and 0.5 seconds here
-once the tree is known. Both agree to 1e-9 (`tests/environments/openspiel/test_tree.py`).
+OpenSpiel's own solvers walk objects. One NashConv of liar's dice (294,883 histories) takes them 13 seconds and 430 MB, and 0.5 seconds here
+after the tree is built. Both agree to 1e-9 (`tests/environments/openspiel/test_tree.py`).
 
 Shapes: H histories, chance's and ends included; S information states; A actions; P players.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MOST_HISTORIES = 4_000_000
-"""Most histories of a game whose tree is held: these take 40 seconds to walk and 1.3 GB to hold."""
+"""Most histories of a tree: 40 seconds to build, 1.3 GB of memory."""
 MOST_IN_TURNS = 400_000
-"""As many where simultaneous moves are made one after another: such states are wrapped, and slower to copy."""
+"""The same for simultaneous moves in turns, whose states are wrapped and slower to copy."""
 
 Table = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
@@ -33,7 +33,7 @@ Table = Mapping[str, Mapping[int, float]]
 
 @lru_cache(maxsize=2)
 def tree_of(written: str) -> GameTree:
-    """Return the tree of a game as OpenSpiel writes it; the last two are kept. ConfigError for one that is too large."""
+    """Return the tree of a game as OpenSpiel writes it; the last two are cached. ConfigError for one that is too large."""
     return GameTree(spiel().load_game(written))
 
 
@@ -41,7 +41,7 @@ class GameTree:
     """All histories of one game, parents before children."""
 
     def __init__(self, game: Any, most: int = MOST_HISTORIES) -> None:
-        """Walk the game; ConfigError for unstated chance, or more than so many histories.
+        """Enumerate the game; ConfigError for sampled chance, or more than so many histories.
 
         Simultaneous moves are made one after another (`in_turns`).
         """
@@ -61,8 +61,8 @@ class GameTree:
         chance = array("d")
         paid: list[float] = []
         ends = array("i")
-        # A history, its parent's number, the entry of the policy that leads to it (-1: chance), chance's share of it, and how many
-        # moves each player has made on the way.
+        # A history, its parent's number, the policy entry that leads to it (-1: chance), the probability of that chance, its depth,
+        # and the number of moves of each player before it.
         open_: list[tuple[Any, int, int, float, int, tuple[int, ...]]] = [
             (walked.new_initial_state(), -1, -1, 1.0, 0, (0,) * self.players)
         ]
@@ -105,7 +105,7 @@ class GameTree:
         self.histories = len(parent)
         self.entries = entries
         """One number for every legal action of every information state, in order."""
-        # By length, so that those of one length lie side by side; the root's parent is never read.
+        # Sort by depth, so that histories of one depth are contiguous; the root's parent is never read.
         levels = np.frombuffer(depth, np.int32)
         order = np.argsort(levels, kind="stable")
         place = np.empty_like(order)
@@ -154,57 +154,59 @@ class GameTree:
             reach[level] = reach[self._parent[level]] * steps[level]
         return reach
 
-    def _worth(self, steps: Floats, paid: Floats) -> Floats:
-        """Return what follows every history on average, `H`, where the ends pay so much."""
+    def _values(self, steps: Floats, paid: Floats) -> Floats:
+        """Return the expected reward after every history, `H`, given the reward of each end."""
         import numpy as np
 
-        worth = paid.copy()
+        values = paid.copy()
         for level in reversed(self._levels[1:]):
             above = self._parent[level]
             begin, end = above.min(), above.max() + 1
-            worth[begin:end] += np.bincount(above - begin, worth[level] * steps[level], minlength=end - begin)
-        return worth
+            values[begin:end] += np.bincount(
+                above - begin, values[level] * steps[level], minlength=end - begin
+            )
+        return values
 
     def values(self, policy: Table) -> tuple[float, ...]:
-        """Return what each seat earns on average."""
+        """Return the expected return of each player."""
         steps = self._steps(self._flat(policy))
-        return tuple(float(self._worth(steps, self._paid[:, seat])[0]) for seat in range(self.players))
+        return tuple(float(self._values(steps, self._paid[:, seat])[0]) for seat in range(self.players))
 
     def visits(self, policy: Table) -> dict[str, float]:
-        """Return how often each information state is met in a game on average."""
+        """Return the expected number of visits of each information state per game."""
         import numpy as np
 
         reach = self._reach(self._steps(self._flat(policy)))
-        asked = np.flatnonzero(self._state >= 0)
-        often = np.bincount(self._state[asked], reach[asked], minlength=len(self.states))
+        decisions = np.flatnonzero(self._state >= 0)
+        often = np.bincount(self._state[decisions], reach[decisions], minlength=len(self.states))
         return dict(zip(self.states, map(float, often), strict=True))
 
     def best_response(self, policy: Table, seat: int) -> tuple[float, dict[str, int]]:
-        """Return the most that a seat can earn against the others' policy, and a move in each of its states that earns it.
+        """Return the value of a best response of a player to the others' policy, and its move in each state.
 
-        Where the others never let the seat come, it takes its first move.
+        In a state that the others never reach, it is the first move.
         """
         import numpy as np
 
         flat = self._flat(policy)
         own = self._owner[self._state_of_entry] == seat
-        # How likely the others and chance come to a history: the seat itself goes everywhere.
+        # The probability that the others and chance lead to a history; the player itself takes every move.
         others = self._reach(self._steps(np.where(own, 1.0, flat)))
         mine = self._moved[self._mover == seat]
         flat = np.where(own, 0.0, flat)
         flat[self._first[:-1][self._owner == seat]] = 1.0
         chosen: dict[int, int] = {}
         states = np.flatnonzero(self._owner == seat)
-        # The seat's last moves first: what earlier ones are worth follows from them.
+        # Last moves first: the values of earlier ones depend on them.
         for made in sorted(set(self._own_depth[states].tolist()), reverse=True):
-            worth = self._worth(self._steps(flat), self._paid[:, seat])
-            gain = np.bincount(self._entry[mine], others[mine] * worth[mine], minlength=self.entries)
+            values = self._values(self._steps(flat), self._paid[:, seat])
+            gain = np.bincount(self._entry[mine], others[mine] * values[mine], minlength=self.entries)
             for state in states[self._own_depth[states] == made].tolist():
                 begin, end = self._first[state], self._first[state + 1]
                 best = int(np.argmax(gain[begin:end]))
                 flat[begin:end] = 0.0
                 flat[begin + best] = 1.0
                 chosen[state] = self.actions[state][best]
-        value = float(self._worth(self._steps(flat), self._paid[:, seat])[0])
+        value = float(self._values(self._steps(flat), self._paid[:, seat])[0])
         names = list(self.states)
         return value, {names[state]: action for state, action in sorted(chosen.items())}
