@@ -165,7 +165,7 @@ def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
     assert 0 < last["scored"] < 8, "a trained model says some of what is on record, and other things"
     tail = said.out[said.out.index("accuracy ") :]
     assert f"scored {last['scored']} of 8" in tail
-    assert "not scored: what was said is not on record" in tail
+    assert "not scored: the answers are not recorded" in tail
     counted = kapelle("eval", "run", "--no-baselines").out
     assert counted.count(f"scored {last['scored']} of 8") == 2, "beside the team's rate and the agent's"
 
@@ -230,9 +230,7 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
     ) as t:
         result = t.evaluate(4)
         everything, by_default = t.evaluate(99), t.evaluate(500)
-    assert str(result) == (
-        "no score, scored 0 of 4: what was said is not on record, so nothing says what it is worth"
-    )
+    assert str(result) == ("no score, scored 0 of 4: the answers are not recorded, so they have no reward")
     assert "groups" not in repr(result)
     assert everything.row()["fewer"] == f"99 asked, its test split has {everything.problems}"
     assert f"scored 0 of {everything.problems} (99 asked, its test split has" in str(everything)

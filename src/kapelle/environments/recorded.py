@@ -1,7 +1,7 @@
 """Recorded answers as environments: labelled solutions, preferences, and whole trajectories.
 
-The teacher says what the record says, the workflow plays it, and the world pays what the record is worth: so data of
-all kinds are groups of episodes, and what learns from episodes learns from them.
+A teacher writes the recorded answers, the workflow runs them as episodes, and the environment gives the recorded rewards. Data
+of all kinds are therefore groups of episodes, and algorithms learn from them as from any others.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from kapelle.types import Json, Message, Split, Task, as_text
 
 
 class RecordedData(AskingData, Answerable):
-    """Where recorded rows come from."""
+    """Base of environments of recorded rows."""
 
     def extract(self, text: str) -> str | None:
-        """Return the whole text: a record is an answer word for word."""
+        """Return the whole text, because a record is compared word for word."""
         return text.strip() or None
 
 
@@ -49,51 +49,51 @@ def split_of(splits: Splits, task_id: str) -> DataRow:
 
 
 class RecordedWorld(Scorable):
-    """One record: what each agent reads before each of its turns, and what its last answer is worth."""
+    """One record: what each agent reads before each of its turns, and the reward of its last answer."""
 
-    def __init__(self, heard: Mapping[str, Sequence[str]], worth: Callable[[str, str], float | None]) -> None:
-        """Take what each agent reads, turn by turn, and `worth` of (agent, text): None for a text that is not on record."""
-        self._heard = heard
-        self._worth = worth
-        self._taken = 0
+    def __init__(
+        self, reads: Mapping[str, Sequence[str]], reward: Callable[[str, str], float | None]
+    ) -> None:
+        """Take what each agent reads, turn by turn, and the `reward` of (agent, text): None for a text that is not recorded."""
+        self._reads = reads
+        self._reward = reward
+        self._steps = 0
         self._last: dict[str, str] = {}
 
     def observe(self, agent: str) -> str:
         """Return what the agent reads before its next turn."""
-        heard = self._heard.get(agent)
-        if not heard:
-            raise EpisodeError(f"The record has no words for agent '{agent}'. Use `workflow.name: parallel`.")
-        return heard[min(self._taken, len(heard) - 1)]
+        reads = self._reads.get(agent)
+        if not reads:
+            raise EpisodeError(f"The record has no turn of agent '{agent}'. Use `workflow.name: parallel`.")
+        return reads[min(self._steps, len(reads) - 1)]
 
     def movers(self) -> tuple[str, ...]:
-        """Return those whose record goes on."""
-        return tuple(agent for agent, heard in self._heard.items() if len(heard) > self._taken)
+        """Return the agents with further recorded turns."""
+        return tuple(agent for agent, reads in self._reads.items() if len(reads) > self._steps)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Record the answers; they are scored at the end."""
-        self._taken += 1
+        """Take the answers; they are scored at the end."""
+        self._steps += 1
         self._last |= actions
         return {}
 
     async def score(self, agent: str, text: str) -> float:
         """Return the score of a recorded text; EpisodeError for any other."""
-        worth = self._worth(agent, text)
-        if worth is None:
-            raise EpisodeError("This text is not on record, so it has no known score.")
-        return worth
+        reward = self._reward(agent, text)
+        if reward is None:
+            raise EpisodeError("This text is not recorded, so it has no known score.")
+        return reward
 
     def outcome(self) -> Outcome:
-        """Return the scores of the last answers; only recorded answers earn anything."""
-        worth = {agent: self._worth(agent, text) for agent, text in self._last.items()}
-        known = {agent: value for agent, value in worth.items() if value is not None}
+        """Return the rewards of the last answers; only recorded answers have one."""
+        rewards = {agent: self._reward(agent, text) for agent, text in self._last.items()}
+        known = {agent: value for agent, value in rewards.items() if value is not None}
         if not known:
-            return Outcome(
-                info={"unscored": "what was said is not on record, so nothing says what it is worth"}
-            )
+            return Outcome(info={"unscored": "the answers are not recorded, so they have no reward"})
         return Outcome(known, sum(known.values()) / len(known))
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing."""
 
 
 # -------- Solutions with a label
@@ -107,26 +107,26 @@ class Solved(NamedTuple):
 
 
 class Labelled(RecordedData, Recorded):
-    """Recorded solutions with a label that says whether each is right: data for a verifier.
+    """Recorded solutions with labels of their correctness: data for a verifier.
 
         {"question": "…", "solution": "…", "is_correct": true}
         {"question": "…", "small": {"solution": "…", "is_correct": false}, "large": {…}}      dots reach into objects
 
-    All rows of one question are one task, and sample k of its group says the k-th solution and earns its label.
+    All rows of one question are one task. Sample k of its group is the k-th solution, and its reward is the label.
     """
 
     name: Literal["labelled"] = "labelled"
     question_field: str = "question"
-    """The field that asks."""
+    """The field of the question."""
     solutions: Mapping[str, str] = Field(default={"solution": "is_correct"}, min_length=1)
     """Field of a solution → field of its label: true, false, or a number between 0 and 1."""
 
     def answers_per_task(self) -> int:
-        """As many as the question with most."""
+        """The number of solutions of the question with most."""
         return max(len(each.solutions) for questions in self._questions.values() for each in questions)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of those without solution or label, if they are many."""
+        """Read every row; DataError names file, line and field of rows without solution or label, if there are too many."""
         _ = self._questions
 
     def _key(self) -> tuple[str, str, Words]:
@@ -152,7 +152,7 @@ class Labelled(RecordedData, Recorded):
             found: dict[Question, dict[str, float]] = {}
             for row in rows:
                 for text, label in self._read(row):
-                    # Of two labels for one text the first one counts.
+                    # The first of two labels for one text counts.
                     found.setdefault(self.question_of(row), {}).setdefault(text, label)
             by_split[split] = tuple(Solved(asked, tuple(labels.items())) for asked, labels in found.items())
         return by_split
@@ -171,14 +171,14 @@ class Labelled(RecordedData, Recorded):
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
-        """Open the world of one question."""
-        worth = dict(self._question(task).solutions)
+        """Start an episode of one question."""
+        labels = dict(self._question(task).solutions)
         return RecordedWorld(
-            {agent: [task.question] for agent in agents}, lambda agent, text: worth.get(text)
+            {agent: [task.question] for agent in agents}, lambda agent, text: labels.get(text)
         )
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return solution `sample`, counted round and round."""
+        """Return solution `sample`, modulo their number."""
         solutions = self._question(task).solutions
         return solutions[sample % len(solutions)][0]
 
@@ -195,7 +195,7 @@ class Pair(NamedTuple):
 
 
 class Preferences(RecordedData, Recorded):
-    r"""Recorded preferences: two answers to one question, of which one was chosen.
+    r"""Recorded preferences: two answers to one question, one of them chosen.
 
     A row is a question and two answers, each a text or a message, or two conversations that differ in their last message:
 
@@ -205,17 +205,17 @@ class Preferences(RecordedData, Recorded):
 
         {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
 
-    Of collected rows those that answer the same conversation are compared: the answer with the greatest reward is chosen over
-    the one with the least, and conversations whose answers all earned the same are left out.
+    Collected rows with the same conversation are compared: the answer with the greatest reward is chosen over the one with the
+    least. Conversations whose answers all have the same reward are excluded.
 
-    A group of two episodes is a pair: the first says what was chosen and earns 1, the second what was rejected and earns
-    0, whoever of the team speaks.
+    A group of two episodes is a pair: the first has the chosen answer and reward 1, the second the rejected one and reward 0,
+    for each agent of the team.
     """
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, and rows with none
-    of these: both answers hold the conversation before them."""
+    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, and rows
+    with none of these: both answers include the conversation before them."""
     chosen_field: str = "chosen"
     """The field with the better answer."""
     rejected_field: str = "rejected"
@@ -227,7 +227,7 @@ class Preferences(RecordedData, Recorded):
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; pairs of them where `kapelle collect` wrote them."""
+        """The usable rows of both splits; pairs of rows that `kapelle collect` wrote."""
         key, setting, words = self._key()
         first, second = self.source.read()
         default = (self.question_field, self.chosen_field, self.rejected_field) == (
@@ -240,38 +240,37 @@ class Preferences(RecordedData, Recorded):
         return self.source.apart(first, second, key, setting, words, self._read, self.max_unusable)
 
     @cached_property
-    def _asked(self) -> str | None:
-        """The field with the question; None where it stands in both answers."""
+    def _question_column(self) -> str | None:
+        """The field with the question; None if both answers contain it."""
         first = self.source.first_row()
         if self.question_field != "prompt" or first is None or was_collected(first, "chosen"):
             return self.question_field
         return next((name for name in QUESTIONS if first.fields.get(name) is not None), None)
 
     def _key(self) -> tuple[str, str, Words]:
-        if self._asked is None:
+        if self._question_column is None:
             return self.chosen_field, "chosen_field", _before
-        return self._asked, "question_field", question_in
+        return self._question_column, "question_field", question_in
 
     def _read(self, row: DataRow) -> Pair:
         pair = self._pair(row)
         if pair.chosen == pair.rejected:
-            raise DataError(f"{row.place}: both answers are the same, so nothing is preferred. Drop the row.")
+            raise DataError(f"{row.place}: both answers are the same. Drop the row.")
         return pair
 
     def _pair(self, row: DataRow) -> Pair:
         fields = ((self.chosen_field, "chosen_field"), (self.rejected_field, "rejected_field"))
-        if self._asked is not None:
-            asked = self.question_of(row)
-            found = (answered(asked, answers_in(row, *field)) for field in fields)
+        if self._question_column is not None:
+            begin = self.question_of(row)
+            found = (answered(begin, answers_in(row, *field)) for field in fields)
             (question, chosen), (other, rejected) = (
-                (replace(asked, messages=(*asked.messages, *before)), last) for *before, last in found
+                (replace(begin, messages=(*begin.messages, *before)), last) for *before, last in found
             )
         else:
             (question, chosen), (other, rejected) = (_whole(row, *field) for field in fields)
         if question != other:
             raise DataError(
-                f"{row.place}: '{self.chosen_field}' and '{self.rejected_field}' differ before their last messages. Only the "
-                "last message may differ. Fix or drop the row."
+                f"{row.place}: '{self.chosen_field}' and '{self.rejected_field}' differ before their last messages. Fix or drop the row."
             )
         return Pair(question, chosen, rejected)
 
@@ -281,14 +280,14 @@ class Preferences(RecordedData, Recorded):
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
-        """Open the world of one pair."""
+        """Start an episode of one pair."""
         pair = self._pair(split_of(self.rows, task.id))
         answers = ((pair.chosen, 1.0), (pair.rejected, 0.0))
 
-        def worth(agent: str, text: str) -> float | None:
-            return next((value for answer, value in answers if _is_said(answer, text)), None)
+        def reward(agent: str, text: str) -> float | None:
+            return next((value for answer, value in answers if _is_answer(answer, text)), None)
 
-        return RecordedWorld({agent: [task.question] for agent in agents}, worth)
+        return RecordedWorld({agent: [task.question] for agent in agents}, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the chosen answer in even samples, the rejected one in odd ones."""
@@ -306,9 +305,9 @@ def was_collected(row: DataRow | None, other: str) -> bool:
 
 
 def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
-    """Return a pair of every conversation of collected rows that was answered better and worse.
+    """Return a pair of every conversation of collected rows that has answers of different rewards.
 
-    DataError where there is none: nothing is preferred then.
+    DataError if there is none.
     """
     answers: dict[str, list[DataRow]] = {}
     for row in rows:
@@ -317,43 +316,42 @@ def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
             raise DataError(
                 f"{row.place}: the field 'reward' holds {reward!r:.40}, no number. Fix or drop the row."
             )
-        asked = json.dumps([row.fields.get("agent"), row.fields.get("messages")])
-        answers.setdefault(asked, []).append(row)
+        conversation = json.dumps([row.fields.get("agent"), row.fields.get("messages")])
+        answers.setdefault(conversation, []).append(row)
     pairs = []
-    for given in answers.values():
-        better = max(given, key=lambda row: cast("float", row.fields["reward"]))
-        worse = min(given, key=lambda row: cast("float", row.fields["reward"]))
+    for own in answers.values():
+        better = max(own, key=lambda row: cast("float", row.fields["reward"]))
+        worse = min(own, key=lambda row: cast("float", row.fields["reward"]))
         if better.fields["reward"] != worse.fields["reward"]:
+            messages = cast("list[Json]", better.fields["messages"])
             fields = {
-                "prompt": [
-                    each for each in cast("list[Json]", better.fields["messages"]) if not _system(each)
-                ],
+                "prompt": [each for each in messages if not _system(each)],
                 "chosen": better.fields.get("completion"),
                 "rejected": worse.fields.get("completion"),
             }
             pairs.append(DataRow(f"{better.place} and {worse.place}", fields))
     if rows and not pairs:
         raise DataError(
-            f"{rows[0].place.rpartition(', ')[0]}: none of {len(answers)} conversations was answered twice with different rewards, so "
-            "nothing is preferred. Collect more episodes of each task (`kapelle collect --samples 8`, without --min-reward)."
+            f"{rows[0].place.rpartition(', ')[0]}: none of {len(answers)} conversations has two answers with different rewards. "
+            "Collect more episodes of each task (`kapelle collect --samples 8`, without --min-reward)."
         )
     return tuple(pairs)
 
 
 def _system(message: Json) -> bool:
-    """Return whether a message is a system message: the team has its own."""
+    """Return whether a message is a system message, which the team replaces."""
     return isinstance(message, Mapping) and message.get("role") == "system"
 
 
 def _whole(row: DataRow, field: str, setting: str) -> tuple[Question, Message]:
-    """Return the conversation before the last message of a field, and that message; of a transcript likewise."""
+    """Return the conversation before the last message of a field or transcript, and that message."""
     value = field_of(row, field, setting)
     is_transcript = isinstance(value, str)
     messages = _transcript(row, value, field) if is_transcript else messages_in(row, field, setting)
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise DataError(
-            f"{row.place}: the field '{field}' holds no conversation that ends with the assistant's answer. Fix or drop the row, or set "
-            "`environment.question_field` to the field of the question."
+            f"{row.place}: the field '{field}' needs a conversation that ends with the assistant's answer. Fix or drop the row, or "
+            "set `environment.question_field` to the field of the question."
         )
     system = "\n\n".join(message.content for message in messages if message.role == "system")
     return Question(tuple(m for m in messages[:-1] if m.role != "system"), system), messages[-1]
@@ -372,8 +370,8 @@ def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
     opening, *parts = _SPEAKER.split(f"\n\n{text.lstrip()}")
     if opening.strip() or not parts:
         raise DataError(
-            f"{row.place}: the field '{field}' is no transcript that begins with 'Human:'. Set `environment.question_field` to the "
-            "field that holds the question."
+            f"{row.place}: the field '{field}' needs a transcript that begins with 'Human:'. Or set `environment.question_field` to "
+            "the field of the question."
         )
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(
@@ -382,12 +380,12 @@ def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
 
 
 def _answer(message: Message) -> str | Message:
-    """Return a recorded message as `Recorded.recorded` does: one that is more than its text as a whole."""
+    """Return a recorded message as `Recorded.recorded` does: its text, or the message if it has more than text."""
     return message.content if message.structured is None else message
 
 
-def _is_said(answer: Message, text: str) -> bool:
-    """Return whether a text is a recorded answer: word for word, or with the same tool calls in the template's own form."""
+def _is_answer(answer: Message, text: str) -> bool:
+    """Return whether a text is a recorded answer: word for word, or with the same tool calls in the template's form."""
     if answer.structured is None or "tool_calls" not in json.loads(answer.structured):
         return text == answer.content
     try:
@@ -404,47 +402,45 @@ def _conversation_text(row: DataRow, field: str, setting: str) -> str:
     return as_text([message for message in messages_in(row, field, setting) if message.role != "system"])
 
 
-Spoken = tuple[tuple[tuple[Message, ...], Message], ...]
-"""(messages that the agent read, its answer), turn by turn."""
-
-
+Turns = tuple[tuple[tuple[Message, ...], Message], ...]
+"""(messages that the agent reads, its answer), turn by turn."""
 _COLLECTED = ("messages", "completion", "agent")
 
 
 class Trajectories(RecordedData, Recorded):
-    """Recorded trajectories: the turns of agents, to be learned by imitation (SFT).
+    """Recorded trajectories: the turns of agents, for imitation learning (SFT).
 
-    A row is a question and what each agent answered, or a whole conversation:
+    A row is a question with the answer of each agent, or a whole conversation:
 
         {"question": "47+85", "notes": "2,12+1", "answer": "132"}     answers: {reasoner: notes, actor: answer}
         {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
         {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes, without further settings
 
-    Of a conversation every message that a model wrote is a turn, and what stands before it is what the agent reads, its system
-    message as the task's; those of collected rows are left out, since the team has its own. `workflow.name: parallel` plays all of
-    them. A row with an agent's name is played by that agent alone. Collected rows of agents of whom none is in the team are for all agents.
+    Every message of the assistant in a conversation is a turn, and the agent reads the messages before it. Its system message is
+    the task's, except in collected rows, which have the team's own. `workflow.name: parallel` runs all turns. A row with an agent's
+    name belongs to that agent alone. If no agent of collected rows is in the team, the rows are for all agents.
     """
 
     name: Literal["trajectories"] = "trajectories"
     question_field: str = "question"
-    """The field that asks."""
+    """The field of the question."""
     answer_field: str = "answer"
     """The turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
     answers: Mapping[str, str] = {}
     """Agent → the field that holds its turn."""
     messages_field: str | None = None
-    """A conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` or `conversations` of rows
-    without them."""
+    """The field of a conversation, in OpenAI's or ShareGPT's form, in place of question and answer; null takes `messages` or
+    `conversations` of rows without them."""
     agent_field: str | None = None
-    """The one agent whose turns these are; null gives them to all agents."""
+    """The field with the name of the agent of these turns; null gives them to all agents."""
 
     def answers_per_task(self) -> int:
-        """One record a task."""
+        """One record per task."""
         return 1
 
     @cached_property
     def _named(self) -> tuple[str | None, str, str | None]:
-        """The fields of a conversation, of an answer and of an agent: as set, or where `kapelle collect` puts them."""
+        """The fields of a conversation, of an answer and of an agent: as set, or as `kapelle collect` writes them."""
         own = (self.messages_field, self.answer_field, self.agent_field)
         if (own, self.question_field, self.answers) != ((None, "answer", None), "question", {}):
             return own
@@ -458,8 +454,8 @@ class Trajectories(RecordedData, Recorded):
         return own if found is None else (found, "answer", None)
 
     @property
-    def _asked(self) -> str:
-        """The field of the question, where it is no conversation of several turns."""
+    def _question_column(self) -> str:
+        """The field of the question, if it is no conversation of several turns."""
         return "prompt" if self._named == (None, "completion", None) else self.question_field
 
     @cached_property
@@ -470,46 +466,46 @@ class Trajectories(RecordedData, Recorded):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; DataError names file, line and field of those without a record, if they are many."""
+        """Read every row; DataError names file, line and field of rows without a record, if there are too many."""
         for agent in self.answers:
             need_known("environment.answers", "agent", agent, agents)
         for split in ("train", "test"):
             for row in self.rows.of(split):
-                self._speakers(row, agents)
+                self._agents_of(row, agents)
 
     def _key(self) -> tuple[str, str, Words]:
         messages = self._named[0]
         if messages is None:
-            return self._asked, "question_field", question_in
+            return self._question_column, "question_field", question_in
         return messages, "messages_field", _conversation_text
 
     def _read(self, row: DataRow) -> None:
         for agent in (*self.answers, ""):
-            # Where `answers` names every agent, nobody is left for `answer_field`.
+            # If `answers` names every agent, rows need no `answer_field`.
             if agent or not self.answers or self._named[1] in row.fields:
-                self._spoken(row, agent)
+                self._turns(row, agent)
 
-    def _speakers(self, row: DataRow, agents: Sequence[str]) -> tuple[str, ...]:
+    def _agents_of(self, row: DataRow, agents: Sequence[str]) -> tuple[str, ...]:
         field = self._named[2]
         if field is None:
             return tuple(agents)
         name = message_in(row, field, "agent_field").content
         if self.agent_field is None and self._agents_on_record.isdisjoint(agents):
-            return tuple(agents)  # another team's turns, such as those of a model that played alone
+            return tuple(agents)  # turns of another team, such as a single model
         if name not in agents:
             raise DataError(f"{row.place}: agent '{name}' is not in the team.{did_you_mean(name, agents)}")
         return (name,)
 
-    def _spoken(self, row: DataRow, agent: str) -> Spoken:
+    def _turns(self, row: DataRow, agent: str) -> Turns:
         messages, answer, _ = self._named
         if messages is None:
             field = self.answers.get(agent, answer)
             setting = f"answers.{agent}" if agent in self.answers else "answer_field"
-            asked = self.question_of(row)
-            return _turns(answered(asked, answers_in(row, field, setting)), asked.messages)
+            question = self.question_of(row)
+            return _turns(answered(question, answers_in(row, field, setting)), question.messages)
         return self._conversation(row, messages)
 
-    def _conversation(self, row: DataRow, field: str) -> Spoken:
+    def _conversation(self, row: DataRow, field: str) -> Turns:
         messages = messages_in(row, field, "messages_field")
         answer = self._named[1]
         if answer in row.fields:
@@ -517,49 +513,49 @@ class Trajectories(RecordedData, Recorded):
         turns = _turns(messages)
         if not turns:
             raise DataError(
-                f"{row.place}: the field '{field}' has no message of the assistant that answers another one. Fix or drop the row."
+                f"{row.place}: the field '{field}' has no answer of the assistant. Fix or drop the row."
             )
         return turns
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the record at an index; its question is what is read first."""
+        """Return the record at an index; its question is the first text that is read."""
         row = self.rows.of(split)[index]
         messages = self._named[0]
         if messages is None:
             task = self.question_of(row).task(f"{split}-{index}", rendered=self.rendered_prompts)
-            read = [heard for heard, _ in self._spoken(row, "")] if self._named[1] in row.fields else []
+            read = [before for before, _ in self._turns(row, "")] if self._named[1] in row.fields else []
             return replace(task, messages=rounds(*read)) if len(read) > 1 else task
-        told = () if self._named == _COLLECTED else messages_in(row, messages, "messages_field")
-        system = "\n\n".join(message.content for message in told if message.role == "system")
-        read = [heard for heard, _ in self._conversation(row, messages)]
+        system_of = () if self._named == _COLLECTED else messages_in(row, messages, "messages_field")
+        system = "\n\n".join(message.content for message in system_of if message.role == "system")
+        read = [before for before, _ in self._conversation(row, messages)]
         return Task(f"{split}-{index}", as_text(read[0]), system=system, messages=rounds(*read))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedWorld:
-        """Open the world of one record."""
+        """Start an episode of one record."""
         row = split_of(self.rows, task.id)
-        spoken = {agent: self._spoken(row, agent) for agent in self._speakers(row, agents)}
+        turns = {agent: self._turns(row, agent) for agent in self._agents_of(row, agents)}
 
-        def worth(agent: str, text: str) -> float | None:
-            return 1.0 if any(_is_said(said, text) for _, said in spoken[agent]) else None
+        def reward(agent: str, text: str) -> float | None:
+            return 1.0 if any(_is_answer(answer, text) for _, answer in turns[agent]) else None
 
-        heard = {agent: [as_text(read) for read, _ in turns] for agent, turns in spoken.items()}
-        return RecordedWorld(heard, worth)
+        reads = {agent: [as_text(before) for before, _ in own] for agent, own in turns.items()}
+        return RecordedWorld(reads, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
         """Return the agent's recorded turn."""
-        answers = 0  # of the conversation so far, those in what the agent has read among them
-        for heard, said in self._spoken(split_of(self.rows, task.id), agent):  # noqa: B007 - the last one stays
-            answers += sum(message.role == "assistant" for message in heard)
+        answers = 0  # in the conversation so far, also those that the agent only reads
+        for before, answer in self._turns(split_of(self.rows, task.id), agent):  # noqa: B007 - used after the loop
+            answers += sum(message.role == "assistant" for message in before)
             if turn <= answers:
                 break
             answers += 1
-        return _answer(said)
+        return _answer(answer)
 
 
-def _turns(messages: Sequence[Message], before: Sequence[Message] = ()) -> Spoken:
-    """Return the answers in messages with what was read before each.
+def _turns(messages: Sequence[Message], before: Sequence[Message] = ()) -> Turns:
+    """Return the answers in messages, each with the messages before it.
 
-    An answer to nothing, such as a greeting at the beginning, is read like another message.
+    An answer without a message before it, such as a greeting, is read like any other message.
     """
     turns: list[tuple[tuple[Message, ...], Message]] = []
     read = list(before)

@@ -1,4 +1,4 @@
-"""Rows of messages stay conversations: the chat template renders them, with roles, tool calls and tools."""
+"""Rows of messages are rendered by the chat template, with roles, tool calls and tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CALLING: list[dict[str, Any]] = [
 
 
 def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = True) -> str:
-    """Return what the template makes of plain messages."""
+    """Return the template's text of plain messages."""
     rows = [{**message} for message in messages]
     return str(
         RENDERER.tokenizer.apply_chat_template(rows, tools, tokenize=False, add_generation_prompt=prompt)
@@ -49,7 +49,7 @@ def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt
 
 
 async def episode(environment: Environment, workflow: Any = None, *agents: Agent) -> Episode:
-    """Play the first task with agents that answer `ok`, or what the record says."""
+    """Return an episode of the first task with agents that answer `ok`, or the record."""
     seats = agents or (Agent("solver"),)
     team = Team(
         seats,
@@ -132,7 +132,7 @@ async def test_a_prompt_is_rendered_as_a_conversation(
     assert prompt_of(one) == rendered(messages, tools)
 
 
-async def test_the_tools_of_a_row_stay_the_templates_inside_a_prompt(tmp_path: Path) -> None:
+async def test_tools_of_a_row_stay_inside_an_agents_prompt(tmp_path: Path) -> None:
     row = {"prompt": "1+1", "tools": [TOOL]}
     one = await episode(rewarded(row), Solo(), Agent("solver", prompt="Solve this: {question}"))
     assert prompt_of(one) == rendered([{"role": "user", "content": "Solve this: 1+1"}], [TOOL])
@@ -141,7 +141,7 @@ async def test_the_tools_of_a_row_stay_the_templates_inside_a_prompt(tmp_path: P
     assert prompt_of(two) == rendered([{"role": "user", "content": "1+1\n\nA. 2\nB. 3"}], [TOOL])
 
 
-def test_a_tools_result_has_the_name_of_its_call_in_any_order() -> None:
+def test_a_result_has_the_name_of_its_call() -> None:
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "ba"]
     row = {"prompt": [CALLING[0], {"role": "assistant", "content": None, "tool_calls": calls}, *results]}
@@ -149,7 +149,7 @@ def test_a_tools_result_has_the_name_of_its_call_in_any_order() -> None:
     assert [json.loads(message.structured or "")["name"] for message in read[2:]] == ["b", "a"]
 
 
-async def test_every_agent_that_reads_the_question_reads_its_history() -> None:
+async def test_agents_with_the_question_in_their_prompt_read_its_history() -> None:
     agents = (
         Agent("planner"),
         Agent("coder", prompt="Plan: {planner}\n{question}"),
@@ -209,7 +209,7 @@ OTHER = [*HISTORY[2:3], {"role": "user", "content": "?"}, ANSWER]
         {"prompt": HISTORY, "chosen": HISTORY[1:2], "rejected": ANSWER},
     ],
 )
-def test_a_pair_whose_conversations_differ_is_no_pair(row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_pair_with_different_conversations_is_an_error(row: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1"):
         Preferences(path=file_of(tmp_path, row)).check(["solver"])
 
@@ -245,7 +245,7 @@ async def test_a_recorded_conversation_with_tools_has_the_tokens_of_the_template
         ),
     ],
 )
-async def test_every_answer_of_a_record_follows_what_stands_before_it(
+async def test_every_answer_of_a_record_follows_the_messages_before_it(
     row: dict[str, Any], read: list[list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     one = await episode(Trajectories(path=file_of(tmp_path, row)), Parallel())
@@ -253,7 +253,7 @@ async def test_every_answer_of_a_record_follows_what_stands_before_it(
     assert one.turns[-1].text == ("2" if "conversations" in row else "4")
 
 
-async def test_a_prompt_column_wins_over_a_question_column() -> None:
+async def test_a_prompt_column_precedes_a_question_column() -> None:
     made = rewarded({"question": "1+1", "prompt": HISTORY})
     assert prompt_of(await episode(made)) == rendered(HISTORY)
     assert "`prompt`" in made.remarks()[0]
@@ -264,8 +264,8 @@ async def test_a_prompt_column_wins_over_a_question_column() -> None:
 WHOLE = rendered(HISTORY)
 
 
-@pytest.mark.parametrize("before", ["", "<s>", "<|begin_of_text|>\n", "Continue: "])
-async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is(before: str) -> None:
+@pytest.mark.parametrize("before", ["", "Continue: "])
+async def test_a_rendered_prompt_is_reported_and_can_be_used_unchanged(before: str) -> None:
     wrapped = rewarded({"prompt": before + WHOLE}, {"prompt": "1+1"})
     assert "1 of 2 prompts" in wrapped.remarks()[0]
     plain = rewarded({"prompt": WHOLE, "tools": [TOOL]}, rendered_prompts=True)
@@ -285,6 +285,6 @@ async def test_a_rendered_prompt_is_reported_and_can_be_used_as_it_is(before: st
         ],
     ],
 )
-def test_a_message_that_cannot_be_read_is_named(messages: Any) -> None:
+def test_an_unreadable_message_is_an_error(messages: Any) -> None:
     with pytest.raises(DataError, match="Row 1"):
         rewarded({"prompt": messages}).check(["solver"])

@@ -45,7 +45,7 @@ def fill(folder: Path, train: bytes, test: bytes = lines(ROWS[4:])) -> Path:
 EXPECTED = (["q0", "q1", "q2", "q3"], ["q4", "q5"])
 
 
-def test_every_local_form_gives_the_same_rows(tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
     for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "jsonl.zst", "parquet"):
@@ -68,16 +68,14 @@ def test_every_local_form_gives_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken", [lambda whole: whole[:-3], lambda whole: whole[:30], lambda _: b"no frames at all"]
 )
-def test_compressed_rows_that_are_cut_short_are_refused(
-    tmp_path: Path, broken: Callable[[bytes], bytes]
-) -> None:
+def test_truncated_compressed_rows_are_an_error(tmp_path: Path, broken: Callable[[bytes], bytes]) -> None:
     file = tmp_path / "rows.jsonl.zst"
     file.write_bytes(broken(zstandard.compress(lines(ROWS) * 50)))
-    with pytest.raises(DataError, match=r"is damaged or cut short after row 0.*Fetch the file again"):
+    with pytest.raises(DataError, match="cut short"):
         read_rows(file)
 
 
-def test_shards_of_a_hub_download_are_found_in_the_configurations_folder(tmp_path: Path) -> None:
+def test_shards_are_found_in_the_folder_of_the_configuration(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
     (tmp_path / "main").mkdir()
@@ -104,55 +102,48 @@ def test_one_file_is_divided_by_a_hash_of_each_question(tmp_path: Path) -> None:
     assert 0.22 < len(test) / 1000 < 0.38
     shuffled = tmp_path / "shuffled.jsonl"
     shuffled.write_bytes(lines(rows[::-1]))
-    assert set(questions(load(shuffled))[1]) == set(test), "where a row stands does not matter"
+    assert set(questions(load(shuffled))[1]) == set(test)
 
 
-def test_train_rows_that_are_tested_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_train_rows_in_the_test_split_are_excluded_and_counted(tmp_path: Path) -> None:
     splits = load(fill(tmp_path, lines(ROWS[:5]), lines(ROWS[3:])))
     assert questions(splits) == (["q0", "q1", "q2"], ["q3", "q4", "q5"])
     assert splits.left_out == 2
 
 
-def test_splits_that_are_the_same_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Every train row"):
-        load(fill(tmp_path, lines(ROWS), lines(ROWS)))
-
-
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (lines(ROWS[:2]) + b"{oops\n", r"train.jsonl, line 3 is not JSON"),
+        (lines(ROWS[:2]) + b"{oops\n", r"train.jsonl, line 3"),
         (
             b'{"question": "1", "answer": "1", "answer": "2"}\n',
-            r"line 1 has the key 'answer' twice\. Rename or drop",
+            "twice",
         ),
         (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}\n", r"line 1 has an integer .* in quotes"),
         (lines(ROWS[:2]) + b"[1]\n", r"line 3 holds list, not an object"),
         (lines(ROWS[:2]) + b'{"question": "\xff"}\n', r"line 3 is not JSON"),
         (
             b'{"Question": "q"}\n',
-            r"line 1 has no field 'question'.*Did you mean 'Question'.*environment.question_field",
+            "Did you mean 'Question'",
         ),
-        (b'{"question": null}\n', r"line 1: the field 'question' holds NoneType.*Fix"),
-        (b'{"question": true}\n', r"holds bool"),
+        (b'{"question": null}\n', "NoneType"),
+        (b'{"question": true}\n', "bool"),
         (b"[" * 100_000 + b"\n", r"nested too deeply|not JSON"),
-        (b"", r"The train split of .* is empty"),
+        (b"", "empty"),
     ],
     ids=lambda value: repr(value)[:24],
 )
-def test_a_bad_row_is_named_with_its_file_and_line(tmp_path: Path, train: bytes, message: str) -> None:
+def test_a_bad_row_is_an_error_with_its_line(tmp_path: Path, train: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load(fill(tmp_path, train))
 
 
-def test_a_file_cut_short_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     whole = gzip.compress(lines(ROWS * 50))
     fill(tmp_path, b"").joinpath("train.jsonl").unlink()
     file = tmp_path / "train.jsonl.gz"
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        DataError, match=r"train.jsonl.gz' is damaged or cut short after row \d+.*Fetch the file again"
-    ):
+    with pytest.raises(DataError, match="cut short"):
         load(tmp_path)
     file.write_bytes(b"\x00" + whole)
     with pytest.raises(DataError, match="damaged"):
@@ -162,18 +153,11 @@ def test_a_file_cut_short_is_named_with_the_way_out(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
-    fill(tmp_path, b"").joinpath("train.jsonl").unlink()
-    (tmp_path / "train.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"train.parquet' cannot be read as parquet"):
-        load(tmp_path)
-
-
-def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     fill(tmp_path, lines(ROWS[:4]))
-    with pytest.raises(DataError, match=r"no file 'validation'.*It holds test.jsonl, train.jsonl"):
+    with pytest.raises(DataError, match=r"test\.jsonl, train\.jsonl"):
         load(tmp_path, test="validation")
-    with pytest.raises(DataError, match=r"no file or folder '.*nowhere'"):
+    with pytest.raises(DataError, match="nowhere"):
         load(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no file or folder"):
         load("data/gsm8k.jsonl")
@@ -181,13 +165,6 @@ def test_what_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
     odd.write_bytes(b"question,answer\n")
     with pytest.raises(DataError, match="format is unknown"):
         load(odd)
-
-
-def test_an_object_in_place_of_an_array_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "all.json"
-    file.write_text('{"rows": []}')
-    with pytest.raises(DataError, match=r"holds dict, not an array of rows"):
-        load(file)
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
@@ -204,32 +181,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
     monkeypatch.setattr("kapelle.environments.data.source.hub_fault", lambda *_: None)
 
 
-def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, ConnectionError("nothing in the cache"))
-    monkeypatch.setattr(
-        "kapelle.environments.data.source.hub_fault", lambda *_: "the hub cannot be reached: no route"
-    )
-    with pytest.raises(DataError, match=r"'train2': the hub cannot be reached: no route\. Check the name"):
-        load("owner/name", config="main", train="train2")
-
-
 def test_a_hub_name_is_loaded_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, None)
     assert questions(load("owner/name", config="main")) == EXPECTED
 
 
-def test_a_hub_that_cannot_be_reached_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, ConnectionError("no route\nand much more"))
-    with pytest.raises(
-        DataError, match=r"did not give its split 'train2': no route. Check the name and the network"
-    ):
+    with pytest.raises(DataError, match="no route"):
         load("owner/name", config="main", train="train2")
-
-
-def test_sources_are_described_apart(tmp_path: Path) -> None:
-    folder = source(fill(tmp_path, lines(ROWS[:4])))
-    assert folder.describe("train") == f"{tmp_path}, train"
-    assert folder.describe("test") == f"{tmp_path}, test"
-    file = source(tmp_path / "train.jsonl")
-    assert file.describe("test").endswith("train.jsonl, 30% of the rows, by a hash of the question")
-    assert "70%" in file.describe("train")

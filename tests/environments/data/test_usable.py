@@ -1,4 +1,4 @@
-"""Rows as they come: verl's and siiRL's parquet, and rows that cannot be used, which are named and left out."""
+"""verl's and siiRL's parquet, and unusable rows, which are reported and excluded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kapelle.errors import DataError
 
 
 def verl(question: str, answer: object, source: str = "openai/gsm8k", split: str = "train") -> dict[str, Any]:
-    """A row as verl's and siiRL's preprocessing writes it."""
+    """Return a row as verl's and siiRL's preprocessing writes it."""
     return {
         "data_source": source,
         "prompt": [
@@ -60,24 +60,14 @@ async def test_verls_parquet_is_read_with_dotted_fields(tmp_path: Path) -> None:
     path = str(parquet(tmp_path / "verl", train=train, test=test))
     environment = Math(path=path, question_field="prompt", answer_field="reward_model.ground_truth")
     task = environment.task("train", 0)
-    assert (task.question, task.data["answer"]) == ("0+1?", "1"), "system messages are the agents' own"
+    assert (task.question, task.data["answer"]) == ("0+1?", "1")
     assert (await environment.grade("#### x = 1", "1")).score == 1.0
     whole = Math(path=path, question_field="prompt", answer_field="extra_info.answer")
     assert whole.task("train", 0).data["answer"] == "1"
     assert whole.script("reasoner", whole.task("train", 0), (), 0) == "Work."
-    assert environment.task("test", 1).data["part"] == "math", "several sources are told apart"
-    with pytest.raises(
-        DataError, match=r"question_field=prompt environment.answer_field=reward_model.ground_truth"
-    ):
+    assert environment.task("test", 1).data["part"] == "math"
+    with pytest.raises(DataError, match=r"reward_model\.ground_truth"):
         Math(path=path).check(["solver"])
-
-
-def test_several_messages_keep_their_roles_and_order(tmp_path: Path) -> None:
-    row = verl("2+2?", "4")
-    row["prompt"][1:1] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "#### 2"}]
-    path = jsonl(tmp_path / "d", train=[row], test=[verl("9+9?", "18")])
-    asked = Math(path=path, question_field="prompt", answer_field="reward_model.ground_truth")
-    assert asked.task("train", 0).question == "user: 1+1?\n\nassistant: #### 2\n\nuser: 2+2?"
 
 
 @pytest.mark.slow
@@ -100,15 +90,10 @@ def test_a_team_trains_on_verls_parquet(tmp_path: Path, monkeypatch: pytest.Monk
             }
         )
     )
-    said = call("train", "tiny.yaml", *VERL, "--run-dir", "run")
-    assert said.code == 0, said.err
-    why = "train: 1 of 200 rows cannot be used and are left out: "
-    assert f"data: {why}" in said.out
-    tail = said.out[said.out.index("accuracy ") :]
-    assert f"data      {why}{folder}/train.parquet, row 18 has no answer" in tail
-    checked = call("validate", "tiny.yaml", *VERL)
-    assert checked.code == 0, checked.err
-    assert why in checked.out
+    result = call("train", "tiny.yaml", *VERL, "--run-dir", "run")
+    assert result.code == 0, result.err
+    assert result.out.count("1 of 200 rows") == 2, "at the start and at the end"
+    assert "row 18" in result.out
 
 
 GOOD = [{"question": f"q{k}", "answer": f"#### {k}"} for k in range(300)]
@@ -124,9 +109,7 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-def test_one_row_in_three_hundred_that_cannot_be_used_stops_nothing(
-    tmp_path: Path, bad: dict[str, Any]
-) -> None:
+def test_one_unusable_row_in_three_hundred_is_excluded(tmp_path: Path, bad: dict[str, Any]) -> None:
     path = jsonl(
         tmp_path / "d", train=[*GOOD[:100], bad, *GOOD[100:]], test=[{"question": "t", "answer": "1"}]
     )
@@ -134,24 +117,24 @@ def test_one_row_in_three_hundred_that_cannot_be_used_stops_nothing(
     environment.check(["solver"])
     assert environment.size("train") == 300
     assert offers(environment, Reporting)
-    assert environment.skipped()["train"].startswith("1 of 301 rows cannot be used and are left out: ")
+    assert environment.skipped()["train"].startswith("1 of 301 rows")
     assert f"{path}/train.jsonl, line 101" in environment.skipped()["train"]
 
 
-def test_above_the_share_the_run_does_not_start_and_the_first_rows_are_named(tmp_path: Path) -> None:
+def test_too_many_unusable_rows_are_an_error(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "d", train=[*GOOD[:100], *BAD], test=GOOD[200:])
     with pytest.raises(DataError) as refused:
         Math(path=path).check(["solver"])
-    said = str(refused.value)
-    assert "7 of 107 rows cannot be used, more than `environment.max_unusable` = 1.0%" in said
-    assert [f"line {line}" in said for line in (101, 102, 103, 104)] == [True, True, True, False]
-    assert said.endswith("and 4 more")
+    message = str(refused.value)
+    assert "7 of 107 rows" in message
+    assert [f"line {line}" in message for line in (101, 102, 103, 104)] == [True, True, True, False]
+    assert message.endswith("and 4 more")
     generous = Math(path=path, max_unusable=0.1)
     generous.check(["solver"])
     assert generous.size("train") == 100
 
 
-def test_every_environment_of_rows_leaves_out_and_says_so(tmp_path: Path) -> None:
+def test_every_environment_of_rows_excludes_unusable_ones(tmp_path: Path) -> None:
     pairs = [{"premise": f"p{k}", "hypothesis": "h", "label": "n"} for k in range(9)]
     nli = NLI(
         path=jsonl(tmp_path / "nli", train=[*pairs, {**pairs[0], "label": "?"}], test=[{**pairs[0], "premise": "t"}]),
@@ -185,15 +168,6 @@ def test_every_environment_of_rows_leaves_out_and_says_so(tmp_path: Path) -> Non
     assert both.skipped()["train"].count("1 of 10 rows") == 2
 
 
-def test_a_question_that_is_tested_is_not_trained_on_in_another_spelling(tmp_path: Path) -> None:
-    tested = {"question": "How many  Apples?", "answer": "1"}
-    train = [{"question": "how many apples? ", "answer": "1"}, {"question": "How many pears?", "answer": "2"}]
-    environment = Math(path=jsonl(tmp_path / "d", train=train, test=[tested]))
-    assert [environment.task("train", k).question for k in range(environment.size("train") or 0)] == [
-        "How many pears?"
-    ]
-
-
 def test_nli_and_code_read_verls_form_too(tmp_path: Path) -> None:
     rows = [verl("Premise … entail?", "neutral"), verl("Another?", "c")]
     nli = NLI(
@@ -211,13 +185,7 @@ def test_nli_and_code_read_verls_form_too(tmp_path: Path) -> None:
     assert code.task("train", 0).question == "Print one more."
 
 
-def test_where_no_row_can_be_used_no_share_is_named(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "d", train=BAD[:2], test=GOOD[200:])
-    with pytest.raises(DataError, match=r"train: 2 of 2 rows cannot be used: .*line 1"):
-        Math(path=path).check(["solver"])
-
-
-def test_a_share_that_holds_nothing_out_is_named_with_its_number_of_rows(tmp_path: Path) -> None:
+def test_an_empty_test_share_is_an_error(tmp_path: Path) -> None:
     folder = jsonl(tmp_path / "d", rows=GOOD[:4])
-    with pytest.raises(DataError, match=r"Of 4 rows of .* none is left to test on .*test_share` = 0.01"):
+    with pytest.raises(DataError, match="test_share"):
         Math(path=f"{folder}/rows.jsonl", test_share=0.01).check(["solver"])

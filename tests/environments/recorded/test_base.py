@@ -1,4 +1,4 @@
-"""Recorded data as episodes: what is said, what it is worth, what stays apart, and what is wrong with a file."""
+"""Recorded data as episodes: texts, rewards, splits, and errors in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.support.tiny import sections
 
 from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.environment import Recorded, offers
 from kapelle.environments.recorded import Labelled, Preferences, Trajectories
 from kapelle.errors import ConfigError, DataError
 from kapelle.training.trainer import Trainer
@@ -34,7 +33,7 @@ def folder(
 def played(
     environment: dict[str, Any], algorithm: dict[str, Any] | None = None, **over: Any
 ) -> list[Episode]:
-    """The episodes of one step of what a teacher plays."""
+    """Return the episodes of one step with a teacher."""
     run = Trainer(
         **sections(
             **{
@@ -50,8 +49,8 @@ def played(
     return [episode for group in next(run.steps(1)).groups for episode in group.episodes]
 
 
-def told(episode: Episode) -> list[tuple[str, str, str]]:
-    """(agent, what it heard, what it said)."""
+def read_and_written(episode: Episode) -> list[tuple[str, str, str]]:
+    """Return (agent, what it read, what it wrote) of every turn."""
     assert episode.error is None, episode.error
     return [(t.agent, t.heard[-1].content, t.text) for t in episode.turns]
 
@@ -60,10 +59,10 @@ class TestTrajectories:
     def test_a_question_and_an_answer(self, tmp_path: Path) -> None:
         path = folder(tmp_path, [{"question": "1+1", "answer": "2"}])
         (one,) = played({"name": "trajectories", "path": path})
-        assert told(one) == [("agent_0", "1+1", "2")]
+        assert read_and_written(one) == [("agent_0", "1+1", "2")]
         assert (one.rewards, one.success) == ({"agent_0": 1.0}, 1.0)
 
-    def test_each_agent_says_its_own_part(self, tmp_path: Path) -> None:
+    def test_each_agent_writes_its_own_part(self, tmp_path: Path) -> None:
         path = folder(tmp_path, [{"question": "47+85", "notes": "2,12+1", "answer": "132"}])
         (one,) = played(
             {"name": "trajectories", "path": path, "answers": {"reasoner": "notes"}},
@@ -73,9 +72,9 @@ class TestTrajectories:
                 "lora": {"rank": 2},
             },
         )
-        assert told(one) == [("reasoner", "47+85", "2,12+1"), ("actor", "2,12+1", "132")]
+        assert read_and_written(one) == [("reasoner", "47+85", "2,12+1"), ("actor", "2,12+1", "132")]
 
-    def test_a_conversation_is_as_many_turns_as_the_model_spoke(self, tmp_path: Path) -> None:
+    def test_each_answer_in_a_conversation_is_a_turn(self, tmp_path: Path) -> None:
         rows = [
             {"talk": [
                 {"role": "system", "content": "Be short."},
@@ -92,9 +91,9 @@ class TestTrajectories:
         (one,) = played(
             {"name": "trajectories", "path": path, "messages_field": "talk"}, workflow={"name": "parallel"}
         )
-        assert told(one) == [("agent_0", "Hi", "Ho"), ("agent_0", "And?", "Seven")]
+        assert read_and_written(one) == [("agent_0", "Hi", "Ho"), ("agent_0", "And?", "Seven")]
 
-    def test_what_collect_writes_is_said_again_by_the_agent_that_said_it(self, tmp_path: Path) -> None:
+    def test_collected_rows_belong_to_their_agent(self, tmp_path: Path) -> None:
         rows = [
             {"agent": "agent_1", "messages": [{"role": "user", "content": "2,11+1"}], "completion": "132"},
         ]
@@ -110,9 +109,9 @@ class TestTrajectories:
             workflow={"name": "parallel"},
             team={"agents": 2, "lora": {"rank": 2}},
         )
-        assert told(one) == [("agent_1", "2,11+1", "132")]
+        assert read_and_written(one) == [("agent_1", "2,11+1", "132")]
 
-    def test_a_question_of_the_test_split_is_not_trained_on(self, tmp_path: Path) -> None:
+    def test_questions_of_the_test_split_are_excluded(self, tmp_path: Path) -> None:
         rows = [{"question": q, "answer": "x"} for q in "abc"]
         path = folder(tmp_path, rows, [{"question": "b", "answer": "y"}])
         environment = Trajectories(path=path)
@@ -123,31 +122,15 @@ class TestTrajectories:
 
     def test_the_line_and_field_of_what_is_missing(self, tmp_path: Path) -> None:
         path = folder(tmp_path, [{"question": "a", "answer": "x"}, {"question": "b", "anser": "y"}])
-        with pytest.raises(
-            DataError, match=r"train\.jsonl, line 2 has no field 'answer'.*'anser'.*answer_field"
-        ):
+        with pytest.raises(DataError, match=r"line 2 has no field 'answer'"):
             Trajectories(path=path).check(["a"])
 
     def test_a_conversation_without_roles_is_refused_with_its_place(self, tmp_path: Path) -> None:
         path = folder(
             tmp_path, [{"talk": [{"role": "user"}]}], [{"talk": [{"role": "user", "content": "x"}]}]
         )
-        with pytest.raises(DataError, match=r"train\.jsonl, line 1: message 0 .*messages_field"):
+        with pytest.raises(DataError, match=r"line 1: message 0"):
             Trajectories(path=path, messages_field="talk").check(["a"])
-
-    def test_nobody_speaks(self, tmp_path: Path) -> None:
-        path = folder(
-            tmp_path,
-            [{"talk": [{"role": "user", "content": "a"}]}],
-            [{"talk": [{"role": "user", "content": "x"}]}],
-        )
-        with pytest.raises(DataError, match="line 1: the field 'talk'"):
-            Trajectories(path=path, messages_field="talk").check(["a"])
-
-    def test_an_answer_for_nobody_is_refused(self, tmp_path: Path) -> None:
-        path = folder(tmp_path, [{"question": "a", "answer": "x"}])
-        with pytest.raises(ConfigError, match=r"unknown agent 'raesoner'.*'reasoner'"):
-            Trajectories(path=path, answers={"raesoner": "notes"}).check(["reasoner"])
 
 
 PAIR = {"prompt": "Say a.", "chosen": "a", "rejected": "b"}
@@ -158,8 +141,8 @@ class TestPreferences:
         chosen, rejected = played(
             {"name": "preferences", "path": folder(tmp_path, [PAIR])}, {"name": "dpo", "data": "recorded"}
         )
-        assert told(chosen) == [("agent_0", "Say a.", "a")]
-        assert told(rejected) == [("agent_0", "Say a.", "b")]
+        assert read_and_written(chosen) == [("agent_0", "Say a.", "a")]
+        assert read_and_written(rejected) == [("agent_0", "Say a.", "b")]
         assert [e.rewards["agent_0"] for e in (chosen, rejected)] == [1.0, 0.0]
 
     def test_messages_and_conversations_are_answers_too(self, tmp_path: Path) -> None:
@@ -182,26 +165,9 @@ class TestPreferences:
         assert [environment.recorded("a", task, 0, k) for k in range(3)] == ["yes", "no", "yes"]
         assert environment.task("test", 0).question == "Hi"
 
-    def test_transcripts(self, tmp_path: Path) -> None:
-        opening = "\n\nHuman: Hi\n\nAssistant: Ho\n\nHuman: ?"
-        rows = [{"chosen": f"{opening}\n\nAssistant: yes", "rejected": f"{opening}\n\nAssistant: no"}]
-        other = [{"chosen": "\n\nHuman: x\n\nAssistant: y", "rejected": "\n\nHuman: x\n\nAssistant: z"}]
-        environment = Preferences(path=folder(tmp_path, rows, other), question_field=None)
-        task = environment.task("train", 0)
-        assert [m.role for m in task.messages[0]] == ["user", "assistant", "user"]
-        assert [environment.recorded("a", task, 0, k) for k in range(2)] == ["yes", "no"]
-
-    def test_two_answers_that_are_the_same_prefer_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="line 1: both answers are the same"):
+    def test_equal_answers_are_no_pair(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="line 1"):
             Preferences(path=folder(tmp_path, [{**PAIR, "rejected": "a"}])).check(["a"])
-
-    def test_no_transcript(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"line 1.*question_field"):
-            Preferences(path=folder(tmp_path, [PAIR]), question_field=None).check(["a"])
-
-    def test_supervised_learning_takes_the_chosen_one(self, tmp_path: Path) -> None:
-        (one,) = played({"name": "preferences", "path": folder(tmp_path, [PAIR])})
-        assert told(one) == [("agent_0", "Say a.", "a")]
 
 
 class TestLabelled:
@@ -225,29 +191,20 @@ class TestLabelled:
         ]  # fmt: skip
 
     def test_a_label_that_is_none_is_refused_with_its_place(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"line 1: the label 's\.ok' is 'yes'"):
+        with pytest.raises(DataError, match=r"line 1: the label 's\.ok'"):
             self.environment(tmp_path, s={"text": "2", "ok": "yes"}).check(["a"])
 
     def test_a_field_inside_that_is_missing_is_named_whole(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"line 1 has no field 's\.text'.*'txt'.*environment\.solutions"):
+        with pytest.raises(DataError, match=r"line 1 has no field 's\.text'"):
             self.environment(tmp_path, s={"txt": "2", "ok": True}).check(["a"])
 
 
 class TestRefused:
     def test_playing_for_rewards_on_records(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="rewards recorded answers alone"):
+        with pytest.raises(ConfigError, match="recorded"):
             played(
                 {"name": "preferences", "path": folder(tmp_path, [PAIR])}, {"name": "grpo", "group_size": 2}
             )
-
-    def test_comparing_where_there_is_one_answer(self, tmp_path: Path) -> None:
-        path = folder(tmp_path, [{"question": "a", "answer": "x"}])
-        with pytest.raises(ConfigError, match="`dpo` compares several answers"):
-            played({"name": "trajectories", "path": path}, {"name": "dpo", "data": "recorded"})
-
-    def test_one_file_for_both(self) -> None:
-        with pytest.raises(ValueError, match="both name 'a'"):
-            Preferences(path="x", train="a", test="a")
 
 
 def test_a_policy_on_records_is_paid_for_recorded_words_alone(tmp_path: Path) -> None:
@@ -263,11 +220,6 @@ def test_a_policy_on_records_is_paid_for_recorded_words_alone(tmp_path: Path) ->
     assert result.success is None
     assert result.failed == 0
     assert isinstance(run.engine, TorchTrainEngine)
-
-
-def test_all_three_are_records(tmp_path: Path) -> None:
-    pieces = Trajectories(path="x"), Preferences(path="x"), Labelled(path="x")
-    assert all(offers(piece, Recorded) for piece in pieces)
 
 
 @pytest.mark.data
@@ -297,18 +249,3 @@ class TestRealData:
             for index in range(environment.size(split) or 0):
                 seen.setdefault(environment.task(split, index).question, set()).add(split)
         assert all(len(splits) == 1 for splits in seen.values())
-
-
-def test_conversations_need_no_setting_and_keep_their_system_message(tmp_path: Path) -> None:
-    said = [("system", "Be brief."), ("user", "2+2"), ("assistant", "4")]
-    talk = [{"role": role, "content": text} for role, text in said]
-    other = [{"role": "user", "content": "1+1"}, talk[2]]
-    environment = Trajectories(path=folder(tmp_path, [{"messages": talk}], [{"messages": other}]))
-    task = environment.task("train", 0)
-    assert (task.question, task.system) == ("2+2", "Be brief.")
-    assert environment.recorded("a", task, 0, 0) == "4"
-    pairs = tmp_path / "pairs"
-    pairs.mkdir()
-    row = {"prompt": talk[:2], "chosen": "4", "rejected": "5"}
-    asked = Preferences(path=folder(pairs, [row], [{**row, "prompt": "1+1"}])).task("train", 0)
-    assert (asked.question, asked.system) == ("2+2", "Be brief.")

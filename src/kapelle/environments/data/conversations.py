@@ -19,10 +19,10 @@ from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Task, as_text, worded
 
 QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
-"""Columns in which the question is looked for by default, in this order."""
+"""Default columns of the question, in this order."""
 
 MAX_QUESTION = 50_000
-"""Characters of a question; a longer one fits no model that trains here, and is most often a damaged row."""
+"""Most characters of a question; a longer one is usually a damaged row."""
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -37,7 +37,7 @@ ROLES: Mapping[str, str] = {
     "function": "tool",
     "observation": "tool",
 }
-"""Role in OpenAI's, ShareGPT's or Gemma's words → the role that chat templates know."""
+"""Role in OpenAI's, ShareGPT's or Gemma's form → the role in chat templates."""
 
 RENDERED = re.compile(
     r"<\|im_start\|>|<\|im_(?:system|user|assistant)\|>|<\|start_header_id\|>|<\|start_of_role\|>|<\|START_OF_TURN_TOKEN\|>"
@@ -64,8 +64,7 @@ def field_of(row: DataRow, field: str, setting: str) -> Json:
                 else ""
             )
             raise DataError(
-                f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to the field "
-                f"that the data have.{verl}"
+                f"{row.place} has no field '{at}'.{did_you_mean(key, known)} Set `environment.{setting}` to a field of the data.{verl}"
             )
         value = known[key]
     return value
@@ -79,7 +78,7 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
             f"{row.place}: the field '{field}' holds {type(value).__name__}, not text or a number. "
             f"Fix or drop the row, or set `environment.{setting}`."
         )
-    if value != value:  # noqa: PLR0124 - NaN: how pandas writes a missing value
+    if value != value:  # noqa: PLR0124 - NaN, a missing value in pandas
         raise DataError(f"{row.place}: the field '{field}' holds NaN, a missing value. Fix or drop the row.")
     text = str(value)
     if not text.strip():
@@ -91,7 +90,7 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
 
 
 def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
-    """Return the messages of a conversation, a message, or a text; tools of the row's `tools` go to the first user message.
+    """Return the messages of a conversation, a message, or a text; the first user message gets the tools of the row's `tools`.
 
     DataError, with the row's place, for a message without role or text.
     """
@@ -113,7 +112,7 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
             raise DataError(
                 f"{row.place}: message {number} of the field '{field}' {fault}. Fix or drop the row, or set `environment.{setting}`."
             ) from None
-    system = row.fields.get("system")  # ShareGPT's rows have it in a column
+    system = row.fields.get("system")  # as in ShareGPT's rows
     if isinstance(value, list) and isinstance(system, str) and all(m.role != "system" for m in read):
         read = [Message("system", system), *read] if system.strip() else read
     tools = _tools(row)
@@ -121,13 +120,13 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
     if tools and first is not None:
         content = read[first].content
         structured = json.dumps({"role": "user", "content": content, "tools": tools}, ensure_ascii=False)
-        words = f"{tools_prompt(tools, 'hermes')}\n\n{content}"  # for templates that know no tools
+        words = f"{tools_prompt(tools, 'hermes')}\n\n{content}"  # for templates without tools
         read[first] = replace(read[first], content=words, structured=structured)
     return tuple(read)
 
 
 def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Message:
-    """Return one message; ValueError says what is wrong with it. `open_calls` are (id, tool) of calls without a result yet."""
+    """Return one message; ValueError describes a fault. `open_calls` are (id, tool) of calls without a result so far."""
     fields = entry if isinstance(entry, Mapping) else {}
     named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
@@ -181,7 +180,7 @@ def _mappings(calls: Sequence[Json]) -> list[Mapping[str, Json]]:
 
 
 def _call(value: Json) -> ReadCall | UnreadCall:
-    """Return a tool call in OpenAI's form, or as ShareGPT writes it in a text."""
+    """Return a tool call in OpenAI's form, or in ShareGPT's text."""
     try:
         call = json.loads(value) if isinstance(value, str) else value
         call = call.get("function", call)
@@ -199,7 +198,7 @@ def _call(value: Json) -> ReadCall | UnreadCall:
 
 
 def _tools(row: DataRow) -> list[Json]:
-    """Return the tools of a row's column `tools`: JSON schemas in OpenAI's form, perhaps as a text of JSON; else none."""
+    """Return the tools of a row's column `tools`: JSON schemas in OpenAI's form, also as JSON text."""
     tools = row.fields.get("tools")
     if isinstance(tools, str):
         try:
@@ -213,7 +212,7 @@ def _tools(row: DataRow) -> list[Json]:
 
 
 def _without_none(value: Json) -> Json:
-    """Return a value without fields that are None: Arrow gives every struct in a column the fields of all of them."""
+    """Return a value without fields that are None: in Arrow every struct of a column has the fields of all."""
     if isinstance(value, Mapping):
         return {name: _without_none(each) for name, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
@@ -224,7 +223,7 @@ def _without_none(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a row asks: a conversation without the answer, or a single message."""
+    """A row's question: a conversation without the answer, or a single message."""
 
     messages: tuple[Message, ...]
     """Without system messages."""
@@ -233,16 +232,16 @@ class Question:
 
     @property
     def text(self) -> str:
-        """All of it as one text, for people, judges and prompts that are made of it."""
+        """The whole question as one text."""
         return as_text(self.messages)
 
     def worded(self, wording: Callable[[str], str]) -> Question:
-        """Return the same question with its last message in other words, such as inside a prompt."""
+        """Return the same question with a changed last message, such as inside a prompt."""
         *before, last = self.messages
         return replace(self, messages=(*before, worded(last, wording)))
 
     def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
-        """Return the task of this name (`Task.id`) that asks it; a rendered text as it is, without the row's tools."""
+        """Return its task, with this name as `Task.id`; a rendered text stays unchanged, without the row's tools."""
         if rendered and len(self.messages) == 1 and not self.system:
             row = json.loads(self.messages[0].structured or "{}")
             return Task(name, row.get("content", self.text), data or {}, rendered=True)
@@ -252,7 +251,7 @@ class Question:
 
 
 def rounds(*read: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Return `Task.messages` for what an agent reads turn by turn; empty where each is one plain message of the user."""
+    """Return `Task.messages` of what an agent reads turn by turn; empty if each is one plain user message."""
     plain = all(len(each) == 1 and each[0] == Message("user", each[0].content) for each in read)
     return () if plain else tuple(tuple(each) for each in read)
 
@@ -265,14 +264,14 @@ def read_question(row: DataRow, field: str, setting: str) -> Question:
     messages = messages_in(row, field, setting)
     system = "\n\n".join(m.content for m in messages if m.role == "system" and m.content.strip())
     rest = [message for message in messages if message.role != "system"]
-    while rest and rest[-1].role == "assistant":  # the answer of a data set for imitation
+    while rest and rest[-1].role == "assistant":  # the answer in a data set for imitation
         rest.pop()
     text = as_text(rest)
     if not rest or not text.strip():
-        raise DataError(f"{row.place}: the field '{field}' asks nothing. Fix or drop the row.")
+        raise DataError(f"{row.place}: the field '{field}' has no question. Fix or drop the row.")
     if len(text) > MAX_QUESTION:
         raise DataError(
-            f"{row.place}: the question has {len(text):,} characters; at most {MAX_QUESTION:,} are read. Drop the row."
+            f"{row.place}: the question has {len(text):,} characters; the limit is {MAX_QUESTION:,}. Drop the row."
         )
     return Question(tuple(rest), system)
 
@@ -290,8 +289,8 @@ def answers_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
     messages = messages_in(row, field, setting) if isinstance(value, list | Mapping) else ()
     if not messages or messages[-1].role != "assistant":
         raise DataError(
-            f"{row.place}: the field '{field}' holds no text, and no message or conversation of which the assistant's answer is the last. "
-            f"Fix or drop the row, or set `environment.{setting}`."
+            f"{row.place}: the field '{field}' needs a text, or messages that end with the assistant's answer. Fix or drop the row, "
+            f"or set `environment.{setting}`."
         )
     return messages
 
@@ -302,11 +301,11 @@ def message_in(row: DataRow, field: str, setting: str) -> Message:
 
 
 def answered(question: Question, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of an answer from the assistant's first one on; those of the question may be repeated before it."""
-    told = [message for message in messages if message.role != "system"]
+    """Return the messages of an answer from the assistant's first one on; they may begin with those of the question."""
+    rest = [message for message in messages if message.role != "system"]
     count = len(question.messages)
-    repeats = len(told) > count and all(
+    repeats = len(rest) > count and all(
         (one.role, one.content.strip()) == (other.role, other.content.strip())
-        for one, other in zip(told[:count], question.messages, strict=True)
+        for one, other in zip(rest[:count], question.messages, strict=True)
     )
-    return tuple(dropwhile(lambda message: message.role != "assistant", told[count if repeats else 0 :]))
+    return tuple(dropwhile(lambda message: message.role != "assistant", rest[count if repeats else 0 :]))

@@ -1,4 +1,4 @@
-"""Data sets written as the files that environments read: train and test apart, with a manifest of what was done.
+"""Data sets written as files for environments: disjoint train and test rows, with a manifest.
 
     prepared = prepare("gsm8k", Path("data/gsm8k"))                     from the Hugging Face hub
     prepared = prepare("anli", Path("data/anli"), source="downloads/anli", train=["r1_dev"], test=["r2_dev"])
@@ -6,7 +6,7 @@
     <folder>/
       train.jsonl     (or .parquet) rows with the fields that the environment reads
       test.jsonl
-      manifest.json   source, counts, hashes, rows that were left out and why
+      manifest.json   source, counts, hashes, excluded rows and why
       README.md       how to train on it
 
 A prepared folder is what `environment.path` may name.
@@ -49,18 +49,18 @@ class DataSet:
 
     hub: str
     """`owner/name` on the Hugging Face hub."""
-    config: str | None
-    train: tuple[str, ...]
-    """Splits on the hub, or files in a folder (suffix optional), to train on; the first of several that are there."""
-    test: tuple[str, ...]
-    """Empty if there is no published test split: a hash of each question then holds `test_share` out."""
     fields: Callable[[DataRow], Fields]
-    """What is written of a row; DataError for an unusable one."""
-    key: tuple[str, ...]
-    """The written field that train and test do not share: the first of these that a row has."""
-    environment: str
-    """The environment that reads it."""
+    """The fields to write for a row; DataError for an unusable one."""
     licence: str
+    config: str | None = None
+    train: tuple[str, ...] = ("train",)
+    """Train splits on the hub, or files in a folder (suffix optional); the first one that exists."""
+    test: tuple[str, ...] = ()
+    """Likewise. Empty without a published test split: a hash of each question then holds `test_share` out."""
+    key: tuple[str, ...] = ("question",)
+    """The written field whose values train and test do not share: the first of these that a row has."""
+    environment: str = "math"
+    """The environment that reads it."""
     by_id: bool = False
     """Whether rows of one file are split by `task_id`, as MBPP's are."""
 
@@ -68,16 +68,14 @@ class DataSet:
 def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[DataRow], Fields]:
     def fields(row: DataRow) -> Fields:
         asked = next((name for name in question if name in row.fields), question[0])
-        said = next((name for name in answer if name in row.fields), answer[0])
+        solved = next((name for name in answer if name in row.fields), answer[0])
         text = question_in(row, asked, "question_field")
-        written = field_of(row, said, "answer_field")
-        # Some sets keep whole numbers as 142.0.
+        written = field_of(row, solved, "answer_field")
         if isinstance(written, float) and written.is_integer():
-            written = int(written)
-        found = {
-            "question": text,
-            "answer": str(text_in(row, said, "answer_field") if not isinstance(written, int) else written),
-        }
+            written = int(written)  # some sets store whole numbers as 142.0
+        if not isinstance(written, int):
+            written = text_in(row, solved, "answer_field")
+        found: Fields = {"question": text, "answer": str(written)}
         Math(path=".").gold_of(DataRow(row.place, found))
         return found
 
@@ -89,84 +87,63 @@ def _nli_fields(row: DataRow) -> Fields:
     return {name: row.fields[name] for name in ("premise", "hypothesis", "label")}
 
 
+_MBPP = (
+    "task_id",
+    "text",
+    "prompt",
+    "code",
+    "test_imports",
+    "test_setup_code",
+    "test_list",
+    "challenge_test_list",
+)
+
+
 def _mbpp_fields(row: DataRow) -> Fields:
     mbpp_problem(row)
-    kept = (
-        "task_id",
-        "text",
-        "prompt",
-        "code",
-        "test_imports",
-        "test_setup_code",
-        "test_list",
-        "challenge_test_list",
-    )
-    return {name: row.fields[name] for name in kept if name in row.fields}
+    return {name: row.fields[name] for name in _MBPP if name in row.fields}
 
 
-_PROBLEM = ("problem", "question", "prompt")
-_ANSWER = ("answer", "ground_truth", "final_answer", "solution")
+_PROBLEMS = _math_fields(
+    ("problem", "question", "prompt"), ("answer", "ground_truth", "final_answer", "solution")
+)
+_MAA = "MIT (problems by MAA and AoPS)"
 
 DATA_SETS: Mapping[str, DataSet] = {
     "gsm8k": DataSet(
-        "openai/gsm8k",
-        "main",
-        ("train",),
-        ("test",),
-        _math_fields(("question",), ("answer",)),
-        ("question",),
-        "math",
-        "MIT",
+        "openai/gsm8k", _math_fields(("question",), ("answer",)), "MIT", config="main", test=("test",)
     ),
     "math": DataSet(
-        "DigitalLearningGmbH/MATH-lighteval",
-        None,
-        ("train", "train_math"),
-        ("test",),
-        _math_fields(_PROBLEM, _ANSWER),
-        ("question",),
-        "math",
-        "MIT (problems by MAA and AoPS)",
+        "DigitalLearningGmbH/MATH-lighteval", _PROBLEMS, _MAA, train=("train", "train_math"), test=("test",)
     ),
     "deepscaler": DataSet(
         "agentica-org/DeepScaleR-Preview-Dataset",
-        None,
-        ("train", "deepscaler", "train_math"),
-        (),
-        _math_fields(_PROBLEM, _ANSWER),
-        ("question",),
-        "math",
-        "MIT (problems by MAA and AoPS)",
+        _PROBLEMS,
+        _MAA,
+        train=("train", "deepscaler", "train_math"),
     ),
     "deepmath": DataSet(
         "zwhe99/DeepMath-103K",
-        None,
-        ("train",),
-        (),
         _math_fields(("question", "prompt"), ("final_answer", "ground_truth")),
-        ("question",),
-        "math",
         "MIT",
     ),
     "anli": DataSet(
         "facebook/anli",
-        None,
-        ("train_r1", "r1_train"),
-        ("test_r1", "r1_test"),
         _nli_fields,
-        ("premise",),
-        "nli",
         "CC BY-NC 4.0: not for commercial use",
+        train=("train_r1", "r1_train"),
+        test=("test_r1", "r1_test"),
+        key=("premise",),
+        environment="nli",
     ),
     "mbpp": DataSet(
         "google-research-datasets/mbpp",
-        "full",
-        ("train",),
-        ("test",),
         _mbpp_fields,
-        ("text", "prompt"),
-        "code",
         "CC BY 4.0",
+        config="full",
+        test=("test",),
+        key=("text", "prompt"),
+        environment="code",
         by_id=True,
     ),
 }
@@ -174,7 +151,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """What was written."""
+    """A prepared data set."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -199,25 +176,22 @@ def prepare(
     """Write a data set's train and test rows into the new folder `out` and return what was written.
 
     `source` is a folder or file, or `owner/name` on the hub (the data set's own place there); `train` and `test` name its
-    splits or files in place of the usual ones. Train rows that are also tested are left out, whatever their spacing and
-    case. Raises DataError for data that are missing or mostly unusable, RunDirectoryError where `out` exists.
+    splits or files in place of the usual ones. Train rows that are also test rows, in any spacing and case, are excluded.
+    Raises DataError for data that are missing or mostly unusable, RunDirectoryError if `out` exists.
     """
     if name not in DATA_SETS:
         raise DataError(f"No data set '{name}' can be prepared.{did_you_mean(name, DATA_SETS)}")
     if out.exists():
-        raise RunDirectoryError(f"{out} exists already, and nothing is overwritten. Name another --out.")
+        raise RunDirectoryError(f"{out} exists already. Name another --out.")
     chosen = DATA_SETS[name]
     where = source or chosen.hub
-    gathered = _Gathering(chosen, where, max_unusable)
-    rows, skipped = gathered.splits(tuple(train), tuple(test), test_share)
-    # Train and test apart, and no row twice.
+    rows, skipped = _gathered(chosen, where, tuple(train), tuple(test), test_share, max_unusable)
     tested = {_normal(row, chosen.key) for row in rows["test"]}
-    fresh = [row for row in rows["train"] if _normal(row, chosen.key) not in tested]
-    shared = len(rows["train"]) - len(fresh)
-    apart: dict[Split, list[Fields]] = {"train": fresh, "test": rows["test"]}
-    kept = {
-        split: list({json.dumps(row, sort_keys=True): row for row in own}.values())
-        for split, own in apart.items()
+    separate = [row for row in rows["train"] if _normal(row, chosen.key) not in tested]
+    shared = len(rows["train"]) - len(separate)
+    kept: dict[Split, list[Fields]] = {
+        split: list({json.dumps(row, sort_keys=True): row for row in own}.values())  # each row once
+        for split, own in (("train", separate), ("test", rows["test"]))
     }
     for split, own in kept.items():
         if not own:
@@ -231,21 +205,21 @@ def prepare(
         "environment": chosen.environment,
         "splits": {},
         "left_out": {
-            place: {"count": said.count, "of": said.total, "first": list(said.named)}
-            for place, said in skipped.items()
+            place: {"count": found.count, "of": found.total, "first": list(found.named)}
+            for place, found in skipped.items()
         },
         "train_rows_that_are_tested": shared,
     }
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        # All or nothing: the folder gets its name when it is whole.
+        # All or nothing: the folder gets its name when it is complete.
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
             folder = Path(place) / "data"
             folder.mkdir()
             for split, own in kept.items():
                 file = folder / f"{split}.{form}"
                 if form == "jsonl":
-                    # ASCII: some readers take U+2028, which stands in GSM8K, for the end of a line.
+                    # ASCII: some readers take U+2028, which occurs in GSM8K, for the end of a line.
                     file.write_text("".join(json.dumps(row) + "\n" for row in own), "ascii")
                 else:
                     try:
@@ -264,74 +238,63 @@ def prepare(
     return prepared
 
 
-class _Gathering:
-    """Reads the rows of a source as the fields that are written."""
+def _gathered(
+    chosen: DataSet,
+    where: str,
+    train: tuple[str, ...],
+    test: tuple[str, ...],
+    test_share: float,
+    max_unusable: float,
+) -> tuple[dict[Split, list[Fields]], dict[str, Skipped]]:
+    """Return each split's rows as the fields to write, and the excluded rows by source."""
+    local = Path(where).expanduser()
+    skipped: dict[str, Skipped] = {}
 
-    def __init__(self, chosen: DataSet, where: str, max_unusable: float) -> None:
-        self._set = chosen
-        self._where = where
-        self._share = max_unusable
+    def read(place: str, rows: Sequence[DataRow]) -> list[Fields]:
+        found = usable(rows, chosen.fields, max_unusable, place)
+        skipped[place] = found.skipped
+        return [chosen.fields(row) for row in found.rows]
 
-    def splits(
-        self, train: tuple[str, ...], test: tuple[str, ...], test_share: float
-    ) -> tuple[dict[Split, list[Fields]], dict[str, Skipped]]:
-        """Return each split's rows, and what was left out by source."""
-        single = Path(self._where).expanduser()
-        if single.is_file() or (
-            single.is_dir() and self._set.by_id and not train and not self._has(single, "train")
-        ):
-            file: Path | None = single
-            if single.is_dir():
-                named_mbpp = (single / f"mbpp{suffix}" for suffix in SUFFIXES)
-                file = next((each for each in named_mbpp if each.is_file()), None)
-            if file is None:
-                raise DataError(f"The folder '{single}' has no file 'mbpp' and no 'train'. Name the files.")
-            every, said = self._usable(self._where, read_rows(file))
-            return self._divided(every, test_share), {self._where: said}
-        found: dict[Split, list[Fields]] = {"train": [], "test": []}
-        skipped: dict[str, Skipped] = {}
-        wanted: tuple[tuple[Split, tuple[str, ...], tuple[str, ...]], ...] = (
-            ("train", train, self._set.train),
-            ("test", test, self._set.test),
-        )
-        for split, named, usual in wanted:
-            # The first of the usual names that a folder has; on the hub, and where it has none, the first of all.
-            there = tuple(name for name in usual if single.is_dir() and self._has(single, name))
-            for place in named or (there or usual)[:1]:
-                kept, said = self._usable(place, self._of(place))
-                found[split] += kept
-                skipped[place] = said
-        if not found["test"] and not test and not self._set.test:
-            found = self._divided(found["train"], test_share)
-        return found, skipped
+    def exists(name: str) -> bool:
+        return any((local / f"{name}{suffix}").is_file() for suffix in ("", *SUFFIXES))
 
-    def _divided(self, rows: Sequence[Fields], share: float) -> dict[Split, list[Fields]]:
-        if self._set.by_id:
-            return {
-                split: [row for row in rows if int(str(row["task_id"])) in ids]
-                for split, ids in MBPP_SPLITS.items()
-            }
-        out = [held_out(_normal(row, self._set.key), share) for row in rows]
+    if local.is_file() or (local.is_dir() and chosen.by_id and not train and not exists("train")):
+        candidates = (local / f"mbpp{suffix}" for suffix in SUFFIXES) if local.is_dir() else (local,)
+        file = next((each for each in candidates if each.is_file()), None)
+        if file is None:
+            raise DataError(f"The folder '{local}' has no file 'mbpp' and no 'train'. Name the files.")
+        return _divided(chosen, read(where, read_rows(file)), test_share), skipped
+    found: dict[Split, list[Fields]] = {"train": [], "test": []}
+    wanted: tuple[tuple[Split, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("train", train, chosen.train),
+        ("test", test, chosen.test),
+    )
+    config = chosen.config if where == chosen.hub else None
+    for split, named, usual in wanted:
+        # The first usual name that a folder has; on the hub, and if it has none, the first of all.
+        there = tuple(name for name in usual if local.is_dir() and exists(name))
+        for place in named or (there or usual)[:1]:
+            found[split] += read(place, DataSource(where, config, place, place, 0.0).whole("train", {}))
+    if not found["test"] and not test and not chosen.test:
+        found = _divided(chosen, found["train"], test_share)
+    return found, skipped
+
+
+def _divided(chosen: DataSet, rows: Sequence[Fields], share: float) -> dict[Split, list[Fields]]:
+    """Return the rows of one file in two splits."""
+    if chosen.by_id:
         return {
-            "train": [row for row, test in zip(rows, out, strict=True) if not test],
-            "test": [row for row, test in zip(rows, out, strict=True) if test],
+            split: [row for row in rows if int(str(row["task_id"])) in ids]
+            for split, ids in MBPP_SPLITS.items()
         }
-
-    def _usable(self, place: str, rows: Sequence[DataRow]) -> tuple[list[Fields], Skipped]:
-        found = usable(rows, self._set.fields, self._share, place)
-        return [self._set.fields(row) for row in found.rows], found.skipped
-
-    def _has(self, folder: Path, name: str) -> bool:
-        return any((folder / f"{name}{suffix}").is_file() for suffix in ("", *SUFFIXES))
-
-    def _of(self, place: str) -> tuple[DataRow, ...]:
-        """Return the rows of a file in the folder, or of a split on the hub."""
-        config = self._set.config if self._where == self._set.hub else None
-        return DataSource(self._where, config, place, place, 0.0).whole("train", {})
+    found: dict[Split, list[Fields]] = {"train": [], "test": []}
+    for row in rows:
+        found["test" if held_out(_normal(row, chosen.key), share) else "train"].append(row)
+    return found
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:
-    """Return a row's key, normalised so that two spellings of one question are equal."""
+    """Return a row's key in a form in which two spellings of one question are equal."""
     written = next(row[name] for name in key if name in row)
     return one_spelling(str(written))
 
@@ -346,6 +309,6 @@ def _readme(prepared: PreparedData) -> str:
         f"# {manifest['name']}\n\nPrepared by `kapelle data prepare` from `{manifest['source']}`. "
         f"Licence of the data: {manifest['licence']}.\n\n"
         f"| split | file | rows | sha256 |\n|---|---|---|---|\n{splits}\n\n"
-        f"{manifest['train_rows_that_are_tested']} train rows that are tested were left out; so were the unusable ones that "
-        f"`{MANIFEST}` names.\n\n```sh\nkapelle train RECIPE {' '.join(prepared.use)}\n```\n"
+        f"{manifest['train_rows_that_are_tested']} train rows that are also test rows were excluded, and the unusable rows in "
+        f"`{MANIFEST}`.\n\n```sh\nkapelle train RECIPE {' '.join(prepared.use)}\n```\n"
     )

@@ -1,7 +1,7 @@
 """Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
 
-The local forms are those of `runtime/row_files.py`. Every fault names the file, the line and the way out, and is found by
-reading alone: before any model is loaded.
+The local forms are those of `runtime/row_files.py`. Every error names the file, the line and a fix, and occurs before any
+model is loaded.
 """
 
 from __future__ import annotations
@@ -27,50 +27,45 @@ from kapelle.runtime.row_files import SUFFIXES, DataRow, held_out, read_rows
 from kapelle.settings.base import Settings
 from kapelle.types import Split
 
-# -------- Rows that can be used, and those that cannot: counted, named, and left out up to a stated share
+# -------- Usable and unusable rows: the latter are counted, reported, and excluded up to a share
 
 SHOWN = 3
-"""Rows that are named; the others are counted."""
+"""Unusable rows that are reported one by one; the others are counted."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The rows that were left out."""
+    """The excluded rows."""
 
     count: int = 0
     total: int = 0
-    """All rows, those included."""
+    """All rows, excluded ones among them."""
     named: tuple[str, ...] = ()
-    """Where the first of them stand and why they cannot be used."""
+    """The places of the first ones and why they are unusable."""
 
     def __str__(self) -> str:
-        """Return `3 of 7,473 rows cannot be used and are left out: …`, empty when there are none."""
-        return self._said(" and are left out") if self.count else ""
+        """Return `3 of 7,473 rows cannot be used and are left out: …`, empty if there are none."""
+        return self.report(" and are left out") if self.count else ""
 
-    def _said(self, then: str) -> str:
+    def report(self, then: str) -> str:
+        """Return how many rows are unusable, what follows from it, and the first ones."""
         more = self.count - len(self.named)
         why = " | ".join(self.named) + (f" | and {more:,} more" if more else "")
         return f"{self.count:,} of {self.total:,} rows cannot be used{then}: {why}"
 
-    def refused(self, where: str, share: float) -> DataError:
-        """Return the error for more of them than may be left out."""
-        allowed = f", more than `environment.max_unusable` = {share:.1%}"
-        more_than = "" if self.count == self.total else allowed  # no share of all would do
-        return DataError(f"{where}: {self._said(more_than)}")
-
 
 @dataclass(frozen=True, slots=True)
 class Usable(Generic[T]):
-    """What is left."""
+    """The usable rows."""
 
     rows: tuple[T, ...]
     skipped: Skipped
 
 
 def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: str) -> Usable[T]:
-    """Return the rows that `read` takes; DataError where it refuses more than `share` of them.
+    """Return the rows that `read` accepts; DataError if more than `share` of them are unusable.
 
     `read` raises DataError, with the place of the row, for an unusable one.
     """
@@ -88,17 +83,18 @@ def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: 
             kept.append(row)
     skipped = Skipped(count, len(rows), tuple(faults))
     if count > share * len(rows):
-        raise skipped.refused(where, share)
+        allowed = f", more than `environment.max_unusable` = {share:.1%}"
+        raise DataError(f"{where}: {skipped.report('' if count == len(rows) else allowed)}")
     return Usable(tuple(kept), skipped)
 
 
 MANIFEST = "manifest.json"
-"""What `kapelle data prepare` says of the files beside it."""
+"""The description of a prepared folder by `kapelle data prepare`."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 Words = Callable[[DataRow, str, str], str]
-"""(row, field, setting) → the field as text; DataError where it is none."""
+"""(row, field, setting) → the field as text; DataError if it is no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +111,17 @@ class DataSource:
     test_share: float
     """Share held out, by a hash of the row's key field, where `path` is one file."""
     called: tuple[str, str] | None = None
-    """What messages call the rows to train on and those to test on; None for `path`, which has both."""
+    """Names of the train rows and the test rows in messages; None: `path`."""
 
     def describe(self, split: Split) -> str:
-        """Return where a split comes from, in words."""
+        """Return a description of where a split comes from."""
         if Path(self.path).expanduser().is_file():
             share = self.test_share if split == "test" else 1 - self.test_share
             return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
         return f"{self.path}, {self.train if split == 'train' else self.test}"
 
     def contents(self) -> Mapping[str, str]:
-        """Return every file, or data set and split of the hub, that is read, with a hash of what was in it."""
+        """Return the hash of each file, or split of the hub, that is read."""
         return _raw(self).contents
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
@@ -144,11 +140,11 @@ class DataSource:
         )
 
     def read(self) -> tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]:
-        """Return the rows to train on and to test on as they were read; None for the second where one file is both."""
+        """Return the train rows and the test rows as read; None for the second if one file is both."""
         return _raw(self).rows
 
     def first_row(self) -> DataRow | None:
-        """Return the first row to train on, usable or not; None for data without any."""
+        """Return the first train row, usable or not; None without any."""
         return next(iter(_raw(self).rows[0]), None)
 
     def load(
@@ -159,12 +155,11 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits; they share no value of the field `key` (`setting` names it in messages), spacing and case aside.
+        """Return both splits; they share no value of the field `key` (`setting` names it in messages) in any spacing and case.
 
-        `words` says what a row's value of the field is, as text, and `read` reads whatever else a task needs; a row at
-        which one of them raises DataError is left out, up to the share `max_unusable` of a split. A train row whose key
-        occurs in the test split is left out and counted. DataError for data that are missing, damaged, empty or of
-        another form.
+        `words` returns a row's value of the field as text, and `read` reads whatever else a task needs. A row for which one of
+        them raises DataError is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the test
+        split is excluded and counted. DataError for data that are missing, damaged, empty or of another form.
         """
         return self.apart(*_raw(self).rows, key, setting, words, read, max_unusable)
 
@@ -178,7 +173,7 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return rows to train on and to test on, as `load` does; without a `second`, `first` is both splits."""
+        """Return both splits as `load` does; without a `second`, `first` is both."""
 
         def check(row: DataRow) -> None:
             words(row, key, setting)
@@ -201,9 +196,8 @@ class DataSource:
         for split, rows in (("train", train), ("test", test)):
             if not rows and second is None and found.rows:
                 raise DataError(
-                    f"Of {len(found.rows):,} rows of {of_these} none is left to {split} on where a share of "
-                    f"`environment.test_share` = {self.test_share:g} is held out, by a hash of the question. Give more rows, another "
-                    "share, or rows of their own to test on."
+                    f"The {split} split of {len(found.rows):,} rows of {of_these} is empty with "
+                    f"`environment.test_share` = {self.test_share:g}. Give more rows, another share, or separate test rows."
                 )
             if not rows:
                 empty = self.path if second is None or split == "train" else self.test
@@ -212,8 +206,8 @@ class DataSource:
         kept = tuple(row for row in train if one_spelling(words(row, key, setting)) not in tested)
         if not kept:
             raise DataError(
-                f"Every train row of {of_these} is a test row too. Set `environment.train` and "
-                "`environment.test` to different data."
+                f"Every train row of {of_these} is also a test row. Set `environment.train` and `environment.test` to "
+                "different data."
             )
         return Splits(kept, test, len(train) - len(kept), skipped)
 
@@ -225,7 +219,7 @@ class Splits:
     train: tuple[DataRow, ...]
     test: tuple[DataRow, ...]
     left_out: int
-    """Train rows that also stood in the test split."""
+    """Train rows that are also in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
     """Unusable rows; `train` counts those of a file that is both splits."""
 
@@ -236,12 +230,12 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """What was read."""
+    """Rows as read."""
 
     rows: tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
-    """To train on and to test on; None for the second where one file is both."""
+    """Train and test; None for the second if one file is both."""
     contents: Mapping[str, str]
-    """File, or data set and split of the hub → hash of what was in it."""
+    """File, or data set and split of the hub → hash of its contents."""
 
 
 @lru_cache(maxsize=8)
@@ -253,7 +247,7 @@ def _raw(source: DataSource) -> _Raw:
 
 
 def one_spelling(question: str) -> str:
-    """Return a question with spacing and case normalised, so that copies of it are equal."""
+    """Return a question with normal spacing and case, in which copies of it are equal."""
     return " ".join(question.split()).casefold()
 
 
@@ -269,12 +263,11 @@ def _folder(
         if shards := sorted(place.glob(f"{name}-*.parquet")):
             return tuple(row for shard in shards for row in read_rows(shard, contents))
     if (folder / MANIFEST).is_file():
-        # `kapelle data prepare` has written it, which says itself what is where.
         try:
             named = str(json.loads((folder / MANIFEST).read_bytes())["splits"][split]["file"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
-                f"'{folder / MANIFEST}' does not say which file is the {split} split: {error!r}. Prepare the folder again."
+                f"'{folder / MANIFEST}' does not name the file of the {split} split: {error!r}. Prepare the folder again."
             ) from error
         return read_rows(folder / named, contents)
     there = sorted(file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES))
@@ -304,7 +297,7 @@ def hub_rows(
         with bars_for_people(), offline_hub() if fault else nullcontext():
             rows = load_dataset(path, config, split=split)
     except Exception as error:
-        # The boundary to the hub: its client raises whatever its own libraries do.
+        # The hub's client raises the exceptions of its own libraries.
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise AbsentData(
             f"'{path}' is no local file or folder, and the hub did not give its split '{split}': "
@@ -319,11 +312,11 @@ def hub_rows(
     return found
 
 
-# -------- What environments of rows share: where the rows are, how they are split, and how many may be unusable
+# -------- Settings of environments of rows: their place, their splits, and how many may be unusable
 
 
 class DataFiles(Settings, Reads):
-    """Where rows come from."""
+    """The place of the rows."""
 
     path: str
     """A folder with a file per split (also one of `kapelle data prepare`), one file, or `owner/name` on the Hugging Face
@@ -331,18 +324,16 @@ class DataFiles(Settings, Reads):
     config: str | None = None
     """Configuration of the hub's data set; null for its only one."""
     train: str = "train"
-    """File (suffix optional) or hub split to train on."""
+    """File (suffix optional) or hub split of the train rows."""
     test: str = "test"
-    """File or hub split to evaluate on."""
+    """File or hub split of the test rows."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions held out for testing where `path` is one file; a hash of each decides."""
+    """Share of the questions in the test split if `path` is one file; a hash of each decides."""
 
     @model_validator(mode="after")
     def _apart(self) -> DataFiles:
         if self.train == self.test:
-            raise ValueError(
-                f"`train` and `test` both name '{self.train}'. Nothing is tested on what it trains on."
-            )
+            raise ValueError(f"`train` and `test` both name '{self.train}'. Name different data.")
         return self
 
     @property
@@ -356,16 +347,16 @@ class DataFiles(Settings, Reads):
         return DataSource(self.path, self.config, self.train, self.test, self.test_share)
 
     def contents(self) -> Mapping[str, str]:
-        """Return every file or hub split that is read, with a hash of what was in it."""
+        """Return the hash of each file or hub split that is read."""
         return self.source.contents()
 
 
 class DataSettings(DataFiles, Graded, Reporting):
-    """Rows of which some may be unusable."""
+    """Rows, some of which may be unusable."""
 
     max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Greatest share of a split's rows that may be left out as unusable (answer or question missing, another
-    form); the run reports how many and which, and refuses to start above this share."""
+    """Greatest share of a split's rows that is excluded as unusable (answer or question missing, another form). The run reports
+    how many and which; above this share it does not start."""
 
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError names the file and line of unusable rows, if there are too many."""
@@ -382,16 +373,16 @@ class DataSettings(DataFiles, Graded, Reporting):
         return self.source.load(key, setting, words, self._read, self.max_unusable)
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return, by split, which rows are left out and why; empty where all are used."""
+        """Return, by split, which rows are excluded and why; empty if all are usable."""
         return {split: str(found) for split, found in self.rows.skipped.items() if found.count}
 
     def question_of(self, row: DataRow) -> Question:
-        """Return what a row asks."""
+        """Return the question of a row."""
         key, setting, _ = self._key()
         return read_question(row, key, setting)
 
     def _key(self) -> tuple[str, str, Words]:
-        """Return the field that keeps train and test apart, its setting, and how it is read."""
+        """Return the field whose values train and test do not share, its setting, and how it is read."""
         return "question", "path", question_in
 
     def _read(self, row: DataRow) -> object:
@@ -401,14 +392,14 @@ class DataSettings(DataFiles, Graded, Reporting):
 
 
 class AskingData(DataSettings):
-    """Rows with a column that asks a question: a text or a conversation."""
+    """Rows with a column of questions: texts or conversations."""
 
     rendered_prompts: bool = False
-    """True: the column of the question holds whole prompts that a chat template has rendered already. The model reads their tokens as
-    they are, and agents have neither a prompt nor a system message."""
+    """True: the column of questions contains complete prompts that a chat template has rendered already. The model reads their
+    tokens as they are, and agents have neither a prompt nor a system message."""
 
     def remarks(self) -> Sequence[str]:
-        """Return what a reader of the settings may not expect of the rows: prompts that are rendered already."""
+        """Return how many prompts are rendered already, if the model's template would render them again."""
         key, setting, words = self._key()
         if self.rendered_prompts or words is not question_in:
             return ()
@@ -416,10 +407,8 @@ class AskingData(DataSettings):
         count = sum(isinstance(text, str) and RENDERED.search(text) is not None for text in found)
         if not count:
             return ()
-        said = f"{count:,} of {len(found):,} prompts (column `{key}`) hold a chat template's own marks"
-        return (f"{said}, and the model's own template is applied to them again. {_HOW_TO_RENDER}",)
-
-
-_HOW_TO_RENDER = (
-    "Give rows of messages, or set `environment.rendered_prompts: true` to use such texts as they are."
-)
+        remark = (
+            f"{count:,} of {len(found):,} prompts (column `{key}`) contain a chat template's marks, and the model's template is "
+            "applied to them again. Give rows of messages, or set `environment.rendered_prompts: true` to use such texts unchanged."
+        )
+        return (remark,)
