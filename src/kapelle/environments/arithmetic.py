@@ -1,22 +1,21 @@
-"""Addition and subtraction in columns: a task that one agent prepares and another finishes.
+"""Arithmetic problems, in steps that one agent prepares and another finishes.
 
 The first agent reads `47+85` and writes notes, the second reads only the notes and writes the answer:
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
-One agent alone may write its work before its answer (role `work_out`): what the digits of each place come to, and the sum
-of that, `120+12=132` or `40-2=38`.
+One agent alone can write its work before its answer (role `work_out`): the value of each decimal place and their sum,
+`120+12=132` or `40-2=38`.
 
-The notes go from the units up. Every column below the top gives its last digit before the carry that comes
-in, the top column gives its sum in full, and `+1` (`-1` when subtracting) marks a carry (a borrow) that
-comes in from the column below. The units' sum is missing from the notes, so only the mark lets a reader
-of the notes tell `132` from `122`: the team needs both agents, and each can have its own bad habit.
+The notes start with the units. Every column below the top has its last digit before the incoming carry, the top column has its
+full sum, and `+1` (`-1` in subtractions) marks a carry (a borrow) from the column below. The notes lack the sum of the units, so
+that only the mark separates `132` from `122`. The team needs both agents, and each can have its own flaw.
 
-Other operators, several operations, brackets and fractions make expressions, which the first agent brings down to one step:
+Other operators, several operations, brackets and fractions make expressions, which the first agent reduces to one step:
 
     47×85  →  3760+235  →  3995      3995÷85  →  40+7  →  47      (2+3)×4-6  →  20-6  →  14      3/4+5/6  →  9/12+10/12  →  19/12
 
-Values are fractions throughout, so that answers are exact, and every form of one that is worked out is right (`1 7/12`, `38/24`).
+Values are fractions, so that answers are exact. Every form of a value is correct (`1 7/12`, `38/24`).
 """
 
 from __future__ import annotations
@@ -62,67 +61,65 @@ _SIGNS: Mapping[str, Sign] = {
 }
 _WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
 MAX_DIGITS = 48
-"""Most digits of an answer, numerator and denominator together; graders read no longer ones."""
+"""Most digits of an answer, numerator and denominator together, which is the limit of graders."""
 TRIES = 2_000
 """Most draws for one task."""
 
 
 def _spelled(value: object) -> object:
-    """Return operators in the one spelling that settings keep, `×` and `÷` included; other values as they are."""
+    """Return operators in the spelling of settings, also `×` and `÷`; other values unchanged."""
     if not isinstance(value, list | tuple):
         return value
     return tuple(_SIGNS.get(sign, sign) if isinstance(sign, str) else sign for sign in value)
 
 
 class Arithmetic(Questions):
-    """Procedural problems such as `a+b`, `a×b` or `(a-b)÷c+d`, with answers that are never negative."""
+    """Generated problems such as `a+b`, `a×b` or `(a-b)÷c+d`, with answers that are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
     digits: int = Field(default=2, ge=1, le=12)
     """Digits of both operands; leading zeros occur only in one-digit operands."""
     operators: Annotated[tuple[Sign, ...], BeforeValidator(_spelled)] = Field(default=("+",), min_length=1)
-    """Drawn evenly for each operation: `+`, `-`, `*` and `/`, also written `×` and `÷`."""
+    """Drawn uniformly for each operation: `+`, `-`, `*` and `/`, also written `×` and `÷`."""
     operations: int = Field(default=1, ge=1, le=8)
     """Operations of a task."""
     brackets: bool = False
     """Whether expressions may have brackets."""
     fractions: bool = False
-    """True: operands are fractions too, with `digits` digits above and below. False: every division comes out even."""
+    """True: operands can be fractions, with `digits` digits above and below. False: every division has a whole result."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Share of tasks whose units column carries or borrows; null leaves it to chance (45 % for `+`)."""
+    """Share of tasks whose units column carries or borrows; null: random (45 % for `+`)."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the operand pairs stays."""
+    """Another seed gives other tasks in another order; with the same split of the operand pairs."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
-    """What the script plays for an agent of this name; it solves for any other."""
+    """Agent → the role of its script; any other agent solves."""
     flaws: Flaws = Field(default={})
-    """Agent → share of the demonstrations with a carry in which the script drops or ignores it."""
+    """Agent → share of the demonstrations in which the script loses a carry."""
 
     @model_validator(mode="after")
     def _possible(self) -> Arithmetic:
         if self.digits == 1 and "-" in self.operators and self.carry_share:
-            raise ValueError(
-                "One-digit subtractions never borrow. Leave out `carry_share`, or set `digits: 2`."
-            )
+            raise ValueError("One-digit subtractions never borrow. Remove `carry_share`, or set `digits: 2`.")
         if self.brackets and self.operations == 1:
             raise ValueError("`brackets: true` needs two operations or more. Set `operations: 2`.")
         if self.carry_share is not None and (self._expressions or not {"+", "-"} & set(self.operators)):
             raise ValueError(
-                "`carry_share` is of sums and differences of two whole numbers. Leave it out, or leave out `operations`, `fractions` "
-                "and operators other than + and -."
+                "`carry_share` is for sums and differences of two whole numbers. Remove it, or remove `operations`, `fractions` and "
+                "operators other than + and -."
             )
         most = self.digits * (self.operations + 1) * (2 if self.fractions else 1)
         if self._expressions and most > MAX_DIGITS:
             raise ValueError(
-                f"`digits: {self.digits}` with `operations: {self.operations}`{' and fractions' * self.fractions} makes answers of up to "
-                f"{most} digits; at most {MAX_DIGITS} are read. Lower one of them."
+                f"`digits: {self.digits}` with `operations: {self.operations}`{' and fractions' * self.fractions} gives answers of up to "
+                f"{most} digits; the limit is {MAX_DIGITS}. Lower one of them."
             )
         return self
 
     @property
     def _expressions(self) -> bool:
-        """Whether every task is an expression, and none a sum or difference in columns."""
+        """Whether every task is an expression, in place of a sum or difference in columns."""
         return self.operations > 1 or self.fractions
 
     @property
@@ -131,12 +128,12 @@ class Arithmetic(Questions):
 
     @property
     def answers(self) -> Answers:
-        """One number, which may be a mixed one such as `1 7/12`."""
+        """One number, also a mixed one such as `1 7/12`."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The operand pairs of each split; a hash of the pair decides, so the splits are disjoint."""
+        """The operand pairs of each split; a hash of the pair decides it."""
         kind = f"generated problems of {self.digits} digits"
         if not self._columns_only:
             signs = " ".join(_WRITTEN.get(sign, sign) for sign in dict.fromkeys(self.operators))
@@ -152,7 +149,7 @@ class Arithmetic(Questions):
         check_flaws(self.flaws, agents)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index; drawn from the pairs of its split."""
+        """Return the task at an index, drawn from the pairs of its split."""
         draw = random.Random(f"{self.seed}/{split}/{index}")
         if self._expressions:
             return self._expression_task(draw, split, index)
@@ -162,7 +159,7 @@ class Arithmetic(Questions):
         while True:
             a, b = draw.randrange(low, 10**self.digits), draw.randrange(low, 10**self.digits)
             if operator in _WRITTEN:
-                # A division asks for one factor of a product, which lies in the same split.
+                # The answer of a division is one factor of a product, which belongs to the same split.
                 if split_of(a, b) != split or (operator == "/" and not b):
                     continue
                 question, answer = (f"{a}×{b}", a * b) if operator == "*" else (f"{a * b}÷{b}", a)
@@ -190,7 +187,7 @@ class Arithmetic(Questions):
         )
 
     def _chain(self, draw: random.Random, operations: int) -> Expression | None:
-        """Return so many operations on operands, × and ÷ before + and -; None for a division that cannot come out even."""
+        """Return so many operations, × and ÷ before + and -; None for a division without a whole result."""
         total: Expression | None = None
         sign: Sign = "+"
         term, left = self._operand(draw, operations)
@@ -226,34 +223,34 @@ class Arithmetic(Questions):
         return draw.randrange(1 if self.digits == 1 else 10 ** (self.digits - 1), 10**self.digits)
 
     def _divided(self, draw: random.Random, term: Expression) -> Expression | None:
-        """Return a term divided by a number that divides it; None where nothing does."""
+        """Return a term divided by one of its divisors; None without one."""
         divisor = self._whole(draw)
         if (multiple := _times(term, divisor)) is not None:
             return Operation("/", multiple, Value(Fraction(divisor)))
         value = work_out(term)
-        assert value is not None, "every division before came out even"
+        assert value is not None, "every earlier division has a whole result"
         known = [each for each in range(2, min(10**self.digits, 1000)) if value.numerator % each == 0]
         return Operation("/", term, Value(Fraction(draw.choice(known)))) if known else None
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether any column carries or borrows; of a mixture of operators, which ones the task has."""
+        """Return whether any column carries or borrows; with other operators, which ones the task has."""
         if not self._columns_only:
             return {"times": "×" in task.question, "divided": "÷" in task.question}
         a, operator, b = _QUESTION.fullmatch(task.question).groups()  # type: ignore[union-attr]
         return {"carry": any(_carries(int(a), operator, int(b)))}
 
     def belongs_to(self, expression: Expression) -> Split:
-        """Return the split of a problem that somebody else wrote: no test task is one whose split is `train`."""
+        """Return the split of any problem: no test task is a problem of `train`."""
         if isinstance(expression, Operation) and not self._expressions:
             left, right = work_out(expression.left), work_out(expression.right)
             if expression.operator == "/" and left is not None and right:
-                left /= right  # as a division asks for one factor of a product
+                left /= right  # the answer of a division is one factor of a product
             if left is not None and right is not None and left.denominator == right.denominator == 1:
                 return split_of(int(left), int(right))
         return split_of_key(_unordered(expression))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text for the agent's role, without the carry in the stated share of demonstrations."""
+        """Return the text of the agent's role, without the carry in its share of the demonstrations."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if self._expressions or _QUESTION.fullmatch(task.question) is None:
@@ -292,31 +289,31 @@ def _padded(number: int, width: int) -> list[int]:
 
 
 def _carries(a: int, operator: str, b: int) -> list[int]:
-    """Return what each column below the top hands on, from the units up: 0, 1, or -1 for a borrow."""
-    handed: list[int] = []
+    """Return the carry of each column below the top, from the units up: 0, 1, or -1 for a borrow."""
+    carries: list[int] = []
     for column in _digits(a, operator, b)[:-1]:
-        handed.append((column + (handed[-1] if handed else 0)) // 10)
-    # One-digit problems have no column above; their carry is that of the only one.
-    return handed or [_digits(a, operator, b)[0] // 10]
+        carries.append((column + (carries[-1] if carries else 0)) // 10)
+    # The only column of a one-digit problem is also the top one.
+    return carries or [_digits(a, operator, b)[0] // 10]
 
 
 def columns(question: str, *, carry: bool) -> str:
-    """Return the notes on a question, with or without the marks of what is carried."""
+    """Return the notes on a question, with or without the marks of carries."""
     match = _QUESTION.fullmatch(question)
     assert match, f"not a question of this environment: {question}"
     a, operator, b = int(match[1]), match[2], int(match[3])
     sums = _digits(a, operator, b)
     carried = [0, *_carries(a, operator, b)][: len(sums)]
     shown = [*(column % 10 for column in sums[:-1]), sums[-1]]
-    marks = [f"{handed:+d}" if handed and carry else "" for handed in carried]
+    marks = [f"{each:+d}" if each and carry else "" for each in carried]
     return ",".join(f"{column}{mark}" for column, mark in zip(shown, marks, strict=True))
 
 
 def places(question: str) -> str:
-    """Return what the digits of each decimal place of a question come to, greatest place first: `120+12`, `40-2`."""
+    """Return the value of each decimal place of a question, greatest place first: `120+12`, `40-2`."""
     match = _QUESTION.fullmatch(question)
     assert match, f"not a question of this environment: {question}"
-    terms = [worth * 10**place for place, worth in enumerate(_digits(int(match[1]), match[2], int(match[3])))]
+    terms = [value * 10**place for place, value in enumerate(_digits(int(match[1]), match[2], int(match[3])))]
     first, *rest = [term for term in reversed(terms) if term] or [0]
     return f"{first}" + "".join(f"{term:+d}" for term in rest)
 
@@ -325,7 +322,7 @@ _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")
 
 
 def combine(notes: str, *, carry: bool) -> str:
-    """Return the answer that notes lead to, or `?` for unreadable notes."""
+    """Return the answer of notes, or `?` for unreadable notes."""
     parsed = [_COLUMN.fullmatch(part) for part in notes.strip().split(",")]
     if not all(parsed):
         return "?"
@@ -334,18 +331,18 @@ def combine(notes: str, *, carry: bool) -> str:
     return str(int(f"{max(values[-1], 0)}{low}"))
 
 
-# -------- Expressions: written as people write them, brought down to one step, and worked out exactly
+# -------- Expressions: written, reduced to one step, and computed exactly
 
 
 def written(expression: Expression) -> str:
-    """Return an expression as a task asks it: `(2+3)×4-6`, `(3/4)÷(5/6)`."""
+    """Return an expression as a question: `(2+3)×4-6`, `(3/4)÷(5/6)`."""
     if isinstance(expression, Value):
         return str(expression.number)
     product = expression.operator in _WRITTEN
     left, right = written(expression.left), written(expression.right)
     if product and (_sum(expression.left) or (isinstance(expression.left, Value) and "/" in left)):
-        left = f"({left})"  # a fraction's bar is no operation
-    # An operation on the right of an equally strong one would be read the other way round without its brackets.
+        left = f"({left})"  # the bar of a fraction is no operation
+    # Brackets keep the order of an operation to the right of an equally strong one.
     bare = not _sum(expression.right) and not right.startswith("-")
     if not _plain_number(expression.right) if product else not bare:
         right = f"({right})"
@@ -369,7 +366,7 @@ def _sum(expression: Expression) -> bool:
 
 
 def _unordered(expression: Expression) -> str:
-    """Return what makes an expression this problem: the operands of + and × in either order."""
+    """Return the identity of a problem, with the operands of + and × in either order."""
     if isinstance(expression, Value):
         return str(expression.number)
     parts = [_unordered(expression.left), _unordered(expression.right)]
@@ -379,14 +376,14 @@ def _unordered(expression: Expression) -> str:
 
 
 def step_before(question: str, *, whole: bool) -> str:
-    """Return the last step to a question's answer, in notes that a second agent can finish; without `whole` its last part is left out."""
+    """Return the last step to a question's answer, which a second agent can finish; without `whole` it lacks its last part."""
     expression = parse_expression(question)
     assert isinstance(expression, Operation), f"not a question of this environment: {question}"
     left, right = work_out(expression.left), work_out(expression.right)
-    assert left is not None, f"not a question of this environment: {question}"
-    assert right is not None, f"not a question of this environment: {question}"
-    value = apply(expression.operator, left, right)
-    assert value is not None, f"not a question of this environment: {question}"
+    value = None if left is None or right is None else apply(expression.operator, left, right)
+    assert left is not None, question
+    assert right is not None, question
+    assert value is not None, question
     if expression.operator in ("+", "-"):
         under = math.lcm(left.denominator, right.denominator)
         parts = [

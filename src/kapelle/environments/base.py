@@ -1,17 +1,17 @@
-"""Defaults for environments and worlds of your own: what is left to write is the tasks, and what moves pay.
+"""Defaults for your own environments: a subclass adds the tasks and the rewards of moves.
 
     class Dice(BaseEnvironment):
         name: Literal["dice:Dice"] = "dice:Dice"
 
         @property
-        def sources(self): ...             # where tasks come from, in words
+        def sources(self): ...             # a description of where tasks come from
         def task(self, split, index): ...  # the task at an index
         def start(self, task, agents, seed): return DiceWorld(task, agents)
 
     class DiceWorld(BaseWorld):
         async def step(self, actions, final=None): ...
 
-`docs/tutorials/own_environment.md` shows a whole one. Questions with one answer need less: see `questions.py`.
+`docs/tutorials/own_environment.md` has a complete example. Questions with one answer need less: see `questions.py`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from kapelle.types import Split, Task
 
 
 class BaseEnvironment(Settings):
-    """An environment for any team, with an endless supply of tasks, whose episodes pay each agent from 0 to 1.
+    """An environment for any team, with an endless supply of tasks and rewards from 0 to 1.
 
-    A subclass adds `name`, `sources`, `task` and `start`, and overrides what differs; `kapelle.environment.Environment`
-    says what each is asked for.
+    A subclass adds `name`, `sources`, `task` and `start`, and overrides what differs; see `kapelle.environment.Environment`.
     """
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Smallest and largest total that one agent can earn in an episode."""
+        """Smallest and largest return of one agent in an episode."""
         return (0.0, 1.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Accept any team; an override raises ConfigError for teams that cannot play."""
+        """Accept any team; an override raises ConfigError for unfit teams."""
 
     def size(self, split: Split) -> int | None:
         """Return None: the supply of tasks is endless."""
@@ -49,7 +48,7 @@ class BaseEnvironment(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
-        """Refuse settings fields by the names of what an environment is asked for; a property or method says them."""
+        """Raise TypeError for a settings field with the name of a method or property of environments."""
         super().__pydantic_init_subclass__(**given)
         for part in ("reward_range", "sources", "check", "size", "task", "start"):
             if part in cls.model_fields:
@@ -60,22 +59,22 @@ class BaseEnvironment(Settings):
 
 
 def need_movers(actions: Mapping[str, str], movers: Sequence[str]) -> None:
-    """Raise EpisodeError unless exactly those acted whose turn it is."""
+    """Raise EpisodeError unless exactly the movers acted."""
     if set(actions) != set(movers) or not actions:
         raise EpisodeError(f"It is the turn of {tuple(movers)}, not of {tuple(actions)}.")
 
 
 def _ascending(rewards: tuple[float, float]) -> tuple[float, float]:
     if rewards[0] >= rewards[1]:
-        raise ValueError(f"`rewards: {list(rewards)}` is no range. Put the lower end first")
+        raise ValueError(f"`rewards: {list(rewards)}` must be a range, the lower end first")
     return rewards
 
 
 class StatedRewards(Settings):
-    """Settings of an environment that others wrote: how much it can pay is the user's to say."""
+    """Settings of third-party environments, for which the user states the range of rewards."""
 
     rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
-    """Least and greatest total of an agent in an episode, before penalties; a total outside this range is rejected."""
+    """Least and greatest return of an agent in an episode, before penalties; a return outside this range is an error."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -86,54 +85,52 @@ class StatedRewards(Settings):
 class BaseWorld:
     """An episode in which all agents read the task's question and move at once, until `over`.
 
-    A subclass adds `step`, which returns what the moves are paid at once, and sets `rewards`, `success` and, at the
-    end, `over`; it overrides `observe` for private views and `movers` where agents take turns.
+    A subclass adds `step`, which returns immediate rewards, and sets `rewards`, `success` and, at the end, `over`. It
+    overrides `observe` for private views and `movers` if agents take turns.
     """
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        """Begin an episode on a task for these agents, in seat order."""
+        """Begin an episode of a task for these agents, in team order."""
         self.task, self.agents = task, tuple(agents)
         self.over = False
         self.rewards: dict[str, float] = {}
-        """What each agent is paid at the end, beside what its moves were paid."""
+        """Terminal reward of each agent, in addition to the rewards of moves."""
         self.success: float | None = None
         """The team's score in [0, 1]."""
 
     def observe(self, agent: str) -> str:
-        """Return what this agent may see now: the question."""
+        """Return this agent's observation: the question."""
         return self.task.question
 
     def movers(self) -> tuple[str, ...]:
-        """Return all agents while the episode lasts, then an empty sequence."""
+        """Return all agents until the end, then an empty tuple."""
         return () if self.over else self.agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts of the agents that moved; return what each is paid for its move now (often nothing)."""
+        """Take the texts of the agents that moved; return the immediate reward of each (often an empty mapping)."""
         raise NotImplementedError
 
     def outcome(self) -> Outcome:
-        """Return how it ended."""
+        """Return the result."""
         return Outcome(self.rewards, self.success)
 
     async def close(self) -> None:
-        """Free the resources of the world; there are none by default."""
+        """Free all resources; there are none by default."""
 
-
-# -------- What every view of a game begins with: its rules, and whether players may think before a move
 
 # -------- Reasoning before a move: `<think>…</think>`, then the move
 #
-# The move is read after the last `</think>`, so that nothing written inside is ever made. A `<think>` that is not
-# closed leaves no move, wherever it stands. An opening tag may be missing: chat templates put it into the prompt.
+# The move is read after the last `</think>`, so that no text inside is a move. An open `<think>` leaves no move, at any place. An
+# opening tag may be missing: chat templates put it into the prompt.
 
 _TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 INVITATION = "You may think first, between <think> and </think>; only what you write after that is your move."
-"""What a player reads where thinking is allowed."""
+"""The invitation in an observation if thinking is allowed."""
 
 
 def spoken(text: str) -> str | None:
-    """Return what follows the last `</think>` of a text, its part after thinking. None if a `<think>` stays open."""
+    """Return the part of a text after thinking, which follows the last `</think>`. None if a `<think>` stays open."""
     tags = list(_TAG.finditer(text))
     if not tags:
         return text
@@ -145,31 +142,31 @@ def without_tags(text: str) -> str:
     return _TAG.sub("", text)
 
 
-# -------- Games that are played again and again: nothing but the seed tells one match from another
+# -------- Games: episodes differ only in their seeds
 
 
 class Endless(Settings):
-    """Base of environments whose tasks are matches: a task is one match, and its text is empty."""
+    """Base of environments whose tasks are games: a task is one game, and its text is empty."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: the supply of matches is endless."""
+        """Return None: the supply of games is endless."""
         return None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return one match."""
+        """Return one game."""
         return Task(f"{split}-{index}", "")
 
 
 RULES = ("full", "short", "none")
-"""What `rules` may say beside a text of the user's own."""
+"""Values of `rules` beside a text of the user."""
 
 
 class GameSettings(Endless):
-    """What every game lets a recipe set."""
+    """Settings of every game."""
 
     rules: str | None = None
-    """What stands before every view: `full` or `short` rules, `none`, or a text of your own; null is `full`, and `none`
-    where the wording is `short`."""
+    """The beginning of every observation: `full` or `short` rules, `none`, or your own text; null is `full`, and `none` if the
+    wording is `short`."""
     thinking: bool = False
     """True allows `<think>…</think>` before a move, which is then read after the last `</think>`."""
 
@@ -182,19 +179,18 @@ class GameSettings(Endless):
         return rules
 
     def head(self, full: str, short: str, unset: str = "full") -> str:
-        """Return what stands before every view, given a game's rules in full and in short; possibly empty."""
+        """Return the beginning of every observation, given a game's full and short rules; possibly empty."""
         word = self.rules or unset
         text = {"full": full, "short": short, "none": ""}.get(word, word)
         return "\n".join(part for part in (text, INVITATION if self.thinking else "") if part)
 
     def move_in(self, text: str) -> str | None:
-        """Return the part of a text in which a move is looked for; None if thinking stays open."""
+        """Return the part of a text that contains the move; None if thinking stays open."""
         return spoken(text) if self.thinking else text
 
     def check_moves(self) -> None:
-        """Raise ConfigError where players think before they move; part of `Enumerable`."""
+        """Raise ConfigError if players think before they move; part of `Enumerable`."""
         if self.thinking:
             raise ConfigError(
-                "What a policy plays after thinking has no exact probability: it is a sum over all thoughts. Set "
-                "`environment.thinking: false`."
+                "A move after thinking has no exact probability, which is a sum over all thoughts. Set `environment.thinking: false`."
             )

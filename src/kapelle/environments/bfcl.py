@@ -1,8 +1,8 @@
-"""Which tool to call with what: the single-turn questions of the Berkeley Function Calling Leaderboard.
+"""The single-turn questions of the Berkeley Function Calling Leaderboard.
 
-An agent reads a question and the schemas of tools, and writes the calls that answer it; calls are compared, not executed.
-Correct are the calls that BFCL lists as accepted (`grading.text.tool_call` has the rules); in the category
-`irrelevance`, whose tools cannot help, the correct answer makes no call.
+An agent reads a question and the schemas of tools, and writes tool calls, which are compared and never executed. BFCL lists
+the accepted calls (`grading.text.tool_call` has the rules). In the category `irrelevance`, whose tools cannot help, the correct
+answer has no call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NO_CALL_IS_RIGHT: frozenset[Category] = frozenset({"irrelevance"})
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question and what answers it."""
+    """One question and its accepted calls."""
 
     id: str
     question: str
@@ -58,17 +58,17 @@ class Item:
 
 
 class Bfcl(Questions, Reads):
-    """Questions that are answered by calling tools, graded by BFCL's accepted calls."""
+    """Questions with tool calls as answers, graded by BFCL's accepted calls."""
 
     name: Literal["bfcl"] = "bfcl"
     path: str = "bfcl"
     """A folder with a file for each category (`simple_python.jsonl`) and `possible_answer/` with the same names."""
     categories: tuple[Category, ...] = Field(default=("simple_python", "multiple", "parallel"), min_length=1)
-    """Which files are read."""
+    """The files to read."""
     form: Form = "hermes"
-    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The form of calls in the agents' model: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions held out for testing; a hash of each id decides."""
+    """Share of the questions in the test split; a hash of each id decides."""
 
     @property
     def answers(self) -> Answers:
@@ -99,7 +99,7 @@ class Bfcl(Questions, Reads):
         )
 
     def contents(self) -> Mapping[str, str]:
-        """Return the files of every category with a hash of what was in them."""
+        """Return the hash of each file."""
         return {
             name: content
             for category in self.categories
@@ -107,7 +107,7 @@ class Bfcl(Questions, Reads):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every category; DataError names what is missing, empty or of another form."""
+        """Read every category; DataError for missing, empty or malformed files."""
         for split in ("train", "test"):
             if not self._items(split):
                 raise DataError(
@@ -137,7 +137,7 @@ class Bfcl(Questions, Reads):
         return "\n".join(sorted(write_calls([call], "pythonic") for call in calls)) or None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the first accepted calls, or words where the correct answer makes no call."""
+        """Return the first accepted calls, or a sentence if the correct answer has no call."""
         calls = gold_calls(task.data["accepted"], self._tools(task))
         return write_calls(calls, self.form) if calls else "None of these tools can help."
 
@@ -145,7 +145,7 @@ class Bfcl(Questions, Reads):
 def gold_calls(
     accepted: Sequence[Mapping[str, Mapping[str, Json]]], tools: Sequence[Json] = ()
 ) -> list[ReadCall]:
-    """Return the shortest calls that are accepted: the first right value of every argument that must be given."""
+    """Return the shortest accepted calls: the first value of every required argument."""
     return [
         ReadCall(
             name,
@@ -174,7 +174,7 @@ def _plain(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The questions of a category, and what was in the files that they stand in."""
+    """The questions of a category, and the hashes of its files."""
 
     items: Mapping[Split, tuple[Item, ...]]
     contents: Mapping[str, str]

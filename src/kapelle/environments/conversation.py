@@ -1,8 +1,7 @@
-"""Conversations with a user who wants something: an assistant finds out what, and is paid by how satisfied the user is.
+"""Conversations with a user who has wishes: an assistant finds them out, and its reward is the user's satisfaction.
 
-The user is a script, or an agent of the team, such as a frozen model. What it wants is known to it alone; the assistant
-reads only what the user says, asks, and ends with one line that says what it books. The environment compares that line
-with the user's wishes.
+The user is a script, or an agent of the team, such as a frozen model. Only the user knows its wishes. The assistant reads the
+user's messages, writes questions, and ends with one line with its booking, which the environment compares with the wishes.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from kapelle.environments.questions import (
 from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Json, Message, Split, Task
 
-# -------- What can be wanted: errands, each with four things that may matter, and the values of each
+# -------- Errands of users, in `conversation.toml`
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,9 @@ class Errand:
     """Something to arrange for a user."""
 
     wants: str
-    """What the user says first, after `I would like to`."""
+    """The user's first sentence, after `I would like to`."""
     slots: Mapping[str, Sequence[str]]
-    """Name of a thing that may matter → its values, each one word."""
+    """Name of a thing that may matter → its values, one word each."""
 
 
 ERRANDS: Mapping[str, Errand] = {
@@ -53,58 +52,56 @@ ERRANDS: Mapping[str, Errand] = {
 }
 ErrandName = Literal["table", "train", "repair", "parcel"]
 Persona = Literal["terse", "open", "talkative"]
-"""`terse`: answers one thing at a time. `open`: answers all that was asked. `talkative`: also names one wish at once."""
+"""`terse`: answers one question at a time. `open`: answers all questions. `talkative`: also names one wish at the start."""
 SCRIPT = "script"
 READ = 2000
-"""Characters of a text in which questions and bookings are looked for."""
+"""Characters of a text that are searched for questions and bookings."""
 
 
 class UserConversation(BaseEnvironment, Scripted, Private):
-    """One errand for one user; all agents but the user are assistants, who answer it in turn."""
+    """One errand for one user; all other agents are assistants, who answer in turn."""
 
     name: Literal["conversation"] = "conversation"
     user: str = SCRIPT
     """`script`, or the name of the agent that is the user: a frozen model, an endpoint, a past self."""
     errands: tuple[ErrandName, ...] = Field(default=("table", "train", "repair", "parcel"), min_length=1)
-    """What users want, drawn evenly."""
+    """Errands of users, drawn uniformly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
-    """Fewest and most things that matter to a user, 1 to 4."""
+    """Fewest and most wishes of a user, 1 to 4."""
     things: int = Field(default=4, ge=1, le=4)
-    """Things that an assistant may have to find out: the first so many of an errand's four."""
+    """Number of things that may matter: the first ones of an errand's four."""
     personas: tuple[Persona, ...] = Field(default=("terse", "open", "talkative"), min_length=1)
-    """How users talk, drawn evenly."""
+    """Styles of users, drawn uniformly."""
     max_turns: int = Field(default=8, ge=1)
-    """How often the user is answered; the conversation then ends, whatever was booked."""
+    """Most answers of assistants; the conversation then ends with any booking."""
     patience: int = Field(default=1, ge=0)
-    """Wrong bookings after which a scripted user still goes on; it leaves with the next one."""
+    """Incorrect bookings that a scripted user accepts; it leaves after one more."""
     satisfaction: Literal["goals", "user"] = "goals"
-    """What is paid: the share of wishes that the last booking meets, or a number from 0 to 10 that the user's agent is asked for."""
+    """The reward: the share of wishes in the last booking, or a rating from 0 to 10 by the user's agent."""
     turn_cost: float = Field(default=0.02, ge=0.0, le=1.0)
-    """What each answer of an assistant takes off; nothing is paid below 0."""
+    """Cost of each answer of an assistant; the reward is at least 0."""
     view: Literal["transcript", "latest"] = "transcript"
-    """What an agent reads: all that was said, or what is new to it, for `play` with `memory: conversation`."""
+    """What an agent reads: the whole conversation, or the new messages, for `play` with `memory: conversation`."""
     wording: Literal["full", "short"] = "full"
-    """Sentences, or as few characters as a tiny model needs."""
+    """Sentences, or few characters for a tiny model."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the wishes stays."""
+    """Another seed gives other tasks in another order; with the same split of the wishes."""
     flaws: Flaws = Field(default_factory=dict)
-    """Assistant → share of its demonstrations that book at once, by guessing."""
+    """Assistant → share of its demonstrations that guess a booking at once."""
 
     @model_validator(mode="after")
-    def _no_more_than_there_are(self) -> UserConversation:
+    def _enough_things(self) -> UserConversation:
         if self.difficulty[1] > self.things:
             raise ValueError(
-                f"`difficulty` goes to {self.difficulty[1]}, and an errand has {self.things} `things`. Set `things` higher, or "
-                "`difficulty` lower."
+                f"`difficulty` goes to {self.difficulty[1]} of {self.things} `things`. Set `things` higher, or `difficulty` lower."
             )
         return self
 
     @model_validator(mode="after")
-    def _somebody_to_ask(self) -> UserConversation:
+    def _has_a_rater(self) -> UserConversation:
         if self.satisfaction == "user" and self.user == SCRIPT:
             raise ValueError(
-                "`satisfaction: user` asks an agent for a number, and the user is a script. Name the user's agent in "
-                "`user`, or set `satisfaction: goals`."
+                "`satisfaction: user` needs an agent as the user. Name it in `user`, or set `satisfaction: goals`."
             )
         return self
 
@@ -114,15 +111,15 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return describe(f"users' wishes ({', '.join(self.errands)})", self.difficulty)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError where the user is no agent of the team, or there is nobody else."""
+        """Raise ConfigError if the user is not in the team, or is alone."""
         check_flaws(self.flaws, agents)
         if self.user != SCRIPT and self.user not in agents:
             raise ConfigError(
-                f"`environment.user: {self.user}` names no agent of the team ({', '.join(agents)}). Name one, or set "
+                f"`environment.user: {self.user}` is no agent of the team ({', '.join(agents)}). Name one, or set "
                 f"`environment.user: {SCRIPT}`.{did_you_mean(self.user, agents)}"
             )
         if not [agent for agent in agents if agent != self.user]:
-            raise ConfigError(f"The team has only the user, '{self.user}'. Add an agent that it talks to.")
+            raise ConfigError(f"The team has only the user, '{self.user}'. Add an assistant.")
 
     def task(self, split: Split, index: int) -> Task:
         """Return a user: its errand, wishes and persona."""
@@ -134,12 +131,12 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         matters = sorted(draw.sample(list(slots), level), key=list(slots).index)
         wishes = {slot: draw.choice(slots[slot]) for slot in matters}
         persona = draw.choice(self.personas)
-        told = draw.choice(matters) if persona == "talkative" else None
-        data = {"errand": errand, "wishes": wishes, "persona": persona, "told": told}
+        first = draw.choice(matters) if persona == "talkative" else None
+        data = {"errand": errand, "wishes": wishes, "persona": persona, "told": first}
         return Problem("", data, f"{errand} {wishes}")
 
     def _slots(self, errand: str) -> Mapping[str, Sequence[str]]:
-        """Return what may matter, with the values of each."""
+        """Return the things that may matter, with their values."""
         return dict(list(ERRANDS[errand].slots.items())[: self.things])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
@@ -147,20 +144,20 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return (self.wishes(task),) if agent == self.user else ()
 
     def wishes(self, task: Task) -> str:
-        """Return what the user's agent reads about its wishes, and nobody else."""
+        """Return the wishes as only the user's agent reads them."""
         listed = "; ".join(f"{slot}: {value}" for slot, value in task.data["wishes"].items())
         return (
             f"wish {listed}" if self.wording == "short" else f"Your wishes, which you alone know: {listed}."
         )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ConversationWorld:
-        """Begin a conversation."""
+        """Start a conversation."""
         return ConversationWorld(self, task, agents)
 
-    # -------- How everybody is told what to do
+    # -------- Instructions
 
     def assistants_head(self, task: Task) -> str:
-        """Return what an assistant reads first: what it may have to find out, and how it books."""
+        """Return the instructions of an assistant: the things that may matter, and the form of a booking."""
         errand = str(task.data["errand"])
         slots = list(self._slots(errand))
         if self.wording == "short":
@@ -172,7 +169,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         )
 
     def users_head(self, task: Task) -> str:
-        """Return what the user's agent reads first."""
+        """Return the instructions of the user's agent."""
         if self.wording == "short":
             return self.wishes(task)
         return (
@@ -184,9 +181,9 @@ class UserConversation(BaseEnvironment, Scripted, Private):
     # -------- The scripted user
 
     def opening(self, task: Task) -> str:
-        """Return what a scripted user says first."""
-        told = task.data["told"]
-        wish = "" if told is None else self._wish(task, told)
+        """Return the first message of a scripted user."""
+        first = task.data["told"]
+        wish = "" if first is None else self._wish(task, first)
         if self.wording == "short":
             return wish or "hi"
         return f"Hello, I would like to {ERRANDS[str(task.data['errand'])].wants}. {wish}".rstrip()
@@ -197,24 +194,24 @@ class UserConversation(BaseEnvironment, Scripted, Private):
             return f"{slot}: any" if self.wording == "short" else f"As to the {slot}: any is fine."
         return f"{slot}: {value}" if self.wording == "short" else f"As to the {slot}: {value}."
 
-    def answer(self, task: Task, said: str) -> str:
-        """Return what a scripted user answers: the wishes asked about, what is wrong with a booking, or goodbye."""
-        booked, short = booking(said), self.wording == "short"
+    def answer(self, task: Task, text: str) -> str:
+        """Return the answer of a scripted user: the requested wishes, the error of a booking, or goodbye."""
+        booked, short = booking(text), self.wording == "short"
         wishes = task.data["wishes"]
         if booked is not None:
             wrong = [slot for slot, value in wishes.items() if booked.get(slot) != value.casefold()]
             if not wrong:
                 return "bye" if short else "Thank you, that is what I wanted. GOODBYE"
             return f"no {wrong[0]}" if short else f"No, something is wrong with the {wrong[0]}."
-        asked = self._asked(task, said)
-        if not asked:
+        topics = self._topics(task, text)
+        if not topics:
             return "?" if short else "What would you like to know?"
-        answered = asked[:1] if task.data["persona"] == "terse" else asked
+        answered = topics[:1] if task.data["persona"] == "terse" else topics
         return (" " if not short else ",").join(self._wish(task, slot) for slot in answered)
 
-    def _asked(self, task: Task, said: str) -> list[str]:
-        """Return the things that a text asks about, by their names or values, in the order of the text."""
-        words = re.findall(r"[a-z0-9:]+", said[:READ].casefold())
+    def _topics(self, task: Task, text: str) -> list[str]:
+        """Return the things that a text mentions, by their names or values, in the order of the text."""
+        words = re.findall(r"[a-z0-9:]+", text[:READ].casefold())
         slots = self._slots(str(task.data["errand"]))
         place = {word.strip(":"): k for k, word in reversed(list(enumerate(words)))}
         first = {
@@ -225,45 +222,45 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return sorted(first, key=lambda slot: first[slot])
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the user's answer, or the assistant's: it asks about one thing after another and books what it was told."""
+        """Return the user's answer, or the assistant's: a question about each thing, then a booking of the answers."""
         short = self.wording == "short"
-        heard = [message.content for message in messages if message.role == "user"]
+        read = [message.content for message in messages if message.role == "user"]
         if agent == self.user:
-            last = heard[-1] if heard else ""
-            said = re.split(r"^Assistant[^:\n]*: ", last, flags=re.MULTILINE)[-1]
+            last = read[-1] if read else ""
+            text = re.split(r"^Assistant[^:\n]*: ", last, flags=re.MULTILINE)[-1]
             if RATE in last:
                 return "10"
-            return self.opening(task) if self.users_head(task) in said else self.answer(task, said)
+            return self.opening(task) if self.users_head(task) in text else self.answer(task, text)
         slots = self._slots(str(task.data["errand"]))
-        told = dict(re.findall(rf"\b({'|'.join(slots)}): ([\w:]*\w)", "\n".join(heard)))
-        open_ones = [slot for slot in slots if slot not in told]
+        known = dict(re.findall(rf"\b({'|'.join(slots)}): ([\w:]*\w)", "\n".join(read)))
+        unknown = [slot for slot in slots if slot not in known]
         if flawed(self.flaws, agent, seed):
-            told |= {slot: random.Random(f"{seed}/{slot}").choice(slots[slot]) for slot in open_ones}
-            open_ones = []
-        if open_ones:
-            return f"{open_ones[0]}?" if short else f"What about the {open_ones[0]}?"
-        known = [f"{slot}={told[slot]}" for slot in slots if told[slot] != "any"]
-        return f"BOOK {('; ', ' ')[short].join(known)}"
+            known |= {slot: random.Random(f"{seed}/{slot}").choice(slots[slot]) for slot in unknown}
+            unknown = []
+        if unknown:
+            return f"{unknown[0]}?" if short else f"What about the {unknown[0]}?"
+        pairs = [f"{slot}={known[slot]}" for slot in slots if known[slot] != "any"]
+        return f"BOOK {('; ', ' ')[short].join(pairs)}"
 
 
 _BOOK = re.compile(r"^[ \t*>-]*BOOK\b[: \t]*(?P<pairs>[^\n]*)", re.IGNORECASE | re.MULTILINE)
 _PAIR = re.compile(r"(\w+) ?= ?([\w:]*\w)")
 RATE = "How satisfied are you, from 0 to 10?"
-"""What the user's agent is asked at the end, where it is asked for its satisfaction."""
+"""The last question to the user's agent, with `satisfaction: user`."""
 _NUMBER = re.compile(r"(?<![\d.,-])(10|\d)(?![\d]|[.,]\d)")
 
 
-def booking(said: str) -> dict[str, str] | None:
+def booking(text: str) -> dict[str, str] | None:
     """Return the booking of a text, the last line that begins with BOOK, by slot and in lower case; None without one."""
-    lines = list(_BOOK.finditer(said[:READ]))
+    lines = list(_BOOK.finditer(text[:READ]))
     if not lines:
         return None
     return {slot.casefold(): value.casefold() for slot, value in _PAIR.findall(lines[-1]["pairs"])}
 
 
-def rating(said: str) -> float | None:
-    """Return the satisfaction in [0, 1] that a text names, its first number from 0 to 10; None without one."""
-    found = _NUMBER.search(said[:READ])
+def rating(text: str) -> float | None:
+    """Return the satisfaction in [0, 1] by the first number from 0 to 10 in a text; None without one."""
+    found = _NUMBER.search(text[:READ])
     return None if found is None else int(found[1]) / 10
 
 
@@ -274,19 +271,19 @@ class ConversationWorld(BaseWorld):
         super().__init__(task, agents)
         self._settings = settings
         self._assistants = tuple(agent for agent in self.agents if agent != settings.user)
-        self._spoken: list[tuple[str, str]] = []
-        """Who said what; the scripted user is called `script`."""
-        self._heard = dict.fromkeys(self.agents, 0)
-        """How much of that an agent has read when it spoke last."""
+        self._messages: list[tuple[str, str]] = []
+        """(writer, text); the scripted user is called `script`."""
+        self._read = dict.fromkeys(self.agents, 0)
+        """Number of messages up to an agent's last one."""
         self._answers = 0
         self._wrong = 0
         self._met = 0.0
         self._booked: Json = None
         self._ended: Literal["user", "limit"] | None = None
-        self._asked_to_rate = False
+        self._rates = False
         self._rating: float | None = None
         if settings.user == SCRIPT:
-            self._spoken.append((SCRIPT, settings.opening(task)))
+            self._messages.append((SCRIPT, settings.opening(task)))
 
     def _label(self, who: str) -> str:
         if who in (self._settings.user, SCRIPT):
@@ -294,52 +291,52 @@ class ConversationWorld(BaseWorld):
         return "Assistant" if len(self._assistants) == 1 else f"Assistant {who}"
 
     def observe(self, agent: str) -> str:
-        """Return what was said, after what the agent has to know; the wishes only to the user."""
+        """Return the instructions and the messages; only the user reads the wishes."""
         settings, latest = self._settings, self._settings.view == "latest"
-        heard = self._heard[agent] if latest else 0
+        start = self._read[agent] if latest else 0
         lines = [
-            # Between two, who speaks is clear.
-            said if latest and len(self._assistants) == 1 else f"{self._label(who)}: {said}"
-            for who, said in self._spoken[heard:]
+            # With two writers no label is needed.
+            text if latest and len(self._assistants) == 1 else f"{self._label(who)}: {text}"
+            for who, text in self._messages[start:]
             if not latest or who != agent
         ]
         is_user = agent == settings.user
-        if heard == 0:
+        if start == 0:
             head = settings.users_head(self.task) if is_user else settings.assistants_head(self.task)
             lines.insert(0, head)
-        if is_user and self._asked_to_rate:
+        if is_user and self._rates:
             lines.append(f"{RATE} Answer with the number.")
         return "\n".join(lines)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the user's agent, or the assistant whose turn it is."""
+        """Return the user's agent, or the next assistant."""
         if self.over:
             return ()
         user = self._settings.user
-        if user != SCRIPT and (self._asked_to_rate or not self._spoken or self._spoken[-1][0] != user):
+        if user != SCRIPT and (self._rates or not self._messages or self._messages[-1][0] != user):
             return (user,)
         return (self._assistants[self._answers % len(self._assistants)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take what one of them says; EpisodeError for anybody out of turn."""
+        """Take one message; EpisodeError unless exactly the mover acted."""
         movers = self.movers()
         need_movers(actions, movers)
-        [(agent, said)] = actions.items()
-        if self._asked_to_rate:
-            self._rating = rating(said)
+        [(agent, text)] = actions.items()
+        if self._rates:
+            self._rating = rating(text)
             self._end()
             return {}
-        self._spoken.append((agent, said))
-        self._heard[agent] = len(self._spoken)
+        self._messages.append((agent, text))
+        self._read[agent] = len(self._messages)
         if agent == self._settings.user:
-            # It has the last word, also after the last answer that an assistant may give.
-            if re.search(r"\b(goodbye|bye)\b", said[:READ], re.IGNORECASE):
+            # The user writes the last message, also after the last answer of an assistant.
+            if re.search(r"\b(goodbye|bye)\b", text[:READ], re.IGNORECASE):
                 self._leave("user")
             elif self._answers >= self._settings.max_turns:
                 self._leave("limit")
             return {}
         self._answers += 1
-        booked = booking(said)
+        booked = booking(text)
         wishes = self.task.data["wishes"]
         if booked is not None:
             self._booked = dict(booked)
@@ -347,7 +344,7 @@ class ConversationWorld(BaseWorld):
                 wishes
             )
         if self._settings.user == SCRIPT:
-            self._spoken.append((SCRIPT, self._settings.answer(self.task, said)))
+            self._messages.append((SCRIPT, self._settings.answer(self.task, text)))
             self._wrong += booked is not None and self._met < 1.0
             if (booked is not None and self._met == 1.0) or self._wrong > self._settings.patience:
                 self._leave("user")
@@ -356,10 +353,10 @@ class ConversationWorld(BaseWorld):
         return {}
 
     def _leave(self, why: Literal["user", "limit"]) -> None:
-        """End the conversation, after the user's word on it where that is asked for."""
+        """End the conversation, after the user's rating if it is needed."""
         self._ended = why
         if self._settings.satisfaction == "user":
-            self._asked_to_rate = True
+            self._rates = True
         else:
             self._end()
 
@@ -371,7 +368,7 @@ class ConversationWorld(BaseWorld):
         self.success = self._met
 
     def outcome(self) -> Outcome:
-        """Return the satisfaction; a conversation that was cut off is truncated and pays nothing."""
+        """Return the satisfaction; an unfinished conversation is truncated, without rewards."""
         info: dict[str, Json] = {
             **{key: self.task.data[key] for key in ("errand", "persona", "difficulty")},
             "wishes_met": self._met,

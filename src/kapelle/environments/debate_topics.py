@@ -1,8 +1,8 @@
-"""Sides that argue over a motion before a judge: PRO and CON, or any number of sides.
+"""Debates of a motion before a judge: PRO and CON, or any number of sides.
 
-Seats take sides in turn (the first argues PRO, the second CON, a third PRO again). A rule-based judge scores
-evidence, structure and consistency and explains each score (`grading.text.argument`); a language model can judge
-instead, asked about every pair of sides in both orders.
+Agents take sides in turn (the first argues PRO, the second CON, a third PRO again). A rule-based judge scores evidence, structure
+and consistency and explains each score (`grading.text.argument`). A language model can judge instead; it compares every pair of
+sides in both orders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reward = Literal["score", "win", "zero_sum"]
 
 
 def _judge(judge: object) -> object:
-    """Let a `JudgeEndpoint` of Python be one without limits; ValueError for a name that is not `rules`."""
+    """Accept a `JudgeEndpoint`; ValueError for a name that is not `rules`."""
     if isinstance(judge, str) and judge != "rules":
         raise ValueError("it is `rules`, `{endpoint: …, model: …}` or `{path: …}`")
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
@@ -49,16 +49,16 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
 
     name: Literal["debate_topics"] = "debate_topics"
     path: str | None = None
-    """A text file with one motion per line, or a JSON list of them; null takes kapelle's own forty."""
+    """A text file with one motion per line, or a JSON list of them; null: kapelle's own forty."""
     sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
-    """Names of the sides, in seat order."""
+    """Names of the sides, in team order."""
     rounds: int = Field(default=2, ge=1)
     """Speeches of every agent."""
     together: bool = False
-    """True: all speak at once in a round. False: one after another, each after reading the speeches before."""
+    """True: simultaneous speeches in a round. False: one after another, each after reading the earlier ones."""
     reward: Reward = "win"
-    """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: what winners gain the losers
-    lose, in [-1, 1]. `score`: each side's own score in [0, 1]."""
+    """`win`: 1 for the winning side, 0 for the others, ties shared. `zero_sum`: winners gain what the losers lose, in [-1, 1].
+    `score`: each side's own score in [0, 1]."""
     judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
     """`rules`, an endpoint whose model judges (`endpoint`, `model`), or a frozen model in this process (`path`), with `cache`, `budget`
     and `concurrency`; in Python also any engine, with `judged_by`."""
@@ -71,13 +71,13 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
 
     @property
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """The judge, about each pair of sides in two orders."""
+        """The judge, with two queries for each pair of sides."""
         pairs = len(self.sides) * (len(self.sides) - 1) // 2
         return [] if isinstance(self.judge, str) else [(self.judge, QuestionCounts(episode=2 * pairs))]
 
     @property
     def constant_sum(self) -> bool:
-        """Whether what one side wins the others lose."""
+        """Whether one side wins what the others lose."""
         return self.reward == "zero_sum"
 
     @property
@@ -96,7 +96,7 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
 
     @property
     def alive(self) -> Sequence[str]:
-        """The judge where an endpoint judges."""
+        """The judge, if it is an endpoint."""
         return [f"`judge` ({self.judge.model})"] if isinstance(self.judge, JudgeEndpoint) else []
 
     def check(self, agents: Sequence[str]) -> None:
@@ -121,14 +121,14 @@ class DebateTopics(AsksJudges, Alive, Opposed, Scripted):
         return Task(f"{split}-{index}", self._motions(split)[index])
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateWorld:
-        """Open the debate of one motion."""
+        """Start a debate of one motion."""
         ask = self._ask
         if ask is None and not isinstance(self.judge, str):
             ask = self._judges.of(self.judge)
         return DebateWorld(self, task, agents, ask)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a speech in good form but without substance: it demonstrates only the form."""
+        """Return a speech without substance, which demonstrates only the form."""
         motion = task.question.rstrip(".?!")
         last = messages[-1].content if messages else ""
         side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
@@ -151,12 +151,12 @@ def _read(path: str | None) -> tuple[str, ...]:
             f"The motions in '{path}' cannot be read: {error}. Give a text file or a JSON list."
         ) from error
     if not isinstance(found, list) or not all(isinstance(motion, str) for motion in found):
-        raise DataError(f"'{path}' holds no list of motions. Write one a line, or a JSON list of texts.")
+        raise DataError(f"'{path}' needs one motion per line, or a JSON list of texts.")
     return tuple(dict.fromkeys(motion.strip() for motion in found if motion.strip()))
 
 
 class DebateWorld(BaseWorld):
-    """One debate."""
+    """An episode of one motion."""
 
     def __init__(self, settings: DebateTopics, task: Task, agents: Sequence[str], ask: Ask | None) -> None:
         super().__init__(task, agents)
@@ -177,14 +177,14 @@ class DebateWorld(BaseWorld):
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the next speaker, or all agents where all speak at once; empty after the last round."""
-        spoken = len(self._speeches)
-        if spoken >= self._settings.rounds * len(self.agents):
+        """Return the next agent, or all agents with `together`; empty after the last round."""
+        count = len(self._speeches)
+        if count >= self._settings.rounds * len(self.agents):
             return ()
-        return self.agents if self._settings.together else (self.agents[spoken % len(self.agents)],)
+        return self.agents if self._settings.together else (self.agents[count % len(self.agents)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the speeches; after the last one the judge is asked. EpisodeError for an agent that speaks out of turn."""
+        """Take the speeches, and query the judge after the last one. EpisodeError unless exactly the movers acted."""
         movers = self.movers()
         need_movers(actions, movers)
         self._speeches.extend((agent, actions[agent]) for agent in movers)
@@ -212,17 +212,17 @@ class DebateWorld(BaseWorld):
             if grade.status == "ungraded":
                 if isinstance(self._ask, Asking):
                     self._ask.ungraded += 1
-                raise EpisodeError(f"The judge gave up on {one} against {other}: {grade.explanation}")
+                raise EpisodeError(f"The judge gave no verdict on {one} against {other}: {grade.explanation}")
             points[one].append(grade.score)
-            # What is left for the other text: nothing for one that is empty too.
+            # The other text gets the rest, or 0 if both are empty.
             points[other].append(
                 0.0 if grade.status == "no_answer" and not texts[1].strip() else 1.0 - grade.score
             )
             self._why[f"{one} against {other}"] = grade.explanation
-        self._scores = {side: fmean(won) for side, won in points.items()}
+        self._scores = {side: fmean(own) for side, own in points.items()}
 
     def outcome(self) -> Outcome:
-        """Return what each side earned; a debate that was cut off is truncated and pays zero to all."""
+        """Return the rewards of each side; an unfinished debate is truncated, without rewards."""
         info: dict[str, Json] = {"sides": dict(self._side)}
         if not self._scores:
             return Outcome({}, None, info, truncated=True)
@@ -230,12 +230,12 @@ class DebateWorld(BaseWorld):
         winners = [side for side, score in self._scores.items() if score == best > 0.0]
         info |= {"scores": dict(self._scores), "winners": winners, "explanations": dict(self._why)}
         n, k, reward = len(self._scores), len(winners), self._settings.reward
-        paid = dict(self._scores)
-        # If no side has any score, the debate has no winner and pays zero to all. `zero_sum` adds up to 0 over sides, and is 1
-        # for a winner alone.
+        rewards = dict(self._scores)
+        # Without any score there is no winner, and all rewards are 0. The rewards of `zero_sum` have the sum 0 over sides, and a
+        # single winner receives 1.
         if reward != "score":
             won, lost = (1.0 / k if k else 0.0, 0.0)
             if reward == "zero_sum" and winners:
                 won, lost = (n - k) / (k * (n - 1)), -1.0 / (n - 1)
-            paid = {side: won if side in winners else lost for side in self._scores}
-        return Outcome({agent: paid[side] for agent, side in self._side.items()}, None, info)
+            rewards = {side: won if side in winners else lost for side in self._scores}
+        return Outcome({agent: rewards[side] for agent, side in self._side.items()}, None, info)

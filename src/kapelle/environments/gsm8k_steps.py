@@ -1,13 +1,11 @@
 """The calculator steps that GSM8K's solutions annotate, such as `<<48/2=24>>`, for tiny models.
 
-GSM8K (2110.14168) holds 23,716 steps in train and 4,282 in test, and two thirds of the test steps occur in
-train, word for word; `info["seen"]` says which, so that memorised and computed answers can be
-told apart. `3*4` and `4*3` are two steps.
+GSM8K (2110.14168) has 23,716 steps in train and 4,282 in test. Two thirds of the test steps also occur in train, word for word.
+`info["seen"]` marks them, so that memorised and computed answers can be separated. `3*4` and `4*3` are two steps.
 
-A step is posed in a normal form: `.5` as `0.5`, `9.00` as `9`, without `$` and needless brackets; `20%` is
-0.2. Left out are annotations that cannot be read, those whose result is wrong,
-steps without an operation (`12=12`), and those longer than `longest`. The rest is written with
-`0-9 + - * / . ( )` only.
+A step has a normal form: `.5` is `0.5`, `9.00` is `9`, without `$` and unnecessary brackets; `20%` is 0.2. Unreadable annotations,
+incorrect results, steps without an operation (`12=12`), and those longer than `longest` are excluded. The others use only
+`0-9 + - * / . ( )`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from kapelle.environments.questions import Answers, Flaws, Questions, check_flaw
 from kapelle.errors import DataError
 from kapelle.types import Json, Message, Split, Task
 
-# -------- A calculator step worked on paper: rewritten until only terms remain that can be added up
+# -------- The worked notes of a calculator step: it is rewritten until only a sum remains
 #
 #     7*48        280+56               one term per digit, as in long multiplication
 #     85-47       40-2                 one term per decimal place
@@ -45,19 +43,19 @@ from kapelle.types import Json, Message, Split, Task
 #     5*20/100    100/100=1            one operation after another, then the terms of the last
 #     3*4+5       12+5=10+7
 #
-# Whoever reads only the notes adds the terms that stand last.
+# A reader of the notes adds the last terms.
 
 
 def notes(step: Expression) -> str:
     """Return a step's worked notes: its rewritings and its terms, with `=` between."""
     stages: list[str] = []
-    # Until it is a sum of numbers, or one product or quotient of two numbers.
+    # Rewrite until it is a sum of numbers, or one product or quotient of two numbers.
     while isinstance(step, Operation) and _addends(step) is None and not _on_numbers(step):
         rewritten = _rewritten(step)
         written = write(rewritten)
         if written is None or rewritten == step:
-            # A third on the way has no decimal form: only the result is written.
-            return "=".join([*stages, _sum(_digits(_worth(step)))])
+            # A value such as 1/3 has no decimal form: write only the result.
+            return "=".join([*stages, _sum(_digits(_value(step)))])
         stages.append(written)
         step = rewritten
     return "=".join([*stages, _sum(_terms(step))])
@@ -84,10 +82,10 @@ def _rewritten(step: Expression) -> Expression:
     if isinstance(step, Value):
         return step
     if _on_numbers(step):
-        return Value(_worth(step))
+        return Value(_value(step))
     inner = (step.left, step.right)
     strong = step.operator not in {"+", "-"}
-    # Sums are left to the terms of the last stage, save where a product or quotient needs their value.
+    # Sums remain for the last stage, unless a product or quotient needs their value.
     left, right = (
         part
         if isinstance(part, Operation) and not strong and _addends(part) is not None
@@ -97,11 +95,11 @@ def _rewritten(step: Expression) -> Expression:
     return Operation(step.operator, left, right)
 
 
-def _worth(step: Expression) -> Fraction:
+def _value(step: Expression) -> Fraction:
     if isinstance(step, Value):
         return step.number
-    result = apply(step.operator, _worth(step.left), _worth(step.right))
-    assert result is not None, "a step that divides by zero is no step"
+    result = apply(step.operator, _value(step.left), _value(step.right))
+    assert result is not None, "steps never divide by zero"
     return result
 
 
@@ -109,7 +107,7 @@ def _terms(step: Expression) -> list[Fraction]:
     """Return the terms that add up to a plain step."""
     addends = _addends(step)
     if addends is not None:
-        # The sum of each decimal place, greatest place first, without those that vanish.
+        # The sum of each decimal place, greatest place first, without zeros.
         places: dict[Fraction, Fraction] = {}
         for addend in addends:
             for digit in _digits(addend):
@@ -118,8 +116,8 @@ def _terms(step: Expression) -> list[Fraction]:
         return [places[place] for place in sorted(places, reverse=True) if places[place]] or [Fraction(0)]
     assert isinstance(step, Operation)
     if step.operator != "*":
-        return _digits(_worth(step))
-    left, right = _worth(step.left), _worth(step.right)
+        return _digits(_value(step))
+    left, right = _value(step.left), _value(step.right)
     if len(_digits(left)) < len(_digits(right)):
         left, right = right, left
     if len(_digits(right)) == 1:
@@ -128,7 +126,7 @@ def _terms(step: Expression) -> list[Fraction]:
 
 
 def _place(digit: Fraction) -> Fraction:
-    """Return the power of ten that a number of one digit stands at."""
+    """Return the power of ten of a number with one non-zero digit."""
     place = Fraction(1)
     while abs(digit) >= 10 * place:
         place *= 10
@@ -155,7 +153,7 @@ def _sum(terms: Sequence[Fraction]) -> str:
 
 
 def forget_last_term(written: str) -> str:
-    """Return notes with their last term dropped: a bad habit of their writer."""
+    """Return notes without their last term: the flaw of their writer."""
     stages, equals, last = written.rpartition("=")
     terms = _read_terms(last)
     kept = last if terms is None or len(terms) < 2 else _sum(terms[:-1])
@@ -165,8 +163,7 @@ def forget_last_term(written: str) -> str:
 def add_up(written: str, *, carry: bool) -> str:
     """Return the sum of the last terms in notes, or `?` if they are unreadable.
 
-    Without `carry` every decimal place is added alone and its carry is forgotten: a bad
-    habit of the reader.
+    Without `carry` every decimal place is added separately, and its carry is lost: the flaw of the reader.
     """
     terms = _read_terms(written.rpartition("=")[2])
     if terms is None:
@@ -181,11 +178,11 @@ def add_up(written: str, *, carry: bool) -> str:
             place = _place(digit)
             sums[place] = sums.get(place, Fraction(0)) + sign * digit / place
     top = max(sums)
-    forgotten = sign * sum(
+    without_carries = sign * sum(
         (place * (digit if place == top and digit >= 0 else digit % 10) for place, digit in sums.items()),
         Fraction(0),
     )
-    return decimal(forgotten) or "?"
+    return decimal(without_carries) or "?"
 
 
 def _read_terms(text: str) -> list[Fraction] | None:
@@ -204,24 +201,24 @@ class CalculatorStep:
     question: str
     """Such as `48/2`."""
     answer: str
-    """What it comes to, as a decimal: `24`."""
+    """Its value as a decimal: `24`."""
 
 
 class GSM8KSteps(DataFiles, Questions):
-    """Calculator steps of GSM8K: `48/2` is asked, `24` is right."""
+    """Calculator steps of GSM8K: the answer of `48/2` is `24`."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"
     path: str = "openai/gsm8k"
     config: str | None = "main"
     longest: int = Field(default=20, ge=3)
-    """Most characters of a step that is posed, its result aside."""
+    """Most characters of a step without its result."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
-    """What the script plays for an agent of this name; it solves for any other."""
+    """Agent → the role of its script; any other agent solves."""
     flaws: Flaws = Field(default={})
-    """Agent → share of demonstrations in which the script has its bad habit: `work` forgets the last of
-    several terms, `add_up` and `solve` forget the carry from one decimal place to the next."""
+    """Agent → share of demonstrations with a flaw: `work` omits the last of several terms, `add_up` and `solve` lose the carry
+    from one decimal place to the next."""
 
     @property
     def answers(self) -> Answers:
@@ -230,14 +227,14 @@ class GSM8KSteps(DataFiles, Questions):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The file or hub split of each; their problems are disjoint, though the same step can be in both."""
+        """The file or hub split of each; problems are disjoint, but a step can be in both."""
         return {
             "train": f"calculator steps of {self.source.describe('train')}",
             "test": f"calculator steps of {self.source.describe('test')}",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; DataError where one has no steps, ConfigError for a flaw of an unknown agent."""
+        """Read both splits; DataError if one has no steps, ConfigError for a flaw of an unknown agent."""
         check_flaws(self.flaws, agents)
         for split in ("train", "test"):
             if not self.size(split):
@@ -247,7 +244,7 @@ class GSM8KSteps(DataFiles, Questions):
                 )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of steps that are posed."""
+        """Return the number of steps."""
         return len(_steps(self.source, split, self.longest))
 
     def task(self, split: Split, index: int) -> Task:
@@ -257,12 +254,12 @@ class GSM8KSteps(DataFiles, Questions):
         return Task(f"{split}-{index}", step.question, {"answer": step.answer, "seen": seen})
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether the step occurs in train too, and which operations it has."""
+        """Return whether the step also occurs in train, and its operations."""
         operation = "".join(re.findall(r"(?<=[0-9)])(?://|[-+*/])", task.question))
         return {"seen": task.data["seen"], "operation": operation}
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text for the agent's role, with its bad habit in the stated share of demonstrations."""
+        """Return the text of the agent's role, with its flaw in its share of the demonstrations."""
         bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":
@@ -279,22 +276,22 @@ _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
 
 def annotated_steps(solution: str) -> list[str]:
-    """Return what stands between `<<` and `>>` in a solution, in order."""
+    """Return the texts between `<<` and `>>` in a solution, in order."""
     return _ANNOTATION.findall(solution)
 
 
 @lru_cache(maxsize=8)
 def _steps(source: DataSource, split: Split, longest: int) -> tuple[CalculatorStep, ...]:
-    """Return the steps that are posed."""
+    """Return the usable steps."""
     steps: list[CalculatorStep] = []
     rows = source.load("question", "path").of(split)
     for annotation in (step for row in rows for step in annotated_steps(row.text("answer", "path"))):
         left, _, right = annotation.partition("=")
-        asked, given = parse_expression(left), parse_expression(right)
-        question = None if asked is None else write(asked)
-        if question is None or given is None or not isinstance(asked, Operation):
+        step, given = parse_expression(left), parse_expression(right)
+        question = None if step is None else write(step)
+        if question is None or given is None or not isinstance(step, Operation):
             continue
-        result = work_out(asked)
+        result = work_out(step)
         answer = None if result is None else decimal(result)
         if answer is not None and result == work_out(given) and len(question) <= longest:
             steps.append(CalculatorStep(question, answer))

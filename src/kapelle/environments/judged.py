@@ -1,4 +1,4 @@
-"""Judges among the rewards of `rewarded`: a rubric grades each answer, a ranking compares the attempts of a group.
+"""Judges among the rewards of `rewarded`: a rubric grades each answer, a ranking compares the episodes of a group.
 
     rewards:
       - rubric: {right: {asks: "Is the result right?", weight: 2}, clear: "Can a beginner follow it?"}
@@ -7,7 +7,7 @@
       - rank: "It is right, and shorter."
         judge: {path: Qwen/Qwen3-4B}
 
-How they ask is in `grading.judge`, whom they ask in `grading.asking`.
+Their queries are in `grading.judge`, the queried models in `grading.asking`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Criterion(Settings):
     """One thing that a judge grades from 0 to 10."""
 
     asks: str = Field(min_length=1)
-    """What the judge is asked about an answer, such as `Is the result right?`."""
+    """The question to the judge about an answer, such as `Is the result right?`."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Its part of the weighted mean."""
+    """Its weight in the mean."""
 
 
 def _question(given: object) -> object:
@@ -42,18 +42,18 @@ def _question(given: object) -> object:
 
 
 class Rubric(Settings):
-    """A judge that grades each answer by several criteria; it pays their weighted mean, in [0, 1]."""
+    """A judge that grades each answer by several criteria; the reward is their weighted mean, in [0, 1]."""
 
     rubric: Mapping[str, Annotated[Criterion, BeforeValidator(_question)]] = Field(min_length=1)
-    """Criteria by name: what each asks, or `{asks: …, weight: …}`."""
+    """Criteria by name: a question, or `{asks: …, weight: …}`."""
     judge: EndpointJudge | ModelJudge
-    """Who grades: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column of the rows with a good answer, which the judge reads too; null shows none."""
+    """Column of the rows with a good answer, which the judge also reads; null shows none."""
     agent: str | None = None
-    """Whose last text is graded, and who is paid for it; null grades the team's answer and pays every agent."""
+    """The agent whose last text is graded and rewarded; null grades the team's answer and rewards every agent."""
     weight: FiniteFloat = 1.0
-    """Factor of what it pays."""
+    """Factor of its reward."""
 
     @field_validator("rubric")
     @classmethod
@@ -67,48 +67,48 @@ class Rubric(Settings):
 
     @property
     def criteria(self) -> Mapping[str, tuple[str, float]]:
-        """By name what each asks, and its weight."""
+        """Question and weight by name."""
         return {name: (each.asks, each.weight) for name, each in self.rubric.items()}
 
 
 class Ranking(Settings):
-    """A judge that compares the attempts of a group side by side; it pays each attempt a score in [0, 1]."""
+    """A judge that compares the episodes of a group; the reward of each is a score in [0, 1]."""
 
     rank: str = Field(min_length=1)
-    """What makes one answer better than another, such as `It is right, and shorter.`"""
+    """What makes an answer better than another, such as `It is right, and shorter.`"""
     judge: EndpointJudge | ModelJudge
-    """Who compares: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column of the rows with a good answer, which the judge reads too; null shows none."""
+    """Column of the rows with a good answer, which the judge also reads; null shows none."""
     agent: str | None = None
-    """Whose last texts are compared, and who is paid for it; null compares the team's answers and pays every agent."""
+    """The agent whose last texts are compared and rewarded; null compares the team's answers and rewards every agent."""
     weight: FiniteFloat = 1.0
-    """Factor of what it pays."""
+    """Factor of its reward."""
 
 
 def shown(value: Json) -> str | None:
-    """Return a column's value as a judge reads it; None where a row has none."""
+    """Return a column's value as a judge reads it; None if a row has none."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 class Judges:
-    """Whom an environment asks: each judge of its settings once, so that all who ask it share its replies and its budget."""
+    """The judges of an environment: one for all rewards with the same settings, which share its replies and its budget."""
 
     def __init__(self, ask: Ask | None = None, models: ModelsInPlace | None = None) -> None:
-        """Ask `ask` in the place of every judge, or frozen models among `models`."""
+        """Take a replacement `ask` for every judge, or the frozen `models`."""
         self._ask, self._models = ask, models
         self._asked: dict[AnyJudge, Asking] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the same are asked: what was asked so far makes no difference, as settings that hold this are compared."""
+        """Return whether both query the same models, whatever their counts: settings that contain them are compared."""
         return isinstance(other, Judges) and (self._ask, self._models) == (other._ask, other._models)
 
     def __hash__(self) -> int:
         return hash((self._ask, self._models))
 
     def of(self, judge: AnyJudge) -> Asking:
-        """Return who is asked for a judge; DataError for a `cache` that cannot be read or written."""
+        """Return the client of a judge; DataError for a `cache` that cannot be read or written."""
         if judge not in self._asked:
             if self._ask is not None:
                 ask = self._ask
@@ -116,7 +116,7 @@ class Judges:
                 ask = ask_endpoint(judge)
             elif self._models is None:
                 raise ConfigError(
-                    f"The judge '{judge.path}' is a model of the process that plays, and this process has none. Name an endpoint."
+                    f"The judge '{judge.path}' is a model of the process that runs episodes, and this process has none. Name an endpoint."
                 )
             else:
                 ask = self._models.ask(FrozenModel(judge.path, judge.max_tokens))
@@ -129,20 +129,20 @@ class Judges:
             self._models.close()
 
     def costs(self) -> Mapping[str, float]:
-        """Return how often judges were asked, were spared the question, and gave no verdict, since the last call."""
+        """Return the queries, cached replies and missing verdicts of judges since the last call."""
         every = self._asked.values()
         now = {
             "judge/calls": float(sum(each.calls for each in every)),
             "judge/cached": float(sum(each.cached for each in every)),
             "judge/ungraded": float(sum(each.ungraded for each in every)),
         }
-        row = {name: count - self._told.get(name, 0.0) for name, count in now.items()}
-        self._told = now
+        row = {name: count - self._reported.get(name, 0.0) for name, count in now.items()}
+        self._reported = now
         return row if every else {}
 
 
 class AsksJudges(Settings, AsksModels):
-    """Settings with judges: endpoints, frozen models of this process, or in Python whatever answers."""
+    """Settings with judges: endpoints, frozen models of this process, or in Python any function."""
 
     _ask: Ask | None = PrivateAttr(default=None)
     _judges: Judges = PrivateAttr(default_factory=Judges)
@@ -150,10 +150,10 @@ class AsksJudges(Settings, AsksModels):
     @property
     @abstractmethod
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """Each judge, and how often it is asked."""
+        """Each judge, and how often it is queried."""
 
     def judged_by(self, ask: Ask) -> Self:
-        """Return the same settings with a judge of yours, such as `engines.rollout.judge.ask_engine(...)`, in place of all judges."""
+        """Return the same settings with another judge in place of all judges, such as `engines.rollout.judge.ask_engine(...)`."""
         copy = self.model_copy()
         copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
         return copy
@@ -167,7 +167,7 @@ class AsksJudges(Settings, AsksModels):
         return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
 
     def asking(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
-        """Return the same settings, whose judges in this process are these models."""
+        """Return the same settings with these models as the judges in this process."""
         copy = self.model_copy()
         copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
         return copy
@@ -177,7 +177,7 @@ class AsksJudges(Settings, AsksModels):
         self._judges.close()
 
     def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often each model is asked, by its path or name; who asks the same judge shares its `concurrency`."""
+        """Return how often each model is queried, by its path or name; equal judges share their `concurrency`."""
         found: dict[str, QuestionCounts] = {}
         waited: set[AnyJudge] = set()
         for judge, more in self.asked:
@@ -189,5 +189,5 @@ class AsksJudges(Settings, AsksModels):
         return found
 
     def costs(self) -> Mapping[str, float]:
-        """Return how often judges were asked, were spared the question, and gave no verdict."""
+        """Return the queries, cached replies and missing verdicts of judges since the last call."""
         return self._judges.costs()

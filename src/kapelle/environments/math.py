@@ -1,13 +1,12 @@
 r"""Questions of a data set with a checkable answer; the default data set is GSM8K.
 
-The answer of a row is what follows `####` in its answer field (GSM8K), else the content of its last
-`\boxed{…}` (MATH), else the whole field. Answers are compared as mathematics, exactly (`grading.math`): numbers with
-what stands around them (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations by
-what they mean.
-What the exact reader leaves undecided is compared by math-verify in a process that all worlds share; it starts
-when first needed, and one answer costs 3 s of CPU at most, after which it is wrong.
+The answer of a row is the text after `####` in its answer field (GSM8K), else the content of its last
+`\boxed{…}` (MATH), else the whole field. Answers are compared exactly as mathematics (`grading.math`): numbers in their
+context (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations.
+math-verify compares the answers that the exact reader cannot decide. It runs in a process that all episodes share and that
+starts on first use. One answer costs at most 3 s of CPU, after which it is incorrect.
 
-The script writes the data set's own solution, without GSM8K's `<<48/2=24>>` annotations.
+The script writes the data set's solution, without GSM8K's `<<48/2=24>>` annotations.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ from kapelle.runtime.row_files import DataRow
 from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Json, Message, Split, Task
 
-# -------- An answer that a program works out: the agent writes Python, the sandbox runs it, its last line of output counts
+# -------- Answers by program: the agent writes Python, the sandbox runs it, its last line of output counts
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_bytes=256 * 1024**2)
 PARALLEL = 2
-"""Programs that run at once in one process."""
+"""Programs of one process that run in parallel."""
 
 
 class Printed(NamedTuple):
-    """What a program came to."""
+    """The result of a program."""
 
     answer: str | None
     """Its last non-empty line; None if the output is empty or the program failed."""
@@ -75,8 +74,8 @@ async def printed_by(text: str, backend: str) -> Printed:
     if result.limit is not None:
         return Printed(None, f"the program reached its limit of {result.limit}")
     if result.exit_code != 0:
-        said = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Printed(None, " ".join(["the program failed:", *said])[:500])
+        last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Printed(None, " ".join(["the program failed:", *last])[:500])
     lines = [line.strip() for line in result.stdout.decode(errors="replace").splitlines() if line.strip()]
     return Printed(lines[-1], "") if lines else Printed(None, "the program printed nothing")
 
@@ -93,25 +92,25 @@ class Math(AskingData, Questions):
     path: str = "openai/gsm8k"
     config: str | None = "main"
     question_field: str = "question"
-    """Dots reach into objects. A conversation (verl's and siiRL's `prompt`) is asked without its system messages."""
+    """Dots reach into objects. Of a conversation (verl's and siiRL's `prompt`) the question excludes the system messages."""
     answer_field: str = "answer"
     """For rows in the form of verl and siiRL: `reward_model.ground_truth`."""
     choices_field: str | None = None
-    """Field of the options of a multiple-choice question: a list of texts, or an object with `text` and `label`. The question shows them
-    with letters, and the answer is a letter, the number of an option from 0, or its text. null takes `choices` or `options`."""
+    """Field of the options of a multiple-choice question: a list of texts, or an object with `text` and `label`. The question lists them
+    with letters, and the answer is a letter, the number of an option from 0, or its text. null: `choices` or `options`."""
     level_field: str = "level"
-    """Field that says how hard a question is; tasks keep it as `level`, for `tasks.curriculum`, where rows have it."""
+    """Field with the difficulty of a question; tasks have it as `level`, for `tasks.curriculum`."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
-    """Where an agent's answer is looked for, in this order."""
+    """Rules that extract an agent's answer, in this order."""
     answer_by: Literal["text", "program"] = "text"
-    """`program`: the agent writes Python, alone or as its last ```python block, and what the program prints last is
-    its answer. It runs in the sandbox."""
+    """`program`: the agent writes Python, alone or as its last ```python block. It runs in the sandbox, and its last line of
+    output is the answer."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """Where programs run, with `answer_by: program`."""
+    """The sandbox of programs, with `answer_by: program`."""
     percent_is_unit: bool = True
-    """True: 50% is the answer 50, as in GSM8K, whose questions name the unit. False: 50% is 0.5."""
+    """True: 50% is the answer 50, as in GSM8K, whose questions contain the unit. False: 50% is 0.5."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
-    """What the script plays for an agent of this name; it solves for any other."""
+    """Agent → the role of its script; any other agent solves."""
 
     def _key(self) -> tuple[str, str, Words]:
         return self.question_field, "question_field", question_in
@@ -120,7 +119,7 @@ class Math(AskingData, Questions):
         return self.gold_of(row)
 
     def question_of(self, row: DataRow) -> Question:
-        """Return what a row asks, with its options."""
+        """Return the question of a row, with its options."""
         question, options = super().question_of(row), self._options(row)
         if options is None:
             return question
@@ -140,7 +139,7 @@ class Math(AskingData, Questions):
             texts, labels = list(value.values()), list(value)
         if not isinstance(texts, list) or not 1 < len(texts) <= len(ascii_uppercase):
             raise DataError(
-                f"{row.place}: the field '{field}' is no list of options. Fix or drop the row, or set `environment.choices_field`."
+                f"{row.place}: the field '{field}' must be a list of options. Fix or drop the row, or set `environment.choices_field`."
             )
         named = list(map(str, ascii_uppercase[: len(texts)] if labels is None else labels))
         if len(set(named)) != len(texts) or any(isinstance(text, Mapping | list) for text in texts):
@@ -154,7 +153,7 @@ class Math(AskingData, Questions):
         value = field_of(row, self.answer_field, "answer_field")
         letters = list(options)
         if isinstance(value, float) and value.is_integer():
-            value = int(value)  # how pandas writes a column of integers that has a missing value
+            value = int(value)  # pandas stores integers with a missing value as floats
         written = str(value).strip()
         if written in options:
             return written
@@ -176,14 +175,14 @@ class Math(AskingData, Questions):
     def check(self, agents: Sequence[str]) -> None:
         """Read both splits; DataError names the file and line of rows without an answer, if there are too many.
 
-        SandboxError when answers come by program and this machine cannot give the sandbox.
+        SandboxError with `answer_by: program` if this machine lacks the sandbox.
         """
         if self.answer_by == "program":
             require(backend(self.sandbox))
         self.skipped()
 
     def gold_of(self, row: DataRow) -> str:
-        """Return the gold answer of a row, the letter of a multiple-choice question; DataError for one that has none."""
+        """Return the gold answer of a row, the letter of a multiple-choice question; DataError without one."""
         options = self._options(row)
         if options is not None:
             return self._right_option(row, options)
@@ -198,25 +197,25 @@ class Math(AskingData, Questions):
         unread = gold_problem(gold)
         if unread:
             raise DataError(
-                f"{row.place} has a gold answer that no grader can read, '{gold[:40]}'. {unread} Fix or drop the row."
+                f"{row.place} has the unreadable gold answer '{gold[:40]}'. {unread} Fix or drop the row."
             )
         return gold
 
     def doubts(self) -> Sequence[str]:
-        """Return how many of the gold answers that are left to math-verify it cannot read, and the first of them."""
+        """Return how many gold answers math-verify cannot read, of those that it must compare, and the first of them."""
         rows = (*self.rows.train, *self.rows.test)
         golds = {self.gold_of(row) for row in rows if self._options(row) is None}
         left = sorted(gold for gold in golds if gold_problem(gold) is None)
-        asked = left[:: -(-len(left) // MOST_ASKED) or 1]
+        chosen = left[:: -(-len(left) // MOST_ASKED) or 1]
         pool = shared_math_processes()
-        unread = [gold for gold in asked if library_problem(gold, pool)]
+        unread = [gold for gold in chosen if library_problem(gold, pool)]
         if not unread:
             return []
-        said = (
-            f"{len(unread)} of {len(asked)} unusual gold answers cannot be read, such as '{unread[0][:40]}': what is not "
-            "written like them is ungraded, and the episode fails. Drop their rows"
+        doubt = (
+            f"{len(unread)} of {len(chosen)} unusual gold answers cannot be read, such as '{unread[0][:40]}'. An episode fails unless "
+            "its answer is written exactly like them. Drop their rows"
         )
-        return [said]
+        return [doubt]
 
     def _written(self, row: DataRow) -> str | int | float:
         value = field_of(row, self.answer_field, "answer_field")
@@ -227,13 +226,13 @@ class Math(AskingData, Questions):
             )
         if str(value).strip().casefold() in ("nan", "inf", "-inf"):
             raise DataError(
-                f"{row.place}: the field '{self.answer_field}' holds {value}, which is no answer. Fix or drop the row."
+                f"{row.place}: the field '{self.answer_field}' holds {value}, no answer. Fix or drop the row."
             )
         return value
 
     @cached_property
     def _parts(self) -> frozenset[str]:
-        """The values of `data_source` (verl's), where the rows have several."""
+        """The values of verl's `data_source`, if the rows have several."""
         rows = (*self.rows.train, *self.rows.test)
         found = frozenset(str(row.fields["data_source"]) for row in rows if "data_source" in row.fields)
         return found if len(found) > 1 else frozenset()
@@ -253,7 +252,7 @@ class Math(AskingData, Questions):
         )
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the part of the data that the question is from, where there are several."""
+        """Return the part of the data to which the question belongs, if there are several."""
         part = task.data.get("part")
         return {} if part is None else {"part": part, f"part/{part}": True}
 
@@ -269,7 +268,7 @@ class Math(AskingData, Questions):
         return grade_choice(text, answer, options, self.extraction)
 
     async def grade(self, text: str, answer: str) -> Grade:
-        """Return whether a text's final answer is the one given."""
+        """Return the grade of a text's final answer against the given one."""
         if self.answer_by == "program":
             printed = await printed_by(text, self.sandbox)
             if printed.answer is None:
@@ -281,7 +280,7 @@ class Math(AskingData, Questions):
         return read
 
     def _normal_form(self, text: str) -> str | None:
-        # A program counts as it stands.
+        # Programs are compared as text.
         if self.answer_by == "program":
             return program_of(text)
         found = extract(text, self.extraction).text
@@ -292,7 +291,7 @@ class Math(AskingData, Questions):
         return "figure" if self.percent_is_unit else "hundredths"
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the part of the data set's solution that belongs to the agent's role, always correct."""
+        """Return the part of the data set's solution for the agent's role."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
         split, _, index = task.id.rpartition("-")
@@ -310,5 +309,5 @@ class Math(AskingData, Questions):
 
 
 MOST_ASKED = 200
-"""Gold answers that math-verify is asked about, evenly over all that it has to read; each takes about 35 ms."""
+"""Gold answers that are tried with math-verify, spread over all that it must read; each takes about 35 ms."""
 _ANNOTATION = re.compile(r"<<[^<>]*>>")

@@ -1,4 +1,4 @@
-"""Matrix games in which all agents move at once, for one round or several, with known optima."""
+"""Matrix games with simultaneous moves, for one round or several, with known optima."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
-# -------- Matrix games as tables, and what is known about them: optima by enumeration
+# -------- Games as tables, with optima by enumeration
 
 Joint = str
-"""A joint move: one letter per player, in seat order."""
+"""A joint move: one letter per player, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Game:
     """A finite game in normal form."""
 
     payoffs: Mapping[Joint, tuple[float, ...]]
-    """Every joint move → what it pays each player."""
+    """Every joint move → the payoff of each player."""
 
     @property
     def players(self) -> int:
@@ -53,12 +53,12 @@ class Game:
 
     @property
     def common(self) -> bool:
-        """Whether every joint move pays all players alike: a game of pure coordination."""
+        """Whether every joint move has one payoff for all players: pure coordination."""
         return all(len(set(paid)) == 1 for paid in self.payoffs.values())
 
     @property
     def constant_sum(self) -> bool:
-        """Whether what one player wins the others lose."""
+        """Whether one player wins what the others lose."""
         return len({sum(paid) for paid in self.payoffs.values()}) == 1
 
     @property
@@ -68,7 +68,7 @@ class Game:
         return tuple(joint for joint, paid in self.payoffs.items() if sum(paid) == best)
 
     def alike(self) -> list[str]:
-        """Return the letters in sets of those that may be exchanged, by all players at once, without changing any payoff."""
+        """Return sets of letters whose exchange by all players at once changes no payoff."""
         sets: list[str] = []
         for letter in dict.fromkeys("".join(self.moves)):
             place = next((k for k, own in enumerate(sets) if self._exchangeable(own[0], letter)), None)
@@ -83,23 +83,23 @@ class Game:
         return all(self.payoffs.get(joint.translate(swapped)) == paid for joint, paid in self.payoffs.items())
 
     def gaps(self) -> list[Joint]:
-        """Return the joint moves that the table forgets."""
+        """Return the joint moves that the table lacks."""
         return [joint for joint in map("".join, itertools.product(*self.moves)) if joint not in self.payoffs]
 
     def expected(self, joint: Sequence[str | None]) -> tuple[float, ...]:
-        """Return the payoffs of a joint move, averaged evenly over the moves of players whose move is missing."""
+        """Return the payoffs of a joint move, averaged over the moves of players whose move is missing."""
         choices = [moves if move is None else move for move, moves in zip(joint, self.moves, strict=True)]
         rows = [self.payoffs["".join(letters)] for letters in itertools.product(*choices)]
         return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
 
 
 def _shared(moves: str, rows: Sequence[Sequence[float]]) -> Game:
-    """Return a two-player game that pays both players alike."""
+    """Return a two-player game with one payoff for both."""
     return Game({a + b: (rows[i][j],) * 2 for i, a in enumerate(moves) for j, b in enumerate(moves)})
 
 
 def penalty(k: float) -> Game:
-    """Return the penalty game (Claus and Boutilier 1998): two optima, and a cost `k` for mixing them up."""
+    """Return the penalty game (Claus and Boutilier 1998): two optima, and a payoff `k` for mixing them."""
     return _shared("ABC", [[10, 0, k], [0, 2, 0], [k, 0, 10]])
 
 
@@ -110,7 +110,7 @@ XOR = _shared("AB", [[0, 1], [1, 0]])
 """2206.07505: two players must differ, which one deterministic shared policy cannot do."""
 
 PRISONERS_DILEMMA = Game({"CC": (3, 3), "CD": (0, 5), "DC": (5, 0), "DD": (1, 1)})
-"""Axelrod 1984: defection pays each, cooperation pays both."""
+"""Axelrod 1984: each gains by defection, both gain by cooperation."""
 
 STAG_HUNT = Game({"SS": (4, 4), "SH": (1, 3), "HS": (3, 1), "HH": (2, 2)})
 """Skyrms 2004: the payoff-dominant equilibrium SS against the risk-dominant HH."""
@@ -129,29 +129,29 @@ MOST_LISTED = 64
 
 
 class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
-    """A matrix game; every agent of the team is one player, in seat order, and writes one letter.
+    """A matrix game; every agent of the team is one player, in order, and writes one letter.
 
-    An observation is the rules and `2/3 AB CAA`: second player of three, may say A or B, the last round went CAA
-    (`-` stands for an invalid move). With `rules: none` this is all; the agent then learns what a letter means,
-    or reads it in its prompt.
+    An observation is the rules and `2/3 AB CAA`: second player of three, legal moves A or B, joint move CAA in the last round
+    (`-` is an invalid move). With `rules: none` it is only this line; the agent then learns the meaning of letters, or reads it
+    in its prompt.
     """
 
     name: Literal["matrix"] = "matrix"
     game: GameName = "climbing"
     """One of the known games, or `custom` with `payoffs`."""
     payoffs: Mapping[str, FiniteFloat | tuple[FiniteFloat, ...]] = Field(default={})
-    """For `game: custom`: every joint move, one letter per player, → one payoff for all or one each."""
+    """For `game: custom`: every joint move, one letter per player → one payoff for all, or one each."""
     penalty: FiniteFloat = Field(default=-100.0, le=0.0)
-    """The cost of mixing up the optima in `game: penalty`."""
+    """The payoff for mixing the optima in `game: penalty`."""
     rounds: int = Field(default=1, ge=1)
     """Rounds of one episode."""
     memory: int | None = Field(default=1, ge=0)
-    """Past rounds that an observation shows, null for all; an agent's conversation keeps earlier ones."""
+    """Past rounds in an observation, null for all; an agent's conversation contains earlier ones."""
     other_play: bool = False
-    """Whether every player but the first has letters renamed, at random in each episode, where exchanging them changes no payoff: who agrees
-    with such a partner needs no convention (other-play, 2003.02979)."""
+    """Whether each player but the first has interchangeable letters renamed at random in each episode. Agreement with such a
+    partner needs no convention (other-play, 2003.02979)."""
     invalid: FiniteFloat | None = None
-    """What an invalid move pays, at most the game's least payoff, which null takes."""
+    """Payoff of an invalid move, at most the game's least payoff; null: the least payoff."""
 
     @model_validator(mode="after")
     def _is_a_game(self) -> Matrix:
@@ -166,7 +166,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
             or len({j for j, _ in sizes}) > 1
         ):
             raise ValueError(
-                "Each key of `payoffs` names one letter per player and pays one number or one each."
+                "Each key of `payoffs` needs one letter per player, and its value one number or one each."
             )
         if any(not letter.isalnum() for joint in self.payoffs for letter in joint):
             raise ValueError("The moves in `payoffs` are letters or digits.")
@@ -175,8 +175,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
             raise ValueError(f"`payoffs` lacks the joint move '{gaps[0]}' ({len(gaps)} are missing).")
         if self.invalid is not None and self.invalid > game.least:
             raise ValueError(
-                f"`invalid: {self.invalid}` would pay an invalid move more than the least payoff, {game.least}. "
-                f"Set {game.least} or less."
+                f"`invalid: {self.invalid}` exceeds the least payoff, {game.least}. Set {game.least} or less."
             )
         return self
 
@@ -202,12 +201,12 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
 
     @property
     def invalid_payoff(self) -> float:
-        """What an invalid move pays."""
+        """Payoff of an invalid move."""
         return self.table.least if self.invalid is None else self.invalid
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the payoffs of every joint move add up to the same number."""
+        """Whether the payoffs of every joint move have the same sum."""
         return self.table.constant_sum
 
     @property
@@ -216,10 +215,10 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         return self.table.players
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield what each player reads in the only round; ConfigError for several rounds."""
+        """Yield each player's observation in the only round; ConfigError for several rounds."""
         if self.rounds > 1:
             raise ConfigError(
-                f"Exact values of `matrix` are those of one round, and this has {self.rounds}. Set `environment.rounds: 1`."
+                f"`matrix` has exact values for one round, and this has {self.rounds}. Set `environment.rounds: 1`."
             )
         names = tuple(f"agent_{seat}" for seat in range(self.players))
         world = self.start(self.task("train", 0), names, 0)
@@ -228,37 +227,37 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return the expected payoff of each player and NashConv, by enumerating the table."""
-        worths = [self._worths(policy, seat) for seat in range(self.players)]
-        earned = [
-            sum(policy[str(seat)].get(move, 0.0) * worth for move, worth in enumerate(worths[seat]))
+        values = [self._values(policy, seat) for seat in range(self.players)]
+        expected = [
+            sum(policy[str(seat)].get(move, 0.0) * value for move, value in enumerate(values[seat]))
             for seat in range(self.players)
         ]
-        gain = sum(max(each) - own for each, own in zip(worths, earned, strict=True))
-        return tuple(earned), max(0.0, gain)
+        gain = sum(max(each) - own for each, own in zip(values, expected, strict=True))
+        return tuple(expected), max(0.0, gain)
 
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], seat: int
     ) -> tuple[float, Mapping[str, int]]:
         """Return the payoff of a player's best letter against the others' policy, and the letter's number."""
-        worths = self._worths(policy, seat)
-        return max(worths), {str(seat): worths.index(max(worths))}
+        values = self._values(policy, seat)
+        return max(values), {str(seat): values.index(max(values))}
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
         """Return 1 for every player: each moves once."""
         return {str(seat): 1.0 for seat in range(self.players)}
 
-    def _worths(self, policy: Mapping[str, Mapping[int, float]], seat: int) -> list[float]:
-        """Return what each letter of a player is worth against the others' policy."""
+    def _values(self, policy: Mapping[str, Mapping[int, float]], seat: int) -> list[float]:
+        """Return the expected payoff of each letter of a player against the others' policy."""
         game = self.table
-        worths = dict.fromkeys(game.moves[seat], 0.0)
+        values = dict.fromkeys(game.moves[seat], 0.0)
         for joint, paid in game.payoffs.items():
             chance = math.prod(
                 policy[str(other)].get(game.moves[other].index(letter), 0.0)
                 for other, letter in enumerate(joint)
                 if other != seat
             )
-            worths[joint[seat]] += chance * paid[seat]
-        return list(worths.values())
+            values[joint[seat]] += chance * paid[seat]
+        return list(values.values())
 
     @property
     def reward_range(self) -> tuple[float, float]:
@@ -267,7 +266,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The game itself; a game has no held-out problems."""
+        """The game itself, in both splits."""
         return {
             "train": f"the game {self.game}",
             "test": f"the game {self.game}, the same: nothing to hold out",
@@ -283,13 +282,13 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixWorld:
-        """Open one match."""
+        """Start a game."""
         self.check(agents)
-        told = self.head(self._rules(), "All say one letter at once.")
-        return MatrixWorld(self, task, agents, told, seed)
+        rules = self.head(self._rules(), "All say one letter at once.")
+        return MatrixWorld(self, task, agents, rules, seed)
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return what the letters that a player writes stand for in an episode."""
+        """Return a letter that a player writes → its meaning in an episode."""
         found: dict[str, str] = {}
         draw = random.Random(derive_seed("other-play", seat, seed))
         for own in self.table.alike():
@@ -300,7 +299,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         return found
 
     def _rules(self) -> str:
-        """Return how the game is played, and what it pays unless the table is too long to be read."""
+        """Return the rules, with the payoffs of a table of at most `MOST_LISTED` joint moves."""
         game = self.table
         rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         paid = {
@@ -318,16 +317,16 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a uniformly drawn legal move: it demonstrates only the form of a move."""
+        """Return a random legal move, which demonstrates only the form."""
         seats = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
         moves = self.table.moves[int(seats[-1]) - 1 if seats else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
 class MatrixWorld(BaseWorld, KnowsMoves):
-    """One match: every player moves at once in each round."""
+    """A game: all players move at once in each round."""
 
-    def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], told: str, seed: int) -> None:
+    def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], rules: str, seed: int) -> None:
         super().__init__(task, agents)
         self._game = settings.table
         self._moves = dict(zip(agents, self._game.moves, strict=True))
@@ -335,19 +334,19 @@ class MatrixWorld(BaseWorld, KnowsMoves):
         self._memory = settings.memory
         self._invalid = settings.invalid_payoff
         self._move_in = settings.move_in
-        self._told = told
+        self._rules = rules
         self._meant = {agent: settings.renamed(seat, seed) for seat, agent in enumerate(agents)}
-        """Agent → a letter that it writes → the game's."""
+        """Agent → a letter that it writes → its meaning."""
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
-        """Return the rules, the seat, the legal letters and the last rounds' joint moves."""
+        """Return the rules, the place, the legal letters and the joint moves of the last rounds."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
         seat = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
         written = {meant: letter for letter, meant in self._meant[agent].items()}
         past = ["".join(written.get(letter, letter) for letter in joint) for joint in shown]
         line = " ".join([seat, self._moves[agent], *past])
-        return f"{self._told}\n{line}" if self._told else line
+        return f"{self._rules}\n{line}" if self._rules else line
 
     def legal(self, agent: str) -> Sequence[str]:
         """Return the player's letters."""
@@ -358,11 +357,11 @@ class MatrixWorld(BaseWorld, KnowsMoves):
         return self.agents if len(self._history) < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Play one round and pay for it; EpisodeError unless exactly the players moved.
+        """Take the moves of one round and return the payoffs; EpisodeError unless exactly the movers acted.
 
-        A move is the letter alone, space around it aside. An agent that writes anything else is paid `invalid`, and
-        so is everybody in a game that pays all alike; in other games the rest are paid what they would
-        earn on average over the missing moves, which the player who spoils a round cannot steer.
+        A move is the letter alone, with any space around it. An agent that writes anything else receives `invalid`, and in a game
+        of pure coordination all agents do. In other games the others receive their average payoff over the missing moves, which
+        the agent with the invalid move cannot influence.
         """
         need_movers(actions, self.movers())
         joint: list[str | None] = []
@@ -372,16 +371,16 @@ class MatrixWorld(BaseWorld, KnowsMoves):
         self._history.append("".join(move or "-" for move in joint))
         if self._game.common and None in joint:
             return dict.fromkeys(self.agents, self._invalid)
-        paid = self._game.expected(joint)
+        payoffs = self._game.expected(joint)
         return {
             agent: self._invalid if move is None else float(reward)
-            for agent, move, reward in zip(self.agents, joint, paid, strict=True)
+            for agent, move, reward in zip(self.agents, joint, payoffs, strict=True)
         }
 
     def outcome(self) -> Outcome:
-        """Return the share of rounds that were played optimally for the team; None in a constant-sum game.
+        """Return the share of rounds with an optimal joint move; None in a constant-sum game.
 
-        Unplayed rounds count as failed.
+        Rounds that did not take place count as failed.
         """
         optima = self._game.optima
         best = sum(joint in optima for joint in self._history) / self._rounds

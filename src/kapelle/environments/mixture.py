@@ -1,7 +1,7 @@
 """Several environments in one run, of questions or of games: each task belongs to one of them, drawn by weight.
 
-`Task.part` names the part, so that credit compares each game with itself (2506.24119, 2510.15414). Whatever an
-outcome says of itself, `info` names the part too, so that success and returns can be told apart by part.
+`Task.part` names the part, so that credit compares each game with itself (2506.24119, 2510.15414). The `info` of an outcome also
+names it, so that success and returns are reported by part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Part(Settings):
-    """One environment and how often its tasks come."""
+    """One environment and the frequency of its tasks."""
 
     environment: Annotated[
         EnvironmentSettings,
@@ -50,12 +50,12 @@ class Part(Settings):
     ]
     """Settings of the part's environment: `{name: math, …}`."""
     weight: float = Field(default=1.0, gt=0.0)
-    """Share of the tasks, against the other parts' weights."""
+    """Share of the tasks, relative to the other parts' weights."""
 
 
 def _some(parts: Mapping[str, Part]) -> Mapping[str, Part]:
     if not parts:
-        raise ValueError("`parts` is empty. Name one environment at least")
+        raise ValueError("`parts` is empty. Name at least one environment")
     return parts
 
 
@@ -71,11 +71,10 @@ class Mixture(
     Holding,
     Scripted,
 ):
-    """Tasks of all parts, whole and unchanged; an agent sees of a task's part what the part itself shows.
+    """Tasks of all parts, unchanged; an agent observes what the task's part shows.
 
-    Training draws a part for every index and then a task of it; a test split of parts that all end holds
-    every test task once. Parts are questions, whose answers are read in the way of every part, or games of moves,
-    each of which must fit the team as it is.
+    Training draws a part for every index and then a task of it. If all parts have finite test splits, the test split contains
+    every test task once. The parts are either all questions or all games of moves, and each must fit the team.
     """
 
     name: Literal["mixture"] = "mixture"
@@ -91,16 +90,14 @@ class Mixture(
 
     @property
     def constant_sum(self) -> bool:
-        """Whether what one agent wins the others lose in every part."""
+        """Whether one agent wins what the others lose in every part."""
         return all(offers(part, Opposed) and part.constant_sum for part in self.members.values())
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError for a player that some part does not have."""
+        """Raise ConfigError for a player that some part lacks."""
         for name, part in self.members.items():
             if not offers(part, PlaysSeats):
-                raise ConfigError(
-                    f"The part '{name}' cannot play a seat itself, so there is no player '{player}'."
-                )
+                raise ConfigError(f"The part '{name}' has no player '{player}'.")
             part.check_player(player)
 
     @property
@@ -119,7 +116,7 @@ class Mixture(
 
     @property
     def alive(self) -> Sequence[str]:
-        """What its parts name."""
+        """Those of its parts."""
         return [
             f"{what} (part '{name}')"
             for name, part in self.members.items()
@@ -128,15 +125,15 @@ class Mixture(
         ]
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return what the parts leave out."""
+        """Return the excluded rows of the parts."""
         found: dict[Split, str] = {}
         for name, part in self.members.items():
-            for split, said in (part.skipped() if offers(part, Reporting) else {}).items():
-                found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {said}"])
+            for split, text in (part.skipped() if offers(part, Reporting) else {}).items():
+                found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {text}"])
         return found
 
     def doubts(self) -> Sequence[str]:
-        """Return what the parts doubt."""
+        """Return the doubts of the parts."""
         return [
             f"{name}: {doubt}"
             for name, part in self.members.items()
@@ -145,21 +142,20 @@ class Mixture(
         ]
 
     def descriptors(self, agents: int) -> int:
-        """Return the most descriptors that a world of any part holds open."""
+        """Return the most descriptors that an episode of any part holds open."""
         return max(
             (part.descriptors(agents) for part in self.members.values() if offers(part, Holding)),
             default=0,
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check every part; ConfigError names the part that these agents do not fit, or questions beside games."""
-        kinds = {name: asks_questions(part) for name, part in self.members.items()}
-        if len(set(kinds.values())) > 1:
-            question = next(name for name, asks in kinds.items() if asks)
-            game = next(name for name, asks in kinds.items() if not asks)
+        """Check every part; ConfigError names a part that these agents do not fit, or questions mixed with games."""
+        kinds = {asks_questions(part): name for name, part in list(self.members.items())[::-1]}
+        if len(kinds) > 1:
+            question, game = kinds[True], kinds[False]
             raise ConfigError(
                 f"Part '{question}' of the mixture (`{self.members[question].name}`) asks questions, and part '{game}' "
-                f"(`{self.members[game].name}`) is a game of moves: no workflow plays both. Put them into runs of their own."
+                f"(`{self.members[game].name}`) is a game of moves: no workflow runs both. Use two runs."
             )
         for name, part in self.members.items():
             try:
@@ -168,17 +164,17 @@ class Mixture(
                 raise ConfigError(f"Part '{name}' of the mixture does not fit: {error}") from error
 
     def size(self, split: Split) -> int | None:
-        """Return the number of all test tasks if every part has finitely many; the supply of train tasks is endless."""
+        """Return the number of test tasks if every part has finitely many; the supply of train tasks is endless."""
         sizes = [part.size(split) for part in self.members.values()]
         known = [size for size in sizes if size is not None]
         return sum(known) if split == "test" and len(known) == len(sizes) else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index: a part by weight and one of its tasks, or the test tasks in a row."""
+        """Return the task at an index: a part by weight and one of its tasks, or the test tasks in order."""
         return self._task(split, index, None)
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return the same train task, as its part has it after the share of the `played` tasks that its weight gives it."""
+        """Return the train task of its part after its share of the `played` tasks."""
         return self._task("train", index, played)
 
     def _task(self, split: Split, index: int, played: int | None) -> Task:
@@ -208,23 +204,23 @@ class Mixture(
         return replace(task, id=f"{name}/{task.id}", data=data, part=part_of, cast={})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MixtureWorld:
-        """Open the world of the part that the task is of."""
+        """Start an episode of the task's part."""
         name = str(task.data["part"])
         return MixtureWorld(task.part, self.members[name].start(_inner(task), agents, seed))
 
     def extract(self, text: str) -> str | None:
-        """Return the answer as every part reads it, so that equal answers are equal texts."""
+        """Return the normal forms of all parts, so that equal answers are equal texts."""
         read = [cast("Answerable", part).extract(text) for part in self.members.values()]
         if all(answer is None for answer in read):
             return None
         return " | ".join("" if answer is None else answer for answer in read)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the part's script; EpisodeError for a part without one."""
+        """Return the text of the part's script; EpisodeError without a script."""
         part = self.members[str(task.data["part"])]
         if not offers(part, Scripted):
             raise EpisodeError(
-                f"`{part.name}` has no script. Take it out of the mixture, or remove `warmup`."
+                f"`{part.name}` has no script. Remove it from the mixture, or remove `warmup`."
             )
         return part.script(agent, _inner(task), messages, seed)
 
@@ -235,27 +231,27 @@ def _inner(task: Task) -> Task:
 
 
 class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):
-    """A part's world, whose outcome names the part."""
+    """An episode of a part, whose outcome names the part."""
 
     def __init__(self, name: str, world: World) -> None:
         self._name = name
         self._world = world
 
     async def reset(self) -> None:
-        """Begin the world inside."""
+        """Reset the part's episode."""
         await reset_world(self._world)
 
     def allow_answers(self, most: int) -> None:
-        """Let the part's world stay open after a wrong answer, where it is one that can."""
+        """Allow several answers, if the part can."""
         if isinstance(self._world, Retriable):
             self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return what the part shows."""
+        """Return the part's observation."""
         return self._world.observe(agent)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the moves that the part lists."""
+        """Return the part's legal moves."""
         return self._world.legal(agent) if isinstance(self._world, KnowsMoves) else ()
 
     def movers(self) -> tuple[str, ...]:
@@ -263,13 +259,13 @@ class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):
         return self._world.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the part's world."""
+        """Move in the part."""
         return await self._world.step(actions, final)
 
     async def score(self, agent: str, text: str) -> float:
-        """Return what a text would earn; EpisodeError if the part's world cannot score texts."""
+        """Return the score of a text; EpisodeError if the part cannot score texts."""
         if not isinstance(self._world, Scorable):
-            raise EpisodeError(f"The part '{self._name}' cannot score a text before the episode is over.")
+            raise EpisodeError(f"The part '{self._name}' cannot score a text before the end.")
         return await self._world.score(agent, text)
 
     def outcome(self) -> Outcome:
@@ -279,5 +275,5 @@ class MixtureWorld(KnowsMoves, Resets, Scorable, Retriable):
         return Outcome(outcome.rewards, outcome.success, info, outcome.truncated, outcome.roles)
 
     async def close(self) -> None:
-        """Close the part's world."""
+        """Close the part's episode."""
         await self._world.close()

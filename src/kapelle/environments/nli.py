@@ -30,8 +30,8 @@ _ANSWERS: Mapping[str, Label] = {name: label for name, label in _LABELS.items() 
 
 
 def _label(text: str) -> Label | None:
-    said = (_ANSWERS.get(each.casefold().strip(" .*()")) for each in statements(text))
-    return next(filter(None, said), None)
+    found = (_ANSWERS.get(each.casefold().strip(" .*()")) for each in statements(text))
+    return next(filter(None, found), None)
 
 
 class NLI(AskingData, Questions):
@@ -42,11 +42,11 @@ class NLI(AskingData, Questions):
     train: str = "train_r1"
     test: str = "test_r1"
     question_field: str | None = None
-    """A field with the whole question, such as verl's `prompt`; null asks about `premise` and `hypothesis`."""
+    """A field with the whole question, such as verl's `prompt`; null builds it from `premise` and `hypothesis`."""
     label_field: str = "label"
-    """The field that holds the answer."""
+    """The field of the answer."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "hash", "last_box", "whole"), min_length=1)
-    """Where an agent's answer is looked for, in this order."""
+    """Rules that extract an agent's answer, in this order."""
 
     def _key(self) -> tuple[str, str, Words]:
         if self.question_field is not None:
@@ -61,7 +61,7 @@ class NLI(AskingData, Questions):
         written = text_in(row, self.label_field, "label_field").strip().casefold()
         if written not in _LABELS:
             raise DataError(
-                f"{row.place}: the label '{written}' is none of e, n, c (0, 1, 2). Fix or drop the row."
+                f"{row.place}: the label '{written}' must be e, n or c (0, 1, 2). Fix or drop the row."
             )
         label = _LABELS[written]
         if self.question_field is not None:

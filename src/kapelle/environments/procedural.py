@@ -1,4 +1,4 @@
-"""Problems that are drawn by seed: equations and inequalities, chains of calculations, and small word problems."""
+"""Generated problems: equations and inequalities, chains of calculations, and small word problems."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kapelle.types import Message, Split, Task
 
 Kind = Literal["equation", "inequality"]
 _DIGITS = re.compile(r"\d+")
-"""Numbers, which a template leaves open."""
+"""Numbers, which templates replace by `#`."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
@@ -40,13 +40,13 @@ class Algebra(Generated):
 
     name: Literal["algebra"] = "algebra"
     kinds: tuple[Kind, ...] = Field(default=("equation",), min_length=1)
-    """Drawn evenly for each task."""
+    """Drawn uniformly for each task."""
     difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
     """Easiest and hardest level, 1 to 5."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the problems stays."""
+    """Another seed gives other tasks in another order; with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
 
     @property
     def answers(self) -> Answers:
@@ -126,7 +126,7 @@ def _side(draw: random.Random, level: int) -> tuple[str, Fraction, Fraction]:
 
 
 def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tuple[str, Fraction, Fraction]:
-    """Return the right side; up to level 3 it is chosen so that the solution is a whole number."""
+    """Return the right side; up to level 3 the solution is a whole number."""
     if level > 3:
         return _side(draw, level)
     root = draw.randint(-12, 12)
@@ -151,7 +151,7 @@ def _term(a: int | Fraction, unknown: str) -> str:
 
 # -------- Chains of small calculations from left to right: `7 add 5 times 3 take 4` is 32.
 #
-# A chain of agents can do a step each, and one slip anywhere spoils the end: difficulty is the number of steps.
+# Each agent of a chain can do one step, and one mistake anywhere changes the result. The difficulty is the number of steps.
 
 
 Step = Literal["add", "take", "times", "over"]
@@ -167,18 +167,17 @@ class MultiStep(Generated):
     largest: int = Field(default=99, ge=20)
     """Greatest intermediate value."""
     steps: tuple[Step, ...] = Field(default=("add", "take", "times"), min_length=1)
-    """The kinds of steps, drawn evenly of those that stay in range; `over` divides by 2 to 9 and comes out even."""
+    """The kinds of steps, drawn uniformly from those that stay in range; `over` divides by 2 to 9 without a remainder."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the problems stays."""
+    """Another seed gives other tasks in another order; with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
 
     @model_validator(mode="after")
-    def _goes_on(self) -> MultiStep:
+    def _can_continue(self) -> MultiStep:
         if missing := {"add", "take"} - set(self.steps):
             raise ValueError(
-                f"`steps: {list(self.steps)}` leaves out `{min(missing)}`; without both `add` and `take` a chain cannot always go on. "
-                "Add it."
+                f"`steps: {list(self.steps)}` lacks `{min(missing)}`, which a chain needs to stay in range. Add it."
             )
         return self
 
@@ -190,14 +189,14 @@ class MultiStep(Generated):
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a chain of `level` steps."""
         value = draw.randint(1, 20)
-        said, values, moved = [str(value)], [], []
+        words, values, kinds = [str(value)], [], []
         for _ in range(level):
             word, operand, value = draw.choice(_moves(value, self.largest, self.steps, draw))
-            said.append(f"{word} {operand}")
-            moved.append(word)
+            words.append(f"{word} {operand}")
+            kinds.append(word)
             values.append(value)
-        question = " ".join(said)
-        return Problem(question, {"answer": value, "values": values}, question, " ".join(moved))
+        question = " ".join(words)
+        return Problem(question, {"answer": value, "values": values}, question, " ".join(kinds))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the value after every step; the last one is the answer."""
@@ -224,10 +223,10 @@ def _moves(
     return [move for move in moves if move[0] in steps]  # one of `add` and `take` always stays in range
 
 
-# -------- Small word problems in the manner of GSM8K: how much is left after things were bought, shared and packed.
+# -------- Small word problems like those of GSM8K: how many things remain after purchases, gifts and shares.
 #
-# Difficulty is the number of steps. Names and things vary; the numbers and steps alone make a problem, so that
-# a sum of the test split never reappears in training under another name.
+# The difficulty is the number of steps. Only numbers and steps decide the split, so that a test problem never reappears in
+# training with other names and things.
 
 _NAMES = ("Ada", "Ben", "Chen", "Dina", "Emre", "Femi", "Gita", "Hugo", "Ines", "Jonas", "Kofi", "Lena")
 _THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -241,9 +240,9 @@ class WordProblems(Generated):
     difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
     """Fewest and most steps of a story, 1 to 8."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the problems stays."""
+    """Another seed gives other tasks in another order; with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
 
     @property
     def answers(self) -> Answers:

@@ -1,17 +1,17 @@
-"""Problems that an agent of the team writes and the environment checks: self-play of a proposer and solvers.
+"""Problems from an agent of the team, checked by the environment: self-play of a proposer and solvers.
 
-The proposer reads a number and writes a problem of arithmetic that begins with it. The environment parses the text, works the
-answer out itself, and hands a problem that passes to all solvers at once; the number of right answers pays the proposer:
+The proposer reads a number and writes a problem of arithmetic that begins with it. The environment parses the text, computes the
+answer, and gives an accepted problem to all solvers at once. The share of correct answers decides the proposer's reward:
 
-    47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; each solver is paid for its own answer
+    47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; each solver's reward is that of its own answer
 
-A proposer is paid most for what the solvers can neither always nor never do, so that problems go on being at the edge of what they
-can do. Test problems are fixed ones, which go to the solvers alone; a proposal that is one of them, or could be, is refused.
+The reward of a proposer is greatest for problems that the solvers solve sometimes, which keeps problems at the limit of their
+ability. Test problems are fixed and go to the solvers alone; a proposal from the test split is rejected.
 
-After R-Zero (2508.05004), whose proposer is paid by the solver's uncertainty, Absolute Zero (2505.03335), whose tasks an executor
-checks, and SPICE (2510.24684), whose proposer reads something that is different each time. Deviations: the environment knows the
-right answer, where R-Zero takes the majority's; there is no penalty for repetition, in whose place the given number stands; and
-proposer and solvers learn in the same step, where R-Zero trains one while the other is frozen.
+After R-Zero (2508.05004), whose proposer is rewarded by the solver's uncertainty, Absolute Zero (2505.03335), whose tasks an
+executor checks, and SPICE (2510.24684), whose proposer reads a different text each time. Deviations: the environment knows the
+correct answer, where R-Zero takes the majority's. The given number replaces a penalty for repetition. Proposer and solvers learn
+in the same step, where R-Zero trains one while the other is frozen.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FRONTIERS: Mapping[str, Callable[[float], float]] = {
     "variance": lambda p: 4.0 * p * (1.0 - p),
     "difficulty": lambda p: 1.0 - p if 0.0 < p < 1.0 else 0.0,
 }
-"""What a problem pays its proposer where a share p of the answers is right; from 0 to 1, and 0 for p = 0 and p = 1."""
+"""The proposer's reward for a share p of correct answers; from 0 to 1, and 0 for p = 0 and p = 1."""
 
 
 class Proposals(BaseEnvironment, Scripted):
@@ -53,50 +53,49 @@ class Proposals(BaseEnvironment, Scripted):
 
     name: Literal["proposals"] = "proposals"
     problems: Arithmetic = Arithmetic()
-    """Which problems count, and which ones the team is tested on: the settings of `arithmetic`. A proposal may have fewer digits and
-    operations, and no others of its operators. In its share of `problems.flaws` the script's proposer writes a problem that carries
-    nothing (or has no × and ÷)."""
+    """The accepted problems and the test problems: settings of `arithmetic`. A proposal may have fewer digits and operations, and
+    only these operators. In its share of `problems.flaws` the script's proposer writes a problem without carries (or without ×
+    and ÷)."""
     proposer: str = "proposer"
     """The agent that writes problems; all others solve them."""
     pays: Literal["uncertainty", "variance", "difficulty"] = "uncertainty"
-    """How a share p of right answers pays the proposer: 1 − |2p − 1| (R-Zero), 4p(1 − p), or 1 − p unless p is 0 or 1 (Absolute
-    Zero)."""
+    """The proposer's reward for a share p of correct answers: 1 − |2p − 1| (R-Zero), 4p(1 − p), or 1 − p unless p is 0 or 1
+    (Absolute Zero)."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("whole",), min_length=1)
-    """Where the problem is looked for in the proposer's text; `problems.extraction` is for answers."""
+    """Rules that extract the problem from the proposer's text; `problems.extraction` is for answers."""
 
     @model_validator(mode="after")
     def _whole_numbers(self) -> Proposals:
         if self.problems.fractions:
             raise ValueError(
-                "`problems.fractions: true` cannot be proposed: the numbers of a proposal are whole. Leave it out."
+                "`problems.fractions: true` is not supported: the numbers of a proposal are whole. Remove it."
             )
         return self
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Problems that the proposer writes, none of which is of the test split's kind; and those of `arithmetic`."""
+        """Problems of the proposer, none of them from the test split; and those of `arithmetic`."""
         tested = self.problems.sources
         return {
             "train": f"problems that `{self.proposer}` writes ({tested['train']})",
-            "test": f"{tested['test']}, which no proposal may be",
+            "test": f"{tested['test']}, never proposed",
         }
 
     def check(self, agents: Sequence[str]) -> None:
         """Raise ConfigError unless the team has the proposer and a solver, and `flaws` are of its agents."""
         if self.proposer not in agents:
             raise ConfigError(
-                f"`environment.proposer: {self.proposer}` names no agent of the team ({', '.join(agents)}). Name the one that writes "
-                f"problems.{did_you_mean(self.proposer, agents)}"
+                f"`environment.proposer: {self.proposer}` is no agent of the team ({', '.join(agents)})."
+                f"{did_you_mean(self.proposer, agents)}"
             )
         if self.proposer != agents[0]:
             raise ConfigError(
-                f"`environment.proposer: {self.proposer}` writes before the others, and the first agent is '{agents[0]}'. Put "
-                f"'{self.proposer}' first in `team.agents`."
+                f"`environment.proposer: {self.proposer}` must be the first agent, which is '{agents[0]}'. Put '{self.proposer}' first "
+                "in `team.agents`."
             )
         if len(agents) == 1:
             raise ConfigError(
-                f"The team has only the proposer, '{self.proposer}'. Add agents that solve what it writes: a problem is at the frontier "
-                "where some of them are right."
+                f"The team has only the proposer, '{self.proposer}'. Add agents that solve its problems."
             )
         for agent in self.problems.flaws:
             need_known("environment.problems.flaws", "agent", agent, agents)
@@ -111,11 +110,11 @@ class Proposals(BaseEnvironment, Scripted):
         return Task(f"{split}-{index}", str(number), {"given": number})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ProposalWorld:
-        """Open the world of one proposal, or of one fixed problem."""
+        """Start an episode of one proposal, or of one fixed problem."""
         return ProposalWorld(self, task, agents)
 
     def proposed(self, text: str, given: int) -> Proposed | str:
-        """Return the problem that a text proposes, or why it is refused, in words for the proposer."""
+        """Return the problem in a text, or the reason of its rejection, which the proposer reads."""
         found = extract(text, self.extraction)
         if found.text is None:
             return f"This proposes nothing: {found.problem}"
@@ -132,11 +131,11 @@ class Proposals(BaseEnvironment, Scripted):
         return Proposed(written(expression), int(value))
 
     def about(self, proposed: Proposed) -> Mapping[str, Json]:
-        """Return what there is to say of a problem, as `arithmetic` says it."""
+        """Return the properties of a problem, as `arithmetic` reports them."""
         return self.problems.about(Task("", proposed.question))
 
     def _misfit(self, expression: Operation, given: int) -> str | None:
-        """Return what of an expression is not of the kind of `problems`; None if it all is."""
+        """Return why an expression is not of the kind of `problems`; None if it is."""
         kind, first, operations = self.problems, True, 0
         parts: list[tuple[Expression, int]] = [(expression, kind.digits)]
         while parts:  # depth first, from the left
@@ -148,7 +147,7 @@ class Proposals(BaseEnvironment, Scripted):
                 value = work_out(part)
                 if part.operator == "/" and value is not None and value.denominator != 1:
                     return "A division leaves a rest."
-                # What is divided is a product, and the first number of it has the digits of the divisor too.
+                # A dividend is a product, whose first number also has the digits of the divisor.
                 wide = {"*": digits, "/": digits + kind.digits}.get(part.operator, kind.digits)
                 parts += [(part.right, kind.digits), (part.left, wide)]
             elif part.number.denominator != 1 or not 0 <= part.number < 10**digits:
@@ -164,12 +163,14 @@ class Proposals(BaseEnvironment, Scripted):
         return None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a problem that begins with the given number, or the answer to the one that was read last."""
+        """Return a problem that begins with the given number, or the answer to the last one."""
         if agent != self.proposer:
-            asked = re.findall(r"[0-9(][0-9+\-*/×÷().]*", messages[-1].content if messages else task.question)
-            if not asked:
+            problems = re.findall(
+                r"[0-9(][0-9+\-*/×÷().]*", messages[-1].content if messages else task.question
+            )
+            if not problems:
                 return "?"
-            return self.problems.script(agent, Task(task.id, asked[-1], {}), messages, seed)
+            return self.problems.script(agent, Task(task.id, problems[-1], {}), messages, seed)
         given = task.data["given"]
         draw = random.Random(f"proposals/{seed}/{task.id}")
         easy = flawed(self.problems.flaws, agent, seed)
@@ -187,15 +188,15 @@ class Proposals(BaseEnvironment, Scripted):
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A problem that was accepted."""
+    """An accepted problem."""
 
     question: str
-    """In the spelling of `arithmetic`, whatever the proposer's was."""
+    """In the spelling of `arithmetic`."""
     answer: int
 
 
 def _beginning(expression: Operation, number: int) -> Operation:
-    """Return an expression with a number in the place of its first one."""
+    """Return an expression with another first number."""
     left = expression.left
     begun = _beginning(left, number) if isinstance(left, Operation) else Value(left.number * 0 + number)
     return Operation(expression.operator, begun, expression.right)
@@ -204,7 +205,7 @@ def _beginning(expression: Operation, number: int) -> Operation:
 class ProposalWorld(BaseWorld, Retriable):
     """One proposal and the solvers' answers to it, or their answers to a fixed problem.
 
-    With `allow_answers` a refused proposer reads why, and may write again.
+    With `allow_answers` a proposer reads why its proposal was rejected, and may write another one.
     """
 
     def __init__(self, settings: Proposals, task: Task, agents: Sequence[str]) -> None:
@@ -212,23 +213,23 @@ class ProposalWorld(BaseWorld, Retriable):
         self._settings = settings
         self._solvers = tuple(agent for agent in self.agents if agent != settings.proposer)
         self._given: int | None = task.data.get("given")
-        """None where the problem is fixed."""
+        """None for a fixed problem."""
         self._problem = None if self._given is not None else Proposed(task.question, task.data["answer"])
-        self._refused: list[str] = []
+        self._rejected: list[str] = []
         self._tries = 1
         self._answers: dict[str, Grade] = {}
 
     def allow_answers(self, most: int) -> None:
-        """Take so many proposals, one after another, until one is accepted."""
+        """Accept so many proposals, one after another, until one passes."""
         self._tries = most
 
     def observe(self, agent: str) -> str:
-        """Return the given number, or why the last proposal was refused; and to solvers the problem."""
+        """Return the given number, or why the last proposal was rejected; for solvers the problem."""
         if agent in self._solvers:
             return "" if self._problem is None else self._problem.question
         if self._given is None:
             return ""
-        return self._refused[-1] if self._refused else self.task.question
+        return self._rejected[-1] if self._rejected else self.task.question
 
     def movers(self) -> tuple[str, ...]:
         """Return the proposer until a proposal is accepted, then all solvers."""
@@ -237,41 +238,41 @@ class ProposalWorld(BaseWorld, Retriable):
         return (self._settings.proposer,) if self._problem is None else self._solvers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take a proposal or the solvers' answers; EpisodeError unless exactly those who may move did."""
+        """Take a proposal or the solvers' answers; EpisodeError unless exactly the movers acted."""
         need_movers(actions, self.movers())
         if self._problem is None:
-            assert self._given is not None, "only a proposer begins without a problem"
+            assert self._given is not None, "only a proposer starts without a problem"
             found = self._settings.proposed(actions[self._settings.proposer], self._given)
             if isinstance(found, Proposed):
                 self._problem = found
             else:
-                self._refused.append(found)
-                self.over = len(self._refused) >= self._tries
+                self._rejected.append(found)
+                self.over = len(self._rejected) >= self._tries
             return {}
-        asked = Task(self.task.id, self._problem.question, {"answer": self._problem.answer})
+        problem = Task(self.task.id, self._problem.question, {"answer": self._problem.answer})
         for agent, text in actions.items():
-            grade = self._settings.problems.answers.grade(text, asked)
+            grade = self._settings.problems.answers.grade(text, problem)
             assert isinstance(grade, Grade), "numbers are graded at once"
             self._answers[agent] = grade
         self.over = True
         return {}
 
     def outcome(self) -> Outcome:
-        """Return who is paid what; success is the share of right answers, and 0 where the proposal was refused."""
-        info: dict[str, Json] = {"refused": list(self._refused)} if self._refused else {}
+        """Return the rewards; success is the share of correct answers, and 0 for a rejected proposal."""
+        info: dict[str, Json] = {"refused": list(self._rejected)} if self._rejected else {}
         if self._given is not None:
             info["accepted"] = float(self._problem is not None)
         if self._problem is not None:
             about = self._settings.about(self._problem)
-            # As numbers, what proposals are like is followed step by step; a test has its rate of each kind.
+            # As numbers, properties of proposals are averaged in metrics; tests have a success rate for each kind.
             info |= {
                 key: float(value) if self._given is not None and isinstance(value, bool) else value
                 for key, value in about.items()
             }
             info["problem"] = self._problem.question
         if not self._answers:
-            paid = {} if self._given is None or not self.over else {self._settings.proposer: 0.0}
-            return Outcome(paid, 0.0, info, truncated=not self.over)
+            rewards = {} if self._given is None or not self.over else {self._settings.proposer: 0.0}
+            return Outcome(rewards, 0.0, info, truncated=not self.over)
         solved = sum(grade.score for grade in self._answers.values()) / len(self._answers)
         info["answers"] = {agent: grade.answer for agent, grade in self._answers.items()}
         rewards = {agent: grade.score for agent, grade in self._answers.items()}

@@ -1,7 +1,7 @@
-"""What every environment of questions with one answer shares: how answers are graded, compared and written.
+"""Environments of questions with one answer: how answers are graded, compared and written.
 
-An environment of questions is a subclass of `Questions` with two parts of its own: `task`, which asks, and `answers`, which
-says what kind of answer counts. `numbers` and `words` are the two common kinds.
+Such an environment is a subclass of `Questions` with `task`, which returns a question, and `answers`, which returns the kind of
+answer. `numbers` and `words` are the two common kinds.
 
     class Capitals(Questions):
         name: Literal["capitals:Capitals"] = "capitals:Capitals"
@@ -48,32 +48,32 @@ from kapelle.runtime.foreign_code import Unfit
 from kapelle.settings.base import EnvironmentSettings, Plugged, Settings, named_settings
 from kapelle.types import Json, Message, Split, Task
 
-# -------- The world of one question with one answer: every agent reads it, and those that answer are graded
+# -------- An episode of one question: every agent reads it, and the agents that answer are graded
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."
-"""All that an agent reads about an answer: a grader's explanation may name the gold answer."""
+"""The only feedback on an answer; a grader's explanation may contain the gold answer."""
 
 
 def need_seats(actions: Collection[str], seats: Collection[str], did: str = "acted") -> None:
     """Raise EpisodeError if no agent acted, or an unknown one did."""
     if not actions:
-        raise EpisodeError(f"Nobody {did}. Hand the world the text of one agent at least.")
+        raise EpisodeError(f"No agent {did}. Give the text of at least one.")
     for name in actions:
         if name not in seats:
-            raise EpisodeError(f"'{name}' {did} and has no seat.{did_you_mean(name, seats)}")
+            raise EpisodeError(f"'{name}' {did} and is not in the team.{did_you_mean(name, seats)}")
 
 
 _GRADING = "Grading an answer"
 
 
 class QuestionWorld(BaseWorld, Scorable, Retriable):
-    """One attempt at a question. The first step answers it and ends the episode.
+    """An episode of one question. The first step answers it and ends the episode.
 
-    If more answers are allowed, it stays open after a wrong `final` text: all agents read that it
-    was wrong, and the last answers are paid.
+    If more answers are allowed, it continues after an incorrect `final` text: all agents read that it was incorrect, and the
+    last answers give the rewards.
 
-    Each agent that acts earns the score of its own text. The team's success is the score of `final`,
-    or the mean over the agents that acted where no text counts as the team's.
+    Each agent that acts receives the score of its own text. The team's success is the score of `final`, or the mean over the
+    agents that acted if no text counts as the team's.
     """
 
     def __init__(
@@ -85,28 +85,28 @@ class QuestionWorld(BaseWorld, Scorable, Retriable):
     ) -> None:
         super().__init__(task, agents)
         self._grade = grade
-        """Returns a grade at once where it can; a grader that would block returns an awaitable."""
+        """Returns a grade at once; a grader that would block returns an awaitable."""
         self._info = info
-        """What the outcome reports about the task itself."""
+        """Entries of the outcome about the task itself."""
         self._outcome: Outcome | None = None
         self._most = 1
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Take so many answers, one after another, until one is right."""
+        """Accept so many answers, one after another, until one is correct."""
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the question; after an answer, where more are allowed, whether it was right."""
+        """Return the question; after an answer, if more are allowed, whether it was correct."""
         if self._most == 1 or self._outcome is None:
             return self.task.question
         return RIGHT if self._outcome.success == 1.0 else WRONG
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the answers; EpisodeError for one answer too many, a stranger, or a grader that gave up."""
+        """Grade the answers; EpisodeError after the last step, for an unknown agent, or a grader without a verdict."""
         if self.over:
             raise EpisodeError(
-                "The question has been answered already. A world takes one step, or as many as `allow_answers` allows."
+                "The question has an answer already. An episode takes one step, or as many as `allow_answers` allows."
             )
         need_seats(actions, self.agents, "answered")
         grades = {name: await self._graded(text) for name, text in actions.items()}
@@ -128,7 +128,7 @@ class QuestionWorld(BaseWorld, Scorable, Retriable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return what a text would earn now; the question stays open."""
+        """Return the score of a text, without answering."""
         return (await self._graded(text)).score
 
     async def _graded(self, text: str) -> Grade:
@@ -136,48 +136,48 @@ class QuestionWorld(BaseWorld, Scorable, Retriable):
         answer = call(_GRADING, "grader", seconds, self._grade, text)
         grade = answer if isinstance(answer, Grade) else await within(_GRADING, "grader", seconds, answer)
         if grade.status == "ungraded":
-            raise EpisodeError(f"The grader gave up: {grade.explanation}")
+            raise EpisodeError(f"The grader gave no verdict: {grade.explanation}")
         return grade
 
     def outcome(self) -> Outcome:
-        """Return the scores; an episode that ended without an answer is truncated and earns nothing."""
+        """Return the scores; an episode without an answer is truncated, with success 0."""
         return self._outcome or Outcome({}, 0.0, self._info, truncated=True)
 
 
-# -------- Settings of whatever is graded between nothing and all
+# -------- Settings of graded environments
 
 
 class Graded(Settings):
-    """Its episodes pay each agent a score from 0 to 1."""
+    """Base of environments with rewards from 0 to 1."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From nothing to all."""
+        """From 0 to 1."""
         return (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One kind of answer: how a text is graded, how equal answers become equal texts, and how one is written."""
+    """One kind of answer: how it is graded, compared and written."""
 
     grade: Callable[[str, Task], Grade | Awaitable[Grade]]
-    """What a text earns on a task, in [0, 1]; what would block comes as an awaitable."""
+    """The score of a text for a task, in [0, 1]; an awaitable if grading would block."""
     normal_form: Callable[[str], str | None]
-    """The answer of a text in the normal form in which votes and debates compare it; None if it has none."""
+    """The answer of a text in a normal form, for votes and debates; None if it has none."""
     written: Callable[[str], str] = str
-    """A right answer as an agent should write it, with the mark that graders look for."""
+    """A correct answer as an agent should write it, with the mark that graders need."""
 
 
 class Questions(Graded, Answerable, Scripted):
-    """Base of environments whose tasks have one answer each. The world is a `QuestionWorld`."""
+    """Base of environments whose tasks have one answer each. An episode is a `QuestionWorld`."""
 
     @property
     @abstractmethod
     def answers(self) -> Answers:
-        """What kind of answer the tasks have."""
+        """The kind of answer of the tasks."""
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return what an episode's `info` records about its task; nothing unless a subclass overrides this."""
+        """Return entries of an episode's `info` about its task; empty unless a subclass overrides this."""
         return {}
 
     def check(self, agents: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ class Questions(Graded, Answerable, Scripted):
         return None
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionWorld:
-        """Open the world of one question."""
+        """Start an episode of one question."""
         answers = self._kind()
         return QuestionWorld(task, agents, lambda text: answers.grade(text, task), self.about(task))
 
@@ -197,7 +197,7 @@ class Questions(Graded, Answerable, Scripted):
         return self._kind().normal_form(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, `task.data["answer"]`, in the form that is looked for first."""
+        """Return the answer, `task.data["answer"]`, in the form of the first rule."""
         return self._kind().written(str(answer_of(task)))
 
     def _kind(self) -> Answers:
@@ -210,7 +210,7 @@ class Questions(Graded, Answerable, Scripted):
 
 
 def answer_of(task: Task) -> Json:
-    """Return a task's own answer, `task.data["answer"]`; EpisodeError where there is none."""
+    """Return a task's answer, `task.data["answer"]`; EpisodeError without one."""
     if "answer" not in task.data:
         raise EpisodeError(f'Task {task.id} has no answer. Put it into its data: `{{"answer": …}}`.')
     return task.data["answer"]
@@ -220,24 +220,24 @@ _RULES = get_args(ExtractionRule)
 
 
 def _known_rules(rules: Sequence[ExtractionRule]) -> Sequence[ExtractionRule]:
-    wrong = [rules] if isinstance(rules, str) else [rule for rule in rules if rule not in _RULES]
-    if wrong or not rules:
-        named = f"{wrong[0]!r:.60}" if wrong else "nothing"
+    unknown = [rules] if isinstance(rules, str) else [rule for rule in rules if rule not in _RULES]
+    if unknown or not rules:
+        named = f"{unknown[0]!r:.60}" if unknown else "empty"
         raise Unfit(
-            f"The rules that look for an answer are {named}. Give a tuple such as ('last_number',).{did_you_mean(str(named), _RULES)}"
+            f"The extraction rules are {named}. Give a tuple such as ('last_number',).{did_you_mean(named, _RULES)}"
         )
     return rules
 
 
 def numbers(rules: Sequence[ExtractionRule]) -> Answers:
-    """Return the kind of answer that is one number, `task.data["answer"]`, found by the first rule that applies."""
+    """Return the kind of answer that is one number, `task.data["answer"]`, extracted by the first rule that applies."""
     _known_rules(rules)
 
     def grade(text: str, task: Task) -> Grade:
         gold = parse_number(str(answer_of(task)))
         if gold is None:
             raise EpisodeError(
-                f"The answer of task {task.id} is {answer_of(task)!r:.60}, no number. Let `answers` return `words(…)`, or give a number."
+                f"The answer of task {task.id} is {answer_of(task)!r:.60}, no number. Give a number, or return `words(…)` in `answers`."
             )
         return grade_numeric(text, gold, rules)
 
@@ -253,10 +253,9 @@ def words(
     rules: Sequence[ExtractionRule] = ("whole",),
     otherwise: str = "no answer to this question",
 ) -> Answers:
-    """Return the kind of answer that is right if `read` reads it the same as `task.data["answer"]`.
+    """Return the kind of answer that is correct if `read` returns the same for it as for `task.data["answer"]`.
 
-    `read` returns the normal form of what a rule has found, and None if that is not an answer; the explanation then
-    calls it `otherwise`.
+    `read` returns the normal form of an extracted text, and None if it is no answer; the explanation then calls it `otherwise`.
     """
     _known_rules(rules)
 
@@ -271,27 +270,27 @@ def words(
     return Answers(grade, lambda text: answer_in(text, rules, read), lambda answer: marked(answer, rules[0]))
 
 
-# -------- Tasks without end, drawn by seed: the same in every process, and never one problem in both splits
+# -------- Generated tasks: the same in every process, and no problem in both splits
 
 TEST_SHARE = 5
 """One problem in this many belongs to the test split."""
 
 TRIES = 2_000
-"""Most draws for one task; if none of them fits the split, the settings are refused."""
+"""Most draws for one task; if none of them fits the split, the settings are an error."""
 
 
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     if span[0] > span[1] or span[0] < 1:
-        raise ValueError(f"`difficulty: {list(span)}` is no range. Write [easiest, hardest], both from 1")
+        raise ValueError(f"`difficulty: {list(span)}` must be [easiest, hardest], both from 1")
     return span
 
 
 Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
-"""Easiest and hardest level of a task, both included; levels are drawn evenly."""
+"""Easiest and hardest level of a task, both included; levels are drawn uniformly."""
 
 
 def up_to(hardest: int) -> AfterValidator:
-    """Return a validator that refuses levels above the hardest one, for the type of a `difficulty`."""
+    """Return a validator for a `difficulty` up to the hardest level."""
 
     def check(span: tuple[int, int]) -> tuple[int, int]:
         if span[1] > hardest:
@@ -302,19 +301,19 @@ def up_to(hardest: int) -> AfterValidator:
 
 
 HeldOutBy = Literal["problem", "template"]
-"""What lies in one split as a whole."""
+"""What belongs to one split as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What one draw made."""
+    """A generated problem."""
 
     question: str
     data: Mapping[str, Json]
     key: str
-    """What makes it this problem: equal keys are one problem in other words, and lie in one split."""
+    """Its identity: problems with equal keys belong to one split."""
     template: str | None = None
-    """What is left of it without its numbers and names; None where nobody says so (`held_out: template`)."""
+    """The problem without its numbers and names, for `held_out: template`; None if undefined."""
 
 
 def split_of(key: str) -> Split:
@@ -346,7 +345,7 @@ def draw_task(
         if held_out == "template":
             if problem.template is None:
                 raise Unfit(
-                    f"`problem` gives no `template`, and `environment.held_out: template` of `{name}` asks for it. Give each "
+                    f"`environment.held_out: template` of `{name}` needs a `template` in each problem. Give each "
                     "kapelle.environments.Problem one, or set it to `problem`."
                 )
             key = f"{name}, template: {problem.template}"
@@ -354,12 +353,12 @@ def draw_task(
             return Task(f"{split}-{index}", problem.question, {**problem.data, "difficulty": level})
     raise DataError(
         f"`{name}` finds no problem of difficulty {level} for the {split} split in {TRIES} draws"
-        f"{': all its templates lie in the other one' if held_out == 'template' else ''}. Set `environment.difficulty` higher."
+        f"{': all its templates belong to the other one' if held_out == 'template' else ''}. Set `environment.difficulty` higher."
     )
 
 
 def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "problem") -> dict[Split, str]:
-    """Return where the tasks of both splits come from, in words."""
+    """Return a description of the tasks of both splits."""
     kind = f"generated {what} of difficulty {difficulty[0]} to {difficulty[1]}"
     return {
         "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} {held_out}s",
@@ -368,16 +367,18 @@ def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "prob
 
 
 class Generated(Questions):
-    """Base of environments that draw their tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
+    """Base of environments with generated tasks: a subclass has settings `difficulty` and `seed`, `answers`, and `problem`."""
 
     things: ClassVar[str] = "problems"
-    """What is generated, in words."""
-    if TYPE_CHECKING:  # settings of each subclass, which stand in an order of their own; its `name` is a literal, and declared there alone
+    """The name of its problems."""
+    if (
+        TYPE_CHECKING
+    ):  # settings of each subclass, which declares them and its literal `name` in its own order
         difficulty: tuple[int, int]
         seed: int
 
     held_out: HeldOutBy = "problem"
-    """What tests never share with training: problems; or templates, what is left of a problem without its numbers and names."""
+    """What train and test never share: problems, or templates (problems without their numbers and names)."""
 
     @abstractmethod
     def problem(self, draw: random.Random, level: int) -> Problem:
@@ -398,13 +399,13 @@ class Generated(Questions):
         return {"difficulty": task.data["difficulty"]}
 
 
-# -------- Bad habits of scripted experts: in a stated share of the demonstrations, an agent makes its mistake
+# -------- Intended flaws of scripted experts, in a given share of the demonstrations
 
 
 def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:
     for agent, share in flaws.items():
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"`flaws.{agent}` is {share}; it is a share between 0 and 1.")
+            raise ValueError(f"`flaws.{agent}` is {share}; give a share between 0 and 1.")
     return flaws
 
 
@@ -419,50 +420,49 @@ def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
 
 
 def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
-    """Return whether this agent's demonstration with this seed is a flawed one."""
+    """Return whether this agent's demonstration with this seed has its flaw."""
     return random.Random(f"{seed}/{agent}").random() < flaws.get(agent, 0.0)
 
 
-# -------- Environments that hand on the questions of another one, whose settings stand inside theirs
-
+# -------- Environments around the questions of another environment
 
 _UNNAMED = "`questions` names no environment. Write `questions: {name: math}`, for example."
 InnerQuestions = Annotated[
     EnvironmentSettings, Plugged(), BeforeValidator(partial(named_settings, missing=_UNNAMED))
 ]
-"""Settings of the environment that asks: `{name: math, …}`."""
+"""Settings of the environment of questions: `{name: math, …}`."""
 
 
 class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
-    """Base of environments with a setting `questions`: another environment asks, reads answers and demonstrates."""
+    """Base of environments with a setting `questions`: another environment with the tasks, the grading and the script."""
 
-    if TYPE_CHECKING:  # it stands where it belongs among a subclass's own
+    if TYPE_CHECKING:  # a subclass declares it in its own order
         questions: InnerQuestions
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The questions' own."""
+        """Those of the questions."""
         return self.questions.sources
 
     @property
     def alive(self) -> Sequence[str]:
-        """What the environment that asks names."""
+        """Those of the questions."""
         return self.questions.alive if offers(self.questions, Alive) else ()
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return what the environment that asks leaves out."""
+        """Return the excluded rows of the questions."""
         return self.questions.skipped() if offers(self.questions, Reporting) else {}
 
     def doubts(self) -> Sequence[str]:
-        """Return what the environment that asks doubts."""
+        """Return the doubts of the questions."""
         return self.questions.doubts() if offers(self.questions, Reporting) else ()
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the environment that asks; ConfigError for a game."""
+        """Check the questions; ConfigError for a game."""
         if not asks_questions(self.questions):
             raise ConfigError(
-                f"`{self.questions.name}` is a game of moves, and `{cast('Environment', self).name}` takes questions with one answer. Set "
-                "`environment.questions` to math, arithmetic or another environment of questions."
+                f"`{cast('Environment', self).name}` needs questions with one answer, and `{self.questions.name}` is a game of moves. "
+                "Set `environment.questions` to math, arithmetic or another environment of questions."
             )
         self.questions.check(agents)
 
@@ -476,11 +476,11 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Alive, Reporting):
 
     def extract(self, text: str) -> str | None:
         """Return the final answer of a text as the questions' environment reads it."""
-        assert offers(self.questions, Answerable), "`check` refuses games"
+        assert offers(self.questions, Answerable), "`check` raises for games"
         return self.questions.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the questions' own script writes, without any calls; ConfigError if they have none."""
+        """Return the text of the questions' script, without any calls; ConfigError if they have none."""
         if not offers(self.questions, Scripted):
-            raise ConfigError(f"`{self.questions.name}` has no script that could demonstrate anything.")
+            raise ConfigError(f"`{self.questions.name}` has no script for demonstrations.")
         return self.questions.script(agent, task, messages, seed)

@@ -1,10 +1,10 @@
-"""Pictures of coloured squares on a grid, and a question about them that no text answers.
+"""Images of coloured squares on a grid, and questions that need the image.
 
     colour   the one square's colour: red, green, blue, yellow, white or black
     count    how many squares of a named colour there are
 
-Pictures are drawn here, by the task's own numbers, so that no data are needed; Pillow writes them as PNG. Several agents see the same
-picture, or with `views: split` each one a part of the grid, so that only together they see all of it.
+Images are drawn from the task's numbers, so that no data are needed; Pillow writes them as PNG. All agents see the same image, or
+with `views: split` each a part of the grid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
 """Name → red, green and blue, 0 to 255."""
 
 GREY = (128, 128, 128)
-"""What lies behind the squares."""
+"""The background."""
 
 CELL = 8
 """Pixels of a cell's side at `scale: 1`."""
@@ -56,21 +56,21 @@ class Squares(Generated, ShowsImages):
     name: Literal["squares"] = "squares"
     things = "pictures of squares"
     ask: tuple[Literal["colour", "count"], ...] = Field(default=("colour",), min_length=1)
-    """Drawn evenly for each task."""
+    """Drawn uniformly for each task."""
     colours: int = Field(default=len(COLOURS), ge=2, le=len(COLOURS))
-    """The first so many of red, green, blue, yellow, white and black."""
+    """Number of colours, in the order red, green, blue, yellow, white, black."""
     scale: int = Field(default=1, ge=1, le=64)
-    """How many times larger a cell is than 8 × 8 pixels; tiny vision towers read small pictures."""
+    """Size of a cell in units of 8 × 8 pixels; tiny vision towers read small images."""
     views: Literal["same", "split"] = "same"
-    """`split` shows each agent its own columns of the grid alone, the others grey."""
+    """`split` shows each agent only its own columns of the grid; the others are grey."""
     difficulty: tuple[int, int] = (2, 2)
     """Smallest and largest side of the grid, in cells, 2 to 6."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the pictures stays."""
+    """Another seed gives other tasks in another order; with the same split."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
-    """Where an answer is looked for in an agent's text."""
+    """Rules that extract an agent's answer."""
     flaws: Flaws = Field(default={})
-    """Agent → share of the demonstrations in which the script does not look, and says `red` or 1."""
+    """Agent → share of the demonstrations in which the script ignores the image and answers `red` or 1."""
 
     @property
     def answers(self) -> Answers:
@@ -78,15 +78,15 @@ class Squares(Generated, ShowsImages):
         return words(_answer, self.extraction, "no colour or number")
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a grid that cannot be drawn, or where nothing writes pictures."""
+        """Raise ConfigError for an impossible grid, or without Pillow."""
         smallest, largest = self.difficulty
         if not 2 <= smallest <= largest <= 6:
             raise ConfigError(
-                f"`environment.difficulty: {list(self.difficulty)}` is no range of sides from 2 to 6. Write [2, 4], for example."
+                f"`environment.difficulty: {list(self.difficulty)}` must be a range of sides from 2 to 6, such as [2, 4]."
             )
         if self.views == "split" and len(agents) > smallest:
             raise ConfigError(
-                f"`environment.views: split` gives each of {len(agents)} agents columns of its own, but a grid may have {smallest}. Set "
+                f"`environment.views: split` needs a column for each of {len(agents)} agents, but a grid may have {smallest}. Set "
                 f"`environment.difficulty: [{len(agents)}, {max(largest, len(agents))}]`, or `views: same`."
             )
         check_flaws(self.flaws, agents)
@@ -103,22 +103,22 @@ class Squares(Generated, ShowsImages):
             grid[draw.randrange(cells)] = answer
             question = "Which colour is the square?"
         else:
-            asked = draw.choice(named)
+            target = draw.choice(named)
             count = draw.randint(0, cells - 1)
-            others = [each for each in named if each != asked]
-            grid = [asked] * count + [draw.choice([*others, ""]) for _ in range(cells - count)]
+            others = [each for each in named if each != target]
+            grid = [target] * count + [draw.choice([*others, ""]) for _ in range(cells - count)]
             draw.shuffle(grid)
-            answer, question = str(count), f"How many squares are {asked}?"
+            answer, question = str(count), f"How many squares are {target}?"
         return Problem(question, {"answer": answer, "grid": grid}, f"{question} {','.join(grid)}")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, or in the stated share of demonstrations what the agent says without looking."""
+        """Return the answer, or the flawed one in its share of the demonstrations."""
         if flawed(self.flaws, agent, seed):
             return self.answers.written("red" if task.data["answer"] in COLOURS else "1")
         return super().script(agent, task, messages, seed)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SquaresWorld:
-        """Open the world of one picture."""
+        """Start an episode of one image."""
         answers = self.answers
         side = round(len(task.data["grid"]) ** 0.5)
         shares = {
@@ -135,7 +135,7 @@ class Squares(Generated, ShowsImages):
 
 
 class SquaresWorld(QuestionWorld, SeenWorld):
-    """One attempt at a question about a picture."""
+    """An episode of a question about an image."""
 
     def __init__(
         self,
@@ -149,13 +149,13 @@ class SquaresWorld(QuestionWorld, SeenWorld):
         self._views = views
 
     def images(self, agent: str) -> Sequence[Image]:
-        """Return the agent's picture."""
+        """Return the agent's image."""
         return (self._views[agent],)
 
 
 @lru_cache(256)
 def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
-    """Return the picture of a grid of colours by name, row by row; cells without one, and other columns, are grey."""
+    """Return the image of a grid of colours by name, row by row; empty cells and other columns are grey."""
     from PIL import Image as Pillow
 
     side, size = round(len(grid) ** 0.5), CELL * scale
@@ -171,6 +171,6 @@ def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
 
 
 def _answer(text: str) -> str | None:
-    """Return a colour or a number as it is compared; None for anything else."""
-    said = text.strip().lower().removesuffix(".")
-    return said if said in COLOURS or (said.isdigit() and len(said) <= 3) else None
+    """Return a colour or a number in its normal form; None for anything else."""
+    answer = text.strip().lower().removesuffix(".")
+    return answer if answer in COLOURS or (answer.isdigit() and len(answer) <= 3) else None

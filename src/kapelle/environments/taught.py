@@ -1,4 +1,4 @@
-"""Demonstrations by a function of the user's, for worlds of others: nobody else knows what a good agent would say there.
+"""Demonstrations by a user's function, for third-party environments without a script.
 
 environment: {name: openenv, url: "http://127.0.0.1:8000", teacher: "teacher.py:say"}
 """
@@ -18,29 +18,29 @@ from kapelle.types import Message, Task
 
 
 class WithTeacher(Settings, Teachable):
-    """Settings of an environment for which a function of the user's may answer in demonstrations."""
+    """Settings of an environment with a user's function for demonstrations."""
 
     teacher: str | None = None
     """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations (`warmup`, `sft`). Called as
     `teacher(agent, task, messages, seed)`; it returns a text."""
 
     def check_teacher(self) -> None:
-        """Raise ConfigError where the `teacher` is not found."""
+        """Raise ConfigError if the `teacher` is not found."""
         if self.teacher is not None:
             find_object(self.teacher, "teacher")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return what the `teacher` answers; EpisodeError for anything but a text."""
+        """Return the answer of the `teacher`; EpisodeError for anything but a text."""
         assert self.teacher is not None, "an environment without a teacher offers no script"
-        said = find_object(self.teacher, "teacher")(agent, task, messages, seed)
-        if not isinstance(said, str):
+        text = find_object(self.teacher, "teacher")(agent, task, messages, seed)
+        if not isinstance(text, str):
             raise EpisodeError(
-                f"`environment.teacher` returns a {type(said).__name__} for '{agent}'. Return a text."
+                f"`environment.teacher` returns a {type(text).__name__} for '{agent}'. Return a text."
             )
-        return said
+        return text
 
     def teacher_hash(self) -> str | None:
-        """Return a hash of the file with the `teacher`, without what that imports; None where there is none."""
+        """Return a hash of the file with the `teacher`, without its imports; None without one."""
         if self.teacher is None:
             return None
         module = self.teacher.rpartition(":")[0]
@@ -48,5 +48,5 @@ class WithTeacher(Settings, Teachable):
             find_object(self.teacher, "teacher")
             file = module if module.endswith(".py") else sys.modules[module].__file__ or ""
             return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
-        except (ConfigError, OSError):  # `check_teacher` says what is wrong
+        except (ConfigError, OSError):  # `check_teacher` reports it
             return None

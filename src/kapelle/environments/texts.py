@@ -1,10 +1,10 @@
-"""Summaries and translations of the user's own rows, graded by their likeness to references and by their length.
+"""Summaries and translations of your own rows, graded by their similarity to references and by their length.
 
     {"document": "…", "summary": "…"}                summarisation
     {"source": "…", "target": ["…", "…"]}            translation; a list has several references
 
-A text earns the weighted mean of its metrics (`grading.text.overlap`), of which it keeps a share by its length. The script writes
-the first reference.
+The score of a text is the weighted mean of its metrics (`grading.text.overlap`), multiplied by a factor of its length. The
+script writes the first reference.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ from kapelle.types import Json, Message, Split, Task
 def _weights(metrics: Mapping[Metric, float]) -> Mapping[Metric, float]:
     for metric, weight in metrics.items():
         if weight <= 0.0:
-            raise ValueError(
-                f"`metrics.{metric}` is {weight}; a weight is above 0. Leave out what should not count"
-            )
+            raise ValueError(f"`metrics.{metric}` is {weight}; give a weight above 0")
     return metrics
 
 
@@ -45,22 +43,22 @@ Metrics = Annotated[Mapping[Metric, float], AfterValidator(_weights)]
 
 
 class _Referenced(DataSettings, Questions):
-    """What summaries and translations share: rows with a text and references, metrics, and a length."""
+    """Base of summaries and translations: rows with a text and references, metrics, and a length."""
 
     doing: ClassVar[str]
     """The first words of the default prompt."""
     metrics: Metrics = Field(min_length=1)
-    """Metric → weight; a text earns their weighted mean."""
+    """Metric → weight; the score is their weighted mean."""
     stem: bool = False
     """Whether ROUGE compares stems of English words (`runs` and `running`)."""
     tokeniser: BleuTokeniser = "13a"
-    """How BLEU finds words."""
+    """The tokeniser of BLEU."""
     length: Length | None = None
-    """How long a text should be; null does not mind."""
+    """The length of a good text; null: any."""
     prompt: str | None = None
-    """What is asked: `{text}` stands for the row's text, `{length}` for the words of `length`; null asks in plain words."""
+    """The question: `{text}` is the row's text, `{length}` the words of `length`; null: a default prompt."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
-    """Where the text is looked for in an agent's answer."""
+    """Rules that extract the text from an agent's answer."""
 
     if TYPE_CHECKING:  # settings of each subclass, which have defaults of their own
         text_field: str
@@ -68,16 +66,16 @@ class _Referenced(DataSettings, Questions):
 
     @property
     def answers(self) -> Answers:
-        """A text, as far as it says what a reference says."""
+        """A text, scored by its similarity to references."""
         return Answers(
             self._graded,
             lambda text: answer_in(text, self.extraction, lambda found: " ".join(found.split()) or None),
-            # A text alone is an answer wherever the whole of it is taken.
+            # With the rule `whole` an answer needs no mark.
             lambda answer: answer if "whole" in self.extraction else marked(answer, self.extraction[0]),
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Look for the packages and the tokeniser, then read both splits."""
+        """Check the packages and the tokeniser, then read both splits."""
         check_packages(self.metrics)
         if self.length is not None:
             self.length.check()
@@ -95,25 +93,25 @@ class _Referenced(DataSettings, Questions):
         found = [text for text in texts if isinstance(text, str) and text.strip()]
         if not found or len(found) < len(texts):
             raise DataError(
-                f"{row.place}: the field '{self.reference_field}' is no text and no list of texts. Fix or drop the row, or set "
+                f"{row.place}: the field '{self.reference_field}' needs a text or a list of texts. Fix or drop the row, or set "
                 "`environment.reference_field`."
             )
         for text in found:
             if too_long(text):
                 raise DataError(
-                    f"{row.place}: a reference has {len(text.split()):,} words; no text so long is scored. Drop the row."
+                    f"{row.place}: a reference has {len(text.split()):,} words, too many to score. Drop the row."
                 )
         return found
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the text at an index, with what is asked of it."""
+        """Return the text at an index, with its prompt."""
         row = self.rows.of(split)[index]
         text, references = self._read(row)
-        asked = self.prompt
-        if asked is None:
+        prompt = self.prompt
+        if prompt is None:
             within = "" if self.length is None else f" in {self.length}"
-            asked = f"{self._asks()}{within}.\n\n{{text}}"
-        question = asked.replace("{length}", str(self.length or "")).replace("{text}", text.text)
+            prompt = f"{self._asks()}{within}.\n\n{{text}}"
+        question = prompt.replace("{length}", str(self.length or "")).replace("{text}", text.text)
         data: dict[str, Json] = {"answer": references[0], "references": [*references]}
         return Task(f"{split}-{index}", question, data, system=text.system)
 
@@ -134,12 +132,12 @@ class _Referenced(DataSettings, Questions):
         score = sum(weight * scores[metric] for metric, weight in self.metrics.items()) / sum(
             self.metrics.values()
         )
-        said = [f"{metric} {value:.3f}" for metric, value in scores.items()]
+        reasons = [f"{metric} {value:.3f}" for metric, value in scores.items()]
         if self.length is not None:
             count = self.length.count(found)
             score *= self.length.kept(count)
-            said.append(f"{count} {self.length.unit}, {self.length} asked")
-        return Grade(min(1.0, score), found, "; ".join(said))
+            reasons.append(f"{count} {self.length.unit}, {self.length} asked")
+        return Grade(min(1.0, score), found, "; ".join(reasons))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the first reference."""
@@ -156,7 +154,7 @@ class Summarisation(_Referenced):
     reference_field: str = "summary"
     """The field of its summary, or of a list of summaries."""
     metrics: Metrics = Field(default={"rougeL": 1.0}, min_length=1)
-    """Metric → weight; a summary earns their weighted mean."""
+    """Metric → weight; the score is their weighted mean."""
 
 
 class Translation(_Referenced):
@@ -169,11 +167,11 @@ class Translation(_Referenced):
     reference_field: str = "target"
     """The field of its translation, or of a list of translations."""
     source_language: str | None = None
-    """The language of the texts, which the prompt names; null leaves it out."""
+    """The language of the texts, for the prompt; null omits it."""
     target_language: str | None = None
-    """The language to translate into, which the prompt names; null leaves it out."""
+    """The language to translate into, for the prompt; null omits it."""
     metrics: Metrics = Field(default={"chrf": 1.0}, min_length=1)
-    """Metric → weight; a translation earns their weighted mean."""
+    """Metric → weight; the score is their weighted mean."""
 
     def _asks(self) -> str:
         source = f" from {self.source_language}" if self.source_language else ""
@@ -181,6 +179,6 @@ class Translation(_Referenced):
         return f"{self.doing}{source}{target}"
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the languages, where they are named."""
+        """Return the named languages."""
         named = {"source_language": self.source_language, "target_language": self.target_language}
         return {name: language for name, language in named.items() if language}

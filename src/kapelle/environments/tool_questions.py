@@ -1,7 +1,7 @@
-"""Questions that are answered with tools: an agent calls, reads results, calls again, and answers in words.
+"""Questions with tools: an agent calls tools, reads results, and then answers.
 
 `questions` is any environment of questions with one answer (`math`, `arithmetic`, `gsm8k_steps`, …), which also grades. A text
-that calls no tool is the answer. The workflow `tool_use` hands results back as messages of the role `tool`.
+without a call is the answer. The workflow `tool_use` returns results as messages of the role `tool`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ AnyTool = Annotated[
 
 
 class CallSettings(Settings):
-    """How agents read of their tools and write calls, and the bounds of a call."""
+    """The description of tools, the form of calls, and their limits."""
 
     form: Form = "hermes"
-    """How the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The form of calls in the agents' model: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """How agents read of their tools: `schemas`, or a line each (`signatures`) for tiny models."""
+    """The description of tools: `schemas`, or a line each (`signatures`) for tiny models."""
     max_turns: int = Field(default=8, ge=1)
-    """How often an agent may speak; if it has not answered by then, it earns 0."""
+    """Most turns of an agent; without an answer by then its reward is 0."""
     call_s: float = Field(default=30.0, gt=0.0)
-    """Seconds within which a call must return; a tool may have a shorter limit of its own."""
+    """Time limit of a call in seconds; a tool may have a shorter one."""
     max_characters: int = Field(default=4000, ge=100)
-    """Most of one result that an agent reads."""
+    """Most characters of one result that an agent reads."""
 
     def prompt(self, schemas: Sequence[ToolSchema]) -> str:
-        """Return what an agent reads about these tools."""
+        """Return the description of these tools for an agent."""
         listed = tools_prompt if self.listing == "schemas" else signatures_prompt
         return listed([schema.as_json() for schema in schemas], self.form)
 
@@ -75,11 +75,11 @@ class OffersTools(CallSettings, Alive, Holding):
     """Settings of an environment whose agents call tools before they answer."""
 
     tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
-    """What agents can call; each entry says which `tool` it is."""
+    """The tools of the agents; each entry names its `tool`."""
 
     @property
     def alive(self) -> Sequence[str]:
-        """Tools that are servers of somebody."""
+        """Tools that are servers."""
         return [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
@@ -100,32 +100,32 @@ class OffersTools(CallSettings, Alive, Holding):
             if names.count(name) > 1:
                 entries = " and ".join(entry for found, entry in offered if found == name)
                 raise ConfigError(
-                    f"Two tools are called '{name}', in the entries {entries}. Leave out one, or rename the function."
+                    f"Two tools are called '{name}', in the entries {entries}. Remove one, or rename the function."
                 )
 
     def around(self, question: World, agents: Sequence[str]) -> ToolsWorld:
-        """Return a question's world with tools of its own for each agent."""
+        """Return a question's episode with separate tools for each agent."""
         schemas = [schema for tool in self.tools for schema in tool.schemas()]
         boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
         return ToolsWorld(question, boxes, schemas, self)
 
 
 class Tools(OffersTools, HandsOnQuestions):
-    """Questions with tools: calculator, Python, files, search, a calendar, functions of one's own, MCP servers."""
+    """Questions with tools: calculator, Python, files, search, a calendar, your own functions, MCP servers."""
 
     name: Literal["tools"] = "tools"
     questions: InnerQuestions
-    """Settings of the environment that asks and grades: `{name: math, …}`."""
+    """Settings of the environment of questions: `{name: math, …}`."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The questions' own, with 0 for no answer."""
+        """That of the questions, with 0 for no answer."""
         low, high = self.questions.reward_range
         return (min(low, 0.0), max(high, 0.0))
 
     @property
     def alive(self) -> Sequence[str]:
-        """Tools that are servers of somebody, and what the questions' own environment names."""
+        """Tools that are servers, and those of the questions."""
         return (*super().alive, *(self.questions.alive if offers(self.questions, Alive) else ()))
 
     def check(self, agents: Sequence[str]) -> None:
@@ -134,35 +134,35 @@ class Tools(OffersTools, HandsOnQuestions):
         self.check_tools()
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
-        """Open the world of one question, with tools of its own for each agent."""
+        """Start an episode of one question, with separate tools for each agent."""
         return self.around(self.questions.start(task, agents, seed), agents)
 
 
-# -------- The world: texts with calls are answered with results, a text without calls is the answer
+# -------- An episode: texts with calls get results, a text without calls is the answer
 
 
 @dataclass(slots=True)
 class ToolUser:
-    """One agent's tools and what it has done with them."""
+    """One agent's tools and their use."""
 
     boxes: Sequence[Toolbox]
     tools: Mapping[str, Tool]
     """By name."""
     reads: str
-    """What it reads next."""
+    """Its next observation."""
     turns: int = 0
     answer: str | None = None
     calls: list[str] = field(default_factory=list)
     done: int = 0
-    """Calls that were carried out."""
+    """Successful calls."""
     faults: int = 0
 
 
 class ToolsWorld(Retriable):
-    """One question; every agent has tools of its own, and its first text without a call is its answer.
+    """One question; every agent has separate tools, and its first text without a call is its answer.
 
-    Every fault of a call becomes a text that the agent reads. The question's own world grades the
-    answers when all agents have given theirs or used up their turns.
+    The agent reads every fault of a call as text. The question grades the answers when all agents have answered or used up
+    their turns.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ToolsWorld(Retriable):
         schemas: Sequence[ToolSchema],
         settings: CallSettings,
     ) -> None:
-        """Take the question's world, the tools of each agent in seat order, what agents read about them, and the settings."""
+        """Take the question, the tools of each agent in team order, their schemas, and the settings."""
         self._question, self._settings = question, settings
         prompt = settings.prompt(schemas)
         self._users: dict[str, ToolUser] = {}
@@ -184,20 +184,20 @@ class ToolsWorld(Retriable):
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Answer so many texts of the team, one after another: calls with results, a wrong answer by saying so."""
+        """Accept so many texts of the team, one after another: calls get results, an incorrect answer gets that feedback."""
         self._most = most
         if isinstance(self._question, Retriable):
             self._question.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return the tools and the question, later the results of the agent's last calls."""
+        """Return the tools and the question, then the results of the agent's last calls."""
         return self._users[agent].reads
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that still have to answer and have turns left."""
+        """Return the agents without an answer that have turns left."""
         if self._over:
             return ()
-        # Where several answers are allowed, a wrong one ends nobody's part.
+        # If several answers are allowed, all agents continue after an incorrect one.
         return tuple(
             agent
             for agent, user in self._users.items()
@@ -205,10 +205,10 @@ class ToolsWorld(Retriable):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Carry out the calls of these texts; EpisodeError for a stranger or an agent that is done.
+        """Execute the calls of these texts; EpisodeError for an unknown agent or one that has finished.
 
-        With a `final` text the texts are answers, calls or not, and the episode ends. Where more than one is
-        allowed, a `final` text that calls is answered with results like any other, as long as another may follow.
+        With a `final` text the texts are answers, with or without calls, and the episode ends. If more than one is allowed, a
+        `final` text with calls gets results like any other, as long as another may follow.
         """
         need_seats(actions, self._users)
         for agent in actions:
@@ -225,11 +225,11 @@ class ToolsWorld(Retriable):
                 calling = True
         if calling:
             await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
-            # Those who made no call see what came of the others': one of them may speak next.
-            told = "\n\n".join(self._users[agent].reads for agent in actions)
+            # Agents without a call read the results of the others, because one of them may move next.
+            results = "\n\n".join(self._users[agent].reads for agent in actions)
             for agent, user in self._users.items():
                 if agent not in actions:
-                    user.reads = told
+                    user.reads = results
             return {}
         if final is not None:
             for agent, text in actions.items():
@@ -238,12 +238,12 @@ class ToolsWorld(Retriable):
             await asyncio.gather(*(self._act(self._users[agent], text) for agent, text in actions.items()))
         if final is not None or not self.movers():
             answers = {name: user.answer for name, user in self._users.items() if user.answer is not None}
-            paid = await self._question.step(answers, final) if answers else {}
+            rewards = await self._question.step(answers, final) if answers else {}
             self._over = self._given >= self._most or not self._question.movers()
             if not self._over:
                 for agent, user in self._users.items():
                     user.answer, user.reads = None, self._question.observe(agent)
-            return paid
+            return rewards
         return {}
 
     async def _act(self, user: ToolUser, text: str) -> None:
@@ -259,7 +259,7 @@ class ToolsWorld(Retriable):
             user.answer = text
             return
         results, most = [], self._settings.max_characters
-        # One after another: a later call may build on what an earlier one has done.
+        # In order: a later call may depend on an earlier one.
         for call in calls:
             user.calls.append(call.name)
             try:
@@ -270,22 +270,24 @@ class ToolsWorld(Retriable):
                     )
                 arguments = fit_arguments(call.arguments, tool.schema.parameters)
                 async with suspend_aware_timeout(self._settings.call_s):
-                    said = await asyncio.to_thread(tool.call, arguments)
+                    result = await asyncio.to_thread(tool.call, arguments)
                 user.done += 1
             except ToolFault as fault:
                 user.faults += 1
-                said = f"Error: {fault}"
+                result = f"Error: {fault}"
             except TimeoutError:
                 user.faults += 1
-                said = f"Error: `{call.name}` did not answer within {self._settings.call_s:g} s."
+                result = f"Error: `{call.name}` did not answer within {self._settings.call_s:g} s."
             results.append(
-                said if len(said) <= most else f"{said[:most]}\n… ({len(said) - most:,} more characters)"
+                result
+                if len(result) <= most
+                else f"{result[:most]}\n… ({len(result) - most:,} more characters)"
             )
         named = [f"{call.name}: {result}" for call, result in zip(calls, results, strict=True)]
         user.reads = results[0] if len(results) == 1 else "\n\n".join(named)
 
     def outcome(self) -> Outcome:
-        """Return the question's outcome; an agent that acted without ever answering earns 0."""
+        """Return the question's outcome; an agent that acted without an answer receives 0."""
         ended = self._question.outcome()
         acted = {agent: user for agent, user in self._users.items() if user.turns or user.answer is not None}
         silent = {agent: 0.0 for agent, user in acted.items() if user.answer is None}
@@ -307,7 +309,7 @@ class ToolsWorld(Retriable):
         )
 
     async def close(self) -> None:
-        """Free the tools and the question's world; a failure does not stop the others from being freed."""
+        """Free the tools and the question, all of them also after a failure."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._question.close)
             for user in self._users.values():

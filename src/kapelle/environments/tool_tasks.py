@@ -1,15 +1,14 @@
-"""Tasks that are done with tools that act: sums, programs, facts to look up, notes to write, a calendar to keep.
+"""Tasks for tools with effects: sums, programs, facts to look up, notes to write, a calendar to keep.
 
-Tasks are drawn by seed, with what they are about: documents, notes and events are made up for each task, so that only the
-tools know them. What counts is what came of it: the number that was asked for, or the notes and the calendar as the agent
-left them, nothing else changed.
+Tasks are drawn by seed, with their documents, notes and events, so that only the tools contain them. The result is graded: a
+number, or the final notes and calendar, without any other change.
 """
 
 from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -49,29 +48,29 @@ from kapelle.types import Json, Message, Split, Task
 ToolKind = Literal["calculator", "python", "search", "notes", "calendar"]
 KINDS: tuple[ToolKind, ...] = ("calculator", "python", "search", "notes", "calendar")
 FOUND = 3
-"""Passages that one search returns."""
+"""Passages per search."""
 
 
 class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
-    """Tasks for a calculator, Python, search, notes and a calendar; every agent has tools of its own."""
+    """Tasks for a calculator, Python, search, notes and a calendar; every agent has separate tools."""
 
     name: Literal["tool_tasks"] = "tool_tasks"
     kinds: tuple[ToolKind, ...] = Field(default=KINDS, min_length=1)
-    """Kinds of tasks, drawn evenly; agents have the tools of all kinds named here."""
+    """Kinds of tasks, drawn uniformly; agents have the tools of all of them."""
     difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
     """Easiest and hardest level, 1 to 3."""
     seed: int = 0
-    """Another seed gives other tasks in another order; the split of the tasks stays."""
+    """Another seed gives other tasks in another order; with the same split."""
     python: Python = Python()
     """The interpreter and its sandbox, as in `tools`."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
-    """Where a number is looked for in an agent's answer."""
+    """Rules that extract a number from an agent's answer."""
     flaws: Flaws = Field(default_factory=dict)
-    """Agent → share of its demonstrations that answer without any call."""
+    """Agent → share of its demonstrations without any call."""
 
     @property
     def answers(self) -> Answers:
-        """One number; tasks that change notes or events have none."""
+        """One number; tasks with notes or events have none."""
         return numbers(self.extraction)
 
     @property
@@ -88,11 +87,11 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
 
     def extract(self, text: str) -> str | None:
-        """Return the number that a text answers with; None without one."""
+        """Return the number of an answer; None without one."""
         return self.answers.normal_form(text)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise SandboxError where Python is asked for and its sandbox is unavailable; ConfigError for unknown `flaws`."""
+        """Raise SandboxError if Python's sandbox is needed and unavailable; ConfigError for unknown `flaws`."""
         check_flaws(self.flaws, agents)
         if "python" in self.kinds:
             self.python.check()
@@ -104,14 +103,7 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
     def problem(self, draw: random.Random, level: int) -> Problem:
         """Return a task of one of the kinds."""
         kind = draw.choice(self.kinds)
-        make = {
-            "calculator": calculator_task,
-            "python": python_task,
-            "search": search_task,
-            "notes": notes_task,
-            "calendar": calendar_task,
-        }[kind]
-        question, data = make(draw, level)
+        question, data = MAKERS[kind](draw, level)
         return Problem(question, {"kind": kind, **data}, question)
 
     def about(self, task: Task) -> Mapping[str, Json]:
@@ -119,16 +111,15 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         return {"kind": task.data["kind"], "difficulty": task.data["difficulty"]}
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsWorld:
-        """Open the world of one task, with tools of its own for each agent."""
+        """Start an episode, with separate tools for each agent."""
         boxes = {agent: self._open(task) for agent in agents}
-        schemas: list[ToolSchema] = [
-            tool.schema for box in next(iter(boxes.values())).values() for tool in box.tools
-        ]
+        first = next(iter(boxes.values()))
+        schemas: list[ToolSchema] = [tool.schema for box in first.values() for tool in box.tools]
         world = ToolTaskWorld(self, task, boxes)
         return ToolsWorld(world, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
 
     def _open(self, task: Task) -> dict[ToolKind, Toolbox]:
-        """Return the tools of one agent, which hold what the task is about."""
+        """Return the tools of one agent, with the task's documents, notes and events."""
         data = task.data
         opened: dict[ToolKind, Toolbox] = {}
         for kind in self.kinds:
@@ -150,12 +141,12 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Holding):
         return opened
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the calls of the next step, or the answer once their results are there; a flawed one guesses at once."""
+        """Return the calls of the next step, then the answer; a flawed one guesses at once."""
         data, last = task.data, messages[-1].content if messages else ""
         if flawed(self.flaws, agent, seed):
             guess = self.answers.written(str(random.Random(seed).randint(0, 99)))
             return guess if "answer" in data else "Done."
-        # The last step whose result is in the message has been taken; the prompt, which ends with the question, shows none.
+        # The last step whose result is in the message is done; the prompt, which ends with the question, has no result.
         taken = 0
         if messages and not last.endswith(task.question):
             taken = max(
@@ -179,7 +170,7 @@ def _search(texts: tuple[tuple[str, str], ...], query: str, count: int) -> Seque
 
 
 class ToolTaskWorld(BaseWorld):
-    """One attempt at a task; the first answer of each agent ends it, and its tools tell what it has done."""
+    """An episode of a task; the first answer of each agent ends it, and the state of its tools is graded."""
 
     def __init__(
         self, settings: ToolTasks, task: Task, boxes: Mapping[str, Mapping[ToolKind, Toolbox]]
@@ -189,9 +180,9 @@ class ToolTaskWorld(BaseWorld):
         self._why: dict[str, Json] = {}
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade what these agents have done, or the number that they answer; a `final` number is the team's."""
+        """Grade the results of these agents, or their numbers; a `final` number is the team's."""
         if self.over:
-            raise EpisodeError("The task has been answered already. A world takes one step.")
+            raise EpisodeError("The task has an answer already. An episode takes one step.")
         need_seats(actions, self.agents, "answered")
         grades = {agent: self._grade(agent, text) for agent, text in actions.items()}
         self.rewards = {agent: grade.score for agent, grade in grades.items()}
@@ -226,20 +217,20 @@ class ToolTaskWorld(BaseWorld):
         return Grade(0.0, None, f"The {data['kind']} holds {left!r:.200}, and {wanted!r:.200} was asked for.")
 
     def outcome(self) -> Outcome:
-        """Return the scores; a task that was never answered is truncated and earns nothing."""
+        """Return the scores; a task without an answer is truncated, with success 0."""
         info = {**self._settings.about(self.task), "explanations": self._why}
         return Outcome(self.rewards, self.success if self.over else 0.0, info, truncated=not self.over)
 
 
 def _lines(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return texts as lines without the space around them, so that a line break at the end makes no difference."""
+    """Return texts as stripped lines, so that a line break at the end makes no difference."""
     return {path: [line.strip() for line in text.strip().splitlines()] for path, text in texts.items()}
 
 
 # -------- Tasks: each maker returns a question and its data
 #
-# `answer` is the number asked for; without one `notes_after` or `events_after` say how things should be left. `steps` is
-# how an expert does it: calls, and a piece of the results by which they are known to have come back.
+# `answer` is the correct number; without one `notes_after` or `events_after` are the correct final state. `steps` are the calls of
+# an expert, each with a part of its results by which the script recognises them.
 
 Made = tuple[str, dict[str, Json]]
 NOW = "2031-03-03 09:00"
@@ -257,26 +248,26 @@ def _step(shows: str, *calls: dict[str, Json]) -> dict[str, Json]:
 
 
 def calculator_task(draw: random.Random, level: int) -> Made:
-    """Return an expression to work out: one operation, three in brackets, or a percentage and a quotient that comes out."""
+    """Return an expression: one operation, three in brackets, or a percentage or a quotient."""
     if level == 1:
         left, right = sorted((draw.randint(12, 99), draw.randint(12, 99)))
-        asked = expression = f"{left}*{right}"
+        text = expression = f"{left}*{right}"
     elif level == 2:
         a, b, c, d = (draw.randint(100, 999) for _ in range(4))
-        asked = expression = f"({a}+{b})*{c}-{d}"
+        text = expression = f"({a}+{b})*{c}-{d}"
     elif draw.random() < 0.5:
         share, a, b = draw.randint(2, 98), draw.randint(100, 999), draw.randint(100, 999)
-        asked, expression = f"{share}% of the sum of {a} and {b}", f"{share}%*({a}+{b})"
+        text, expression = f"{share}% of the sum of {a} and {b}", f"{share}%*({a}+{b})"
     else:
         a, b, c, d = (*(draw.randint(100, 999) for _ in range(3)), draw.choice((2, 4, 5, 8)))
-        asked = expression = f"({a}*{b}-{c})/{d}"
+        text = expression = f"({a}*{b}-{c})/{d}"
     answer = calculate({"expression": expression})
     step = _step(answer, _call("calculator", expression=expression))
-    return f"What is {asked}?", {"answer": answer, "steps": [step]}
+    return f"What is {text}?", {"answer": answer, "steps": [step]}
 
 
 def python_task(draw: random.Random, level: int) -> Made:
-    """Return a question that takes a loop: a sum of multiples, a count of primes, or the steps of a sequence."""
+    """Return a question that needs a loop: a sum of multiples, a count of primes, or the steps of a sequence."""
     low = draw.randint(10, 400)
     high = low + draw.randint(100, 400)
     if level == 1:
@@ -312,7 +303,7 @@ RIVERS = 5
 
 
 def search_task(draw: random.Random, level: int) -> Made:
-    """Return a question about rivers and towns that do not exist: one fact, two facts, or one that leads to the other."""
+    """Return a question about invented rivers and towns: one fact, two facts, or a chain of two."""
     names: dict[str, None] = {}
     while len(names) < 2 * RIVERS:
         names[
@@ -349,7 +340,7 @@ def search_task(draw: random.Random, level: int) -> Made:
 
 
 def notes_task(draw: random.Random, level: int) -> Made:
-    """Return a note to write: a given one, a part of another one, or a sum over several."""
+    """Return a note to write: a given text, a part of another note, or a sum over several."""
     if level == 1:
         person, gift, price = (
             draw.choice(_WORDS["people"]),
@@ -400,7 +391,7 @@ _FORM = "%Y-%m-%d %H:%M"
 
 def calendar_task(draw: random.Random, level: int) -> Made:
     """Return a change to a calendar: create an event, move or cancel one, or find the first time that is free."""
-    now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (a calendar on a wall)
+    now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (local time)
     day = (now + timedelta(days=1)).replace(hour=0)
     titles = draw.sample(_WORDS["events"], 4)
     # Two events tomorrow between 9 and 13 and one on the day after; the afternoons are free.
@@ -449,3 +440,12 @@ def calendar_task(draw: random.Random, level: int) -> Made:
         "steps": steps,
     }
     return f"{question}\nThen say that it is done.", data
+
+
+MAKERS: Mapping[ToolKind, Callable[[random.Random, int], Made]] = {
+    "calculator": calculator_task,
+    "python": python_task,
+    "search": search_task,
+    "notes": notes_task,
+    "calendar": calendar_task,
+}
