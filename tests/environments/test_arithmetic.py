@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 from fractions import Fraction
 from typing import Any
 
@@ -12,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.arithmetic import Arithmetic, columns, combine, split_of, step_before, value_of
 from kapelle.errors import ConfigError
-from kapelle.rollout.conformance import conform
 from kapelle.types import Message, Task
 
 # question, notes, answer, notes without the carry, answer to those, answer that ignores a carry in the notes
@@ -44,7 +40,7 @@ def test_worked_examples(
 
 
 @given(st.integers(1, 12), st.sampled_from("+-"), st.data())
-def test_the_two_roles_together_compute_the_answer(digits: int, operator: str, data: st.DataObject) -> None:
+def test_both_roles_together_compute_the_answer(digits: int, operator: str, data: st.DataObject) -> None:
     low = 0 if digits == 1 else 10 ** (digits - 1)
     a, b = (data.draw(st.integers(low, 10**digits - 1)) for _ in range(2))
     a, b = max(a, b), min(a, b)
@@ -53,24 +49,8 @@ def test_the_two_roles_together_compute_the_answer(digits: int, operator: str, d
 
 
 @pytest.mark.parametrize("notes", ["", "x", "1,", "1,2,+1", "123,4", "1;2", "２,1"])
-def test_notes_that_cannot_be_read_lead_to_no_answer(notes: str) -> None:
+def test_unreadable_notes_give_no_answer(notes: str) -> None:
     assert combine(notes, carry=True) == "?"
-
-
-def test_it_is_what_the_protocols_ask_for() -> None:
-    environment: Environment = Arithmetic()
-    assert environment_class("arithmetic") is Arithmetic
-    assert offers(environment, Answerable)
-    assert offers(environment, Scripted)
-
-
-def test_tasks_have_the_digits_and_operators_asked_for() -> None:
-    environment = Arithmetic(digits=3, operators=("+", "-"))
-    questions = [environment.task("train", index).question for index in range(300)]
-    assert all(len(question) == 7 and question[3] in "+-" for question in questions)
-    assert {question[3] for question in questions} == {"+", "-"}
-    answers = [environment.task("train", index).data["answer"] for index in range(300)]
-    assert min(answers) >= 0
 
 
 def test_no_operand_pair_is_in_both_splits_in_either_order() -> None:
@@ -78,23 +58,23 @@ def test_no_operand_pair_is_in_both_splits_in_either_order() -> None:
     pairs = {
         split: {
             tuple(sorted(map(int, environment.task(split, i).question.replace("-", "+").split("+"))))
-            for i in range(4000)
+            for i in range(1500)
         }
         for split in ("train", "test")
     }
-    # Two-digit operands make 4,095 unordered pairs, so that many draws would meet by luck all the time.
+    # There are only 4,095 unordered pairs of two-digit operands, so that 4,000 draws would overlap by chance.
     assert not pairs["train"] & pairs["test"]
-    assert len(pairs["test"]) > 700
+    assert len(pairs["test"]) > 500
 
 
-def test_every_pair_belongs_to_one_split_and_a_fifth_to_test() -> None:
+def test_a_fifth_of_the_pairs_belongs_to_test() -> None:
     splits = [split_of(a, b) for a in range(10, 100) for b in range(10, 100)]
     assert 0.18 < splits.count("test") / len(splits) < 0.22
     assert all(split_of(a, b) == split_of(b, a) for a in range(30) for b in range(30))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_share_of_carries_is_drawn_per_task(share: float) -> None:
+def test_the_share_of_carries(share: float) -> None:
     environment = Arithmetic(carry_share=share)
     carries = 0
     for index in range(1000):
@@ -111,96 +91,68 @@ def test_the_seed_changes_the_tasks_and_not_the_split() -> None:
         assert split_of(a, b) == "train"
 
 
-def test_the_same_task_in_another_process() -> None:
-    program = (
-        "from kapelle.environments.arithmetic import Arithmetic as A;"
-        "print([A(digits=3).task(s, i).question for s in ('train', 'test') for i in range(20)])"
-    )
-    fresh = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    here = [Arithmetic(digits=3).task(split, i).question for split in ("train", "test") for i in range(20)]
-    assert fresh.stdout.strip() == str(here)
-
-
 TASK = Task("train-0", "47+85", {"answer": 132})
 EASY = Task("train-1", "42+13", {"answer": 55})
 
 
-def said(text: str) -> tuple[Message, ...]:
+def read(text: str) -> tuple[Message, ...]:
     return (Message("user", text),)
 
 
-def test_the_script_plays_the_role_of_the_agents_name() -> None:
+def test_the_script_has_the_role_of_the_agent() -> None:
     environment = Arithmetic()
-    assert environment.script("reasoner", TASK, said("47+85"), 0) == "2,12+1"
-    assert environment.script("actor", TASK, said("2,12+1"), 0) == "132"
-    assert environment.script("actor", TASK, said("2,12"), 0) == "122", "it works from the notes alone"
-    assert environment.script("solver", TASK, said("47+85"), 0) == "132"
+    assert environment.script("reasoner", TASK, read("47+85"), 0) == "2,12+1"
+    assert environment.script("actor", TASK, read("2,12+1"), 0) == "132"
+    assert environment.script("actor", TASK, read("2,12"), 0) == "122"
+    assert environment.script("solver", TASK, read("47+85"), 0) == "132"
     renamed = Arithmetic(roles={"planner": "columns"})
-    assert renamed.script("planner", TASK, said("47+85"), 0) == "2,12+1"
+    assert renamed.script("planner", TASK, read("47+85"), 0) == "2,12+1"
 
 
-def test_flaws_have_the_stated_share_and_are_independent_of_each_other() -> None:
+def test_flaws_have_their_share_and_are_independent() -> None:
     environment = Arithmetic(flaws={"reasoner": 0.6, "actor": 0.25})
-    drops = [environment.script("reasoner", TASK, said("47+85"), seed) == "2,12" for seed in range(2000)]
-    ignores = [environment.script("actor", TASK, said("2,12+1"), seed) == "122" for seed in range(2000)]
-    assert sum(drops) / 2000 == pytest.approx(0.6, abs=0.04)
-    assert sum(ignores) / 2000 == pytest.approx(0.25, abs=0.04)
-    both = sum(d and i for d, i in zip(drops, ignores, strict=True)) / 2000
-    assert both == pytest.approx(0.15, abs=0.04)
-    assert environment.script("reasoner", EASY, said("42+13"), 0) == "5,5", "no carry, nothing to drop"
-
-
-def test_a_solver_has_flaws_too() -> None:
-    environment = Arithmetic(flaws={"solver": 1.0})
-    assert environment.script("solver", TASK, said("47+85"), 0) == "122"
+    drops = [environment.script("reasoner", TASK, read("47+85"), seed) == "2,12" for seed in range(1000)]
+    ignores = [environment.script("actor", TASK, read("2,12+1"), seed) == "122" for seed in range(1000)]
+    assert sum(drops) / 1000 == pytest.approx(0.6, abs=0.05)
+    assert sum(ignores) / 1000 == pytest.approx(0.25, abs=0.05)
+    both = sum(d and i for d, i in zip(drops, ignores, strict=True)) / 1000
+    assert both == pytest.approx(0.15, abs=0.05)
+    assert environment.script("reasoner", EASY, read("42+13"), 0) == "5,5"
 
 
 @pytest.mark.parametrize(
     ("text", "answer"), [("132", "132"), ("= 132.", "132"), ("007", "7"), ("", None), ("2,", "2")]
 )
-def test_answers_are_compared_in_a_normal_form(text: str, answer: str | None) -> None:
+def test_answers_have_a_normal_form(text: str, answer: str | None) -> None:
     assert Arithmetic().extract(text) == answer
 
 
-def test_settings_that_cannot_be_are_refused_with_the_fix() -> None:
-    with pytest.raises(ValidationError, match="set `digits: 2`"):
+def test_impossible_settings_are_errors() -> None:
+    with pytest.raises(ValidationError, match="digits: 2"):
         Arithmetic(digits=1, operators=("-",), carry_share=0.5)
-    with pytest.raises(ValidationError, match=r"`flaws.actor` is 1.5"):
+    with pytest.raises(ValidationError, match="actor"):
         Arithmetic(flaws={"actor": 1.5})
     with pytest.raises(ValidationError):
         Arithmetic(operators=())
-    with pytest.raises(ConfigError, match=r"'actr'. Did you mean 'actor'"):
+    with pytest.raises(ConfigError, match="Did you mean 'actor'"):
         Arithmetic(flaws={"actr": 0.5}).check(["reasoner", "actor"])
 
 
-def test_one_digit_problems_exist() -> None:
-    environment = Arithmetic(digits=1, carry_share=1.0)
-    for index in range(50):
-        a, b = map(int, environment.task("train", index).question.split("+"))
-        assert a + b >= 10
-
-
-def test_default_tasks_are_the_same_as_ever() -> None:
+def test_tasks_stay_the_same() -> None:
     kinds: list[dict[str, Any]] = [
         {},
         {"digits": 3, "operators": ("+", "-")},
         {"digits": 1, "seed": 4},
         {"carry_share": 0.5},
     ]
-    asked = [
+    questions = [
         Arithmetic(**kind).task(split, k).question
         for kind in kinds
         for split in ("train", "test")
         for k in range(50)
     ]
-    assert asked[:4] == ["64+66", "35+72", "58+31", "15+70"]
-    assert hashlib.sha256(" ".join(asked).encode()).hexdigest()[:16] == "0e7a49c8298988f7"
+    assert questions[:4] == ["64+66", "35+72", "58+31", "15+70"]
+    assert hashlib.sha256(" ".join(questions).encode()).hexdigest()[:16] == "0e7a49c8298988f7"
 
 
 ALL = ("+", "-", "×", "÷")
@@ -215,19 +167,13 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[1:5])
-async def test_expressions_conform(kind: dict[str, Any]) -> None:
-    assert [found for found in await conform(Arithmetic(**kind)) if found.status == "failed"] == []
-
-
 class TestExpressions:
     """Products, quotients, brackets and fractions, against Python's own arithmetic on fractions."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_the_answer_is_what_the_question_says(self, kind: dict[str, Any]) -> None:
+    def test_the_answer_is_the_value_of_the_question(self, kind: dict[str, Any]) -> None:
         environment = Arithmetic(**kind)
-        for split, index in ((split, k) for split in ("train", "test") for k in range(60)):
+        for split, index in ((split, k) for split in ("train", "test") for k in range(30)):
             task = environment.task(split, index)  # type: ignore[arg-type]
             code = re.sub(r"([0-9]+)", r"Fraction(\1)", task.question).replace("×", "*").replace("÷", "/")
             value = eval(code, {"Fraction": Fraction})  # noqa: S307 (digits, signs and brackets alone)
@@ -239,14 +185,14 @@ class TestExpressions:
             assert kind.get("brackets") or "(" not in task.question
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_two_agents_reach_it_by_notes_and_a_solver_alone(self, kind: dict[str, Any]) -> None:
+    def test_scripts_reach_it_by_notes_or_alone(self, kind: dict[str, Any]) -> None:
         environment = Arithmetic(**kind)
-        for index in range(40):
+        for index in range(20):
             task = environment.task("train", index)
             notes = environment.script("reasoner", task, (), 0)
             for text in (
-                environment.script("actor", task, said(notes), 0),
-                environment.script("solver", task, said(task.question), 0),
+                environment.script("actor", task, read(notes), 0),
+                environment.script("solver", task, read(task.question), 0),
             ):
                 assert environment.answers.grade(text, task).score == 1.0, (task, notes, text)  # type: ignore[union-attr]
 
@@ -266,27 +212,27 @@ class TestExpressions:
             assert value_of(notes, whole=False) in {cut, answer}
         assert value_of("?", whole=True) == value_of("1/0", whole=True) == "?"
 
-    def test_flaws_drop_the_last_part(self) -> None:
+    def test_flaws_omit_the_last_part(self) -> None:
         environment = Arithmetic(operators=ALL, operations=2, flaws={"reasoner": 1.0})
         wrong = [
-            environment.script("actor", task, said(environment.script("reasoner", task, (), 0)), 0)
+            environment.script("actor", task, read(environment.script("reasoner", task, (), 0)), 0)
             != str(task.data["answer"])
             for task in (environment.task("train", index) for index in range(100))
         ]
         assert sum(wrong) > 70
 
     @pytest.mark.parametrize(
-        ("text", "paid"),
+        ("text", "score"),
         [("19/12", 1), ("38/24", 1), ("1 7/12", 1), ("So it is 1 7/12.", 1), ("3/4+5/6 = 1 7/12", 1), (r"\frac{19}{12}", 1),
          ("7/12", 0), ("1.58333", 0), ("11 7/12", 0), ("1.7/12", 0)],
     )  # fmt: skip
-    def test_equal_forms_are_right_and_others_are_not(self, text: str, paid: int) -> None:
+    def test_only_equal_values_are_correct(self, text: str, score: int) -> None:
         environment = Arithmetic(fractions=True)
         task = Task("train-0", "3/4+5/6", {"answer": "19/12"})
-        assert environment.answers.grade(text, task).score == paid  # type: ignore[union-attr]
-        assert (environment.extract(text) == "19/12") == bool(paid)
+        assert environment.answers.grade(text, task).score == score  # type: ignore[union-attr]
+        assert (environment.extract(text) == "19/12") == bool(score)
 
-    def test_a_quotient_and_its_product_lie_in_one_split(self) -> None:
+    def test_a_quotient_and_its_product_belong_to_one_split(self) -> None:
         environment = Arithmetic(operators=("*", "/"), digits=1)
         factors: dict[str, set[tuple[int, ...]]] = {"train": set(), "test": set()}
         for split, index in ((split, k) for split in factors for k in range(500)):
@@ -298,23 +244,19 @@ class TestExpressions:
 
     def test_both_spellings_are_one_setting(self) -> None:
         assert Arithmetic(operators=("×", "÷", "−")) == Arithmetic(operators=("*", "/", "-"))
-        assert (
-            "with 3 of × ÷ in brackets and fractions"
-            in Arithmetic(operators=("*", "/"), operations=3, brackets=True, fractions=True).sources["train"]
-        )
 
     @pytest.mark.parametrize(
         ("settings", "problem"),
         [
-            ({"operators": ("%",)}, "Input should be '\\+', '-', '\\*' or '/'"),
-            ({"brackets": True}, "`brackets: true` needs two operations or more. Set `operations: 2`"),
-            ({"operators": ("×",), "carry_share": 0.5}, "`carry_share` is of sums and differences"),
-            ({"fractions": True, "carry_share": 0.5}, "`carry_share` is of sums and differences"),
-            ({"operations": 9}, "less than or equal to 8"),
-            ({"digits": 12, "operations": 4}, "answers of up to 60 digits; at most 48 are read"),
-            ({"digits": 9, "operations": 2, "fractions": True}, "and fractions makes answers of up to 54 digits"),
+            ({"operators": ("%",)}, "operators"),
+            ({"brackets": True}, "operations: 2"),
+            ({"operators": ("×",), "carry_share": 0.5}, "carry_share"),
+            ({"fractions": True, "carry_share": 0.5}, "carry_share"),
+            ({"operations": 9}, "operations"),
+            ({"digits": 12, "operations": 4}, "60 digits"),
+            ({"digits": 9, "operations": 2, "fractions": True}, "54 digits"),
         ],
     )  # fmt: skip
-    def test_settings_that_do_not_go_together(self, settings: dict[str, Any], problem: str) -> None:
+    def test_incompatible_settings_are_errors(self, settings: dict[str, Any], problem: str) -> None:
         with pytest.raises(ValidationError, match=problem):
             Arithmetic(**settings)

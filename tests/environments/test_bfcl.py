@@ -9,7 +9,6 @@ import pytest
 from tests.workflows.stage import expert, lines, play, team_of, transcript
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.bfcl import Bfcl, Category, gold_calls
 from kapelle.environments.grading.text.tool_call import Form, ReadCall, write_calls
 from kapelle.errors import DataError
@@ -56,19 +55,20 @@ async def test_a_question_is_answered_with_a_call(tmp_path: Path) -> None:
     call = json.dumps({"name": "weather", "parameters": {"city": f"bern {number}"}})
     [episode] = await play(environment, Solo(), ["caller"], {"caller": lines(call)}, task)
     schema = json.dumps(SCHEMA)
-    [said] = transcript(episode)
-    assert said == (
-        f"0 seen=0 You can call these tools:\n<tools>\n{schema}\n</tools>\n"
-        "To call a tool, answer with this object and nothing else; several calls are a list of them:\n"
-        '{"name": "tool name", "parameters": {"argument": "value"}}\n\n'
-        f"Rain in Bern {number}? -> caller: {call}"
-    )
+    assert transcript(episode) == [
+        (
+            f"0 seen=0 You can call these tools:\n<tools>\n{schema}\n</tools>\n"
+            "To call a tool, answer with this object and nothing else; several calls are a list of them:\n"
+            '{"name": "tool name", "parameters": {"argument": "value"}}\n\n'
+            f"Rain in Bern {number}? -> caller: {call}"
+        )
+    ]
     assert episode.rewards == {"caller": 1.0}
     assert episode.info["id"] == f"simple_python_{number}"
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_the_script_is_right_and_what_is_near_it_is_not(tmp_path: Path, form: Form) -> None:
+async def test_the_script_is_correct_and_near_misses_are_not(tmp_path: Path, form: Form) -> None:
     environment = only(folder(tmp_path), "simple_python", form=form)
     task = environment.task("test", 1)
     [gold] = gold_calls(task.data["accepted"])
@@ -90,7 +90,7 @@ async def test_the_script_is_right_and_what_is_near_it_is_not(tmp_path: Path, fo
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_where_no_tool_helps_no_call_is_right(tmp_path: Path, form: Form) -> None:
+async def test_without_a_useful_tool_no_call_is_correct(tmp_path: Path, form: Form) -> None:
     environment = only(folder(tmp_path), "irrelevance", form=form)
     task = environment.task("train", 0)
     scripts = {"expert": expert(environment), "caller": lines(write_calls([ReadCall("weather", {})], form))}
@@ -167,7 +167,7 @@ async def test_only_calls_that_stand_alone_in_the_form_receive_a_reward(tmp_path
 
 
 @pytest.mark.parametrize("text", ALONE)
-async def test_words_beside_calls_and_a_fence_around_all_are_allowed(tmp_path: Path, text: str) -> None:
+async def test_words_beside_calls_and_a_fence_around_them_are_allowed(tmp_path: Path, text: str) -> None:
     environment = only(folder(tmp_path), "simple_python")
     task = replace(
         environment.task("train", 0), data={"id": "0", "accepted": [{"weather": {"city": ["Bern"]}}]}
@@ -190,72 +190,34 @@ async def test_a_call_in_any_form_is_no_abstention(tmp_path: Path, texts: list[s
         assert episode.rewards == {"caller": reward}, text
 
 
-@pytest.mark.parametrize("form", FORMS)
-async def test_words_in_brackets_are_an_abstention_in_each_form(tmp_path: Path, form: Form) -> None:
-    environment = only(folder(tmp_path), "irrelevance", form=form)
-    words = "Sorry (really), none of them helps."
-    [episode] = await play(
-        environment, Solo(), ["caller"], {"caller": lines(words)}, environment.task("train", 0)
-    )
-    assert episode.rewards == {"caller": 1.0}
-
-
 async def test_equal_calls_are_equal_votes(tmp_path: Path) -> None:
     environment = only(folder(tmp_path), "simple_python")
     task = environment.task("train", 0)
     [gold] = gold_calls(task.data["accepted"])
-    said = write_calls([gold], "hermes")
-    scripts = {"a": lines(said), "b": lines("Let me see.\n" + said.replace('": ', '" :  ')), "c": lines("no")}
+    text = write_calls([gold], "hermes")
+    scripts = {"a": lines(text), "b": lines("Let me see.\n" + text.replace('": ', '" :  ')), "c": lines("no")}
     [episode] = await play(environment, Debate(rounds=1), [*scripts], scripts, task)
     assert episode.success == 1.0
     assert environment.extract("<tool_call>") is None
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_written_is_read_back(form: Form) -> None:
-    from kapelle.environments.grading.text.tool_call import parse_calls
-
-    calls = (
-        ReadCall("a.b", {"x": [1, -2], "y": {"z": 'it\'s "so"\n'}, "none": None, "yes": True}),
-        ReadCall("f", {}),
-        ReadCall("ü", {"text": "zwölf"}),
-    )
-    for several in (calls, calls[:1], calls[2:]):
-        assert parse_calls(write_calls(several, form), [form]) == several
-
-
-def test_faults_of_the_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"There is no file '.*multiple.jsonl'.*Set `environment.path`"):
+def test_faults_of_files_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="multiple"):
         only(folder(tmp_path), "multiple").check(["a"])
     answers = tmp_path / "possible_answer" / "simple_python.jsonl"
     whole = answers.read_text()
     answers.write_text("".join(whole.splitlines(keepends=True)[:-1]))
-    with pytest.raises(DataError, match=r"'simple_python_11' has no accepted answer"):
+    with pytest.raises(DataError, match="simple_python_11"):
         Bfcl(path=str(tmp_path), categories=("simple_python",), test_share=0.4).check(["a"])
     answers.write_text(whole.replace('[{"weather"', '[[{"weather"', 1).replace("}}]", "}}]]", 1))
-    with pytest.raises(DataError, match=r"line 1: `ground_truth` is not a list"):
+    with pytest.raises(DataError, match="line 1: `ground_truth`"):
         Bfcl(path=str(tmp_path), categories=("simple_python",), test_share=0.3).check(["a"])
 
 
-def test_a_split_without_a_question_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No question of .* falls into the test split"):
-        Bfcl(path=folder(tmp_path, rows=2), categories=("irrelevance",), test_share=0.01).check(["a"])
-
-
-def test_a_row_of_another_form_is_named(tmp_path: Path) -> None:
+def test_a_row_of_another_form_is_an_error(tmp_path: Path) -> None:
     environment = only(folder(tmp_path, question="why"), "irrelevance")
-    with pytest.raises(DataError, match=r"irrelevance.jsonl, line \d+ is no row of BFCL"):
+    with pytest.raises(DataError, match="BFCL"):
         environment.check(["a"])
-
-
-def test_it_is_what_the_protocols_ask_for() -> None:
-    environment: Environment = Bfcl()
-    assert environment_class("bfcl") is Bfcl
-    assert offers(environment, Answerable)
-    assert offers(environment, Scripted)
-    assert environment.sources["test"] == (
-        "bfcl (simple_python, multiple, parallel), 10% of the questions, by a hash of the id"
-    )
 
 
 SINGLE_TURN: tuple[Category, ...] = (
@@ -272,8 +234,10 @@ SINGLE_TURN: tuple[Category, ...] = (
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.parametrize("form", FORMS)
-async def test_every_gold_call_of_bfcl_is_paid_in_full(data_folder: Path, form: Form) -> None:
+@pytest.mark.parametrize(
+    "form", ["hermes", *(pytest.param(form, marks=pytest.mark.long) for form in FORMS[1:])]
+)
+async def test_every_gold_call_of_bfcl_is_correct(data_folder: Path, form: Form) -> None:
     path = data_folder / "bfcl"
     if not (path / "possible_answer").is_dir():
         pytest.skip(f"the folder {path} holds no possible_answer/ (BFCL)")

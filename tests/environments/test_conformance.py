@@ -1,4 +1,4 @@
-"""Every built-in environment conforms, and each check finds the fault that it is there for."""
+"""Every built-in environment conforms, and each check finds its fault."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import pytest
 
-from kapelle.environment import Answerable, Environment, Outcome, Scripted, environment_class, offers
+from kapelle.environment import Answerable, Outcome, Scripted, environment_class, offers
 from kapelle.environments import BUILTIN, BaseEnvironment, BaseWorld
 from kapelle.environments.grading.verdict import Grade, no_answer, right, wrong
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.questions import QuestionWorld
 from kapelle.errors import ConfigError, DataError
-from kapelle.rollout.conformance import Finding, Private, Symmetric, conform, drive
+from kapelle.rollout.conformance import Finding, Private, Symmetric, conform
 from kapelle.settings.base import Settings
 from kapelle.types import Message, Split, Task
 
@@ -42,7 +42,7 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "essay": {},
     "unequal": {"anyway": (0.0, 0.5)},
 }
-"""Environments that need nothing but themselves, with settings that reach all of them."""
+"""Environments without dependencies, with settings that cover them."""
 
 DATA: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "math": ("gsm8k", {}),
@@ -60,31 +60,31 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "reasoning_gym": ("reasoning_gym", {}),
     "squares": ("PIL", {}),
 }
-"""Environments over a package → what has to be importable, and settings."""
+"""Environments with a package → the module to import, and settings."""
 
 ELSEWHERE = {
-    "code": "each check runs programs in a sandbox; `kapelle validate code environment.path=…` holds it to all",
-    "summarisation": "likeness pays in part: tests/environments/test_texts.py",
-    "translation": "likeness pays in part: tests/environments/test_texts.py",
-    "plain": "it is as deterministic as the class that it wraps",
-    "siirl_env": "it is as deterministic as the class that it is answered by",
-    "trajectories": "records are read, not played",
-    "preferences": "records are read, not played",
-    "labelled": "records are read, not played",
-    "rewarded": "functions pay: tests/environments/rewarded/test_environment.py",
-    "reward_server": "a server pays: tests/services/reward/test_client.py",
-    "remote": "it is what its server holds: tests/environments/remote",
-    "inspect": "the package is kept apart: tests/apps/test_inspect.py",
-    "openenv": "it is what its server holds: tests/apps/test_openenv.py",
-    "verifiers": "the package is kept apart: tests/apps/test_verifiers.py",
+    "code": "each check runs programs in a sandbox",
+    "summarisation": "partial scores: tests/environments/test_texts.py",
+    "translation": "partial scores: tests/environments/test_texts.py",
+    "plain": "depends on the wrapped class",
+    "siirl_env": "depends on the wrapped class",
+    "trajectories": "recorded answers",
+    "preferences": "recorded answers",
+    "labelled": "recorded answers",
+    "rewarded": "reward functions: tests/environments/rewarded/test_environment.py",
+    "reward_server": "a reward server: tests/services/reward/test_client.py",
+    "remote": "depends on its server: tests/environments/remote",
+    "inspect": "a separate environment: tests/apps/test_inspect.py",
+    "openenv": "depends on its server: tests/apps/test_openenv.py",
+    "verifiers": "a separate environment: tests/apps/test_verifiers.py",
     "task_folders": "each check runs tests in a sandbox: tests/environments/task_folders/test_environment.py",
-    "coding_agent": "an outside program plays it: tests/services/policy/test_coding_agents.py",
-    "external": "an outside program plays it: tests/services/policy/test_outside.py",
+    "coding_agent": "an outside program: tests/services/policy/test_coding_agents.py",
+    "external": "an outside program: tests/services/policy/test_outside.py",
 }
-"""Built-in environments that are not held to the checks here, and why."""
+"""Built-in environments without these checks, and why."""
 
 
-def test_no_environment_is_forgotten() -> None:
+def test_every_environment_is_listed() -> None:
     held = {*READY, *DATA, *PACKAGES, *ELSEWHERE}
     assert set(BUILTIN) == held, (
         f"new: {sorted(set(BUILTIN) - held)}, gone: {sorted(held - set(BUILTIN))}. Add a line for each new environment: to READY "
@@ -94,7 +94,7 @@ def test_no_environment_is_forgotten() -> None:
 
 async def _failed(name: str, settings: Mapping[str, Any]) -> list[Finding]:
     findings = await conform(environment_class(name)(**settings))
-    assert findings[-1].name == "cheating", "a check before the last gave up"
+    assert findings[-1].name == "cheating", "all checks ran"
     return [finding for finding in findings if finding.status == "failed"]
 
 
@@ -105,6 +105,7 @@ async def test_a_built_in_environment_conforms(name: str) -> None:
     assert await _failed(name, READY[name]) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
 async def test_an_environment_over_real_data_conforms(name: str, data_folder: Path) -> None:
@@ -124,7 +125,7 @@ async def test_an_environment_over_a_package_conforms(name: str) -> None:
 
 
 class Word(Settings, Answerable, Scripted, Private):
-    """Say the word; `fault` says what is wrong with this environment."""
+    """The answer is the word; `fault` names the fault of this environment."""
 
     name: Literal["tests.environments.test_conformance:Word"] = "tests.environments.test_conformance:Word"
     fault: str = ""
@@ -220,54 +221,52 @@ class WordWorld(QuestionWorld):
         return made
 
 
-async def test_a_sound_environment_has_no_finding_against_it() -> None:
+async def test_a_correct_environment_conforms() -> None:
     environment = Word()
     assert offers(environment, Private)
     assert {f.status for f in await conform(environment)} == {"ok"}
 
 
 FAULTS = {
-    "forgetful": ("tasks", "has changed when it is asked for again"),
-    "id": ("tasks", "two tasks of the train split have one id"),
-    "data kind": ("tasks", "change when written as JSON"),
+    "forgetful": ("tasks", "changed"),
+    "id": ("tasks", "one id"),
+    "data kind": ("tasks", "JSON"),
     "process": ("other process", "makes different tasks"),
-    "shared": ("splits", "share the question 'say word"),
+    "shared": ("splits", "share"),
     "dice": ("determinism", "differs"),
-    "look": ("private views", "depends on who looked before"),
-    "range": ("description", "two finite numbers"),
-    "stranger": ("determinism", "paid 'nobody', who is not in the team"),
-    "too much": ("rewards", r"pays 2.0, outside \[0.0, 1.0\]"),
+    "look": ("private views", "depends"),
+    "range": ("description", "finite"),
+    "stranger": ("determinism", "nobody"),
+    "too much": ("rewards", "2.0"),
     "success": ("rewards", "success 7.0"),
-    "endless": ("determinism", "has not ended after 2,000 steps"),
-    "seat": ("seats", "exchanging the texts of two seats changes"),
-    "script": ("gold", r"pays .*, not 1.0"),
-    "empty": ("cheating", "pays the full reward for ''"),
-    "question": ("cheating", "pays the full reward for 'say train0'"),
-    "anything": ("cheating", "pays the full reward for"),
+    "endless": ("determinism", "2,000 steps"),
+    "seat": ("seats", "exchanging"),
+    "script": ("gold", "1.0"),
+    "empty": ("cheating", "''"),
+    "question": ("cheating", "'say train0'"),
+    "anything": ("cheating", "full reward"),
 }
-"""Each with the check that finds it and what that says."""
+"""Fault → the check that finds it and a word of its message."""
 
 
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_is_found_by_its_check(fault: str) -> None:
-    check, says = FAULTS[fault]
+    check, word = FAULTS[fault]
     findings = {f.name: f for f in await conform(Word(fault=fault))}
     assert findings[check].status == "failed"
-    assert re.search(says, findings[check].detail), findings[check].detail
+    assert re.search(word, findings[check].detail), findings[check].detail
 
 
 async def test_a_secret_that_another_agent_sees_is_found() -> None:
     [finding] = [f for f in await conform(Word(fault="leak"), ["a", "b"]) if f.name == "private views"]
     assert finding.status == "failed"
-    assert finding.detail == (
-        "'b' sees a secret of 'a' in task train-0 at the start: 'secret of a' in 'say train0 secret of a secret of b'"
-    )
+    assert "'secret of a'" in finding.detail
 
 
 class Hints(BaseEnvironment, Private, Scripted):
-    """One agent knows a word and gives hints; the other guesses. After the first hint `leaky` shows the guesser the word."""
+    """One agent knows a word and gives hints, the other guesses. With `leaky` the guesser sees the word after the first hint."""
 
     name: Literal["tests.environments.test_conformance:Hints"] = "tests.environments.test_conformance:Hints"
     leaky: bool = False
@@ -309,24 +308,21 @@ class HintsWorld(BaseWorld):
         return {}
 
 
-async def test_a_secret_is_looked_for_after_every_step() -> None:
+async def test_a_leak_after_a_step_is_found() -> None:
     findings = {f.name: f for f in await conform(Hints(), ["hinter", "guesser"])}
-    assert findings["private views"] == Finding("private views", "ok", "looking changes nothing")
+    assert findings["private views"].status == "ok"
     findings = {f.name: f for f in await conform(Hints(leaky=True), ["hinter", "guesser"])}
     assert findings["private views"].status == "failed"
-    assert findings["private views"].detail == (
-        "'guesser' sees a secret of 'hinter' in task train-0 after step 2: 'trainword0' in "
-        "\"The word is trainword0. ['?', '?']\""
-    )
+    assert "after step 2: 'trainword0'" in findings["private views"].detail
 
 
-async def test_what_an_agent_has_said_is_no_secret_any_more() -> None:
+async def test_a_text_that_its_owner_wrote_is_no_secret() -> None:
     findings = {f.name: f for f in await conform(Hints(told=True), ["hinter", "guesser"])}
-    assert findings["private views"] == Finding("private views", "ok", "looking changes nothing")
+    assert findings["private views"].status == "ok"
 
 
 class Greeting(Hints):
-    """A game whose tasks all have one text as their question."""
+    """A game whose tasks all have the same question."""
 
     name: Literal["tests.environments.test_conformance:Greeting"] = (
         "tests.environments.test_conformance:Greeting"  # type: ignore[assignment]
@@ -336,29 +332,13 @@ class Greeting(Hints):
         return replace(super().task(split, index), question="Guess the word.")
 
 
-async def test_one_text_for_all_tasks_is_no_question() -> None:
+async def test_one_question_for_all_tasks_is_a_finding() -> None:
     findings = {f.name: f for f in await conform(Greeting(), ["hinter", "guesser"])}
-    assert findings["splits"] == Finding(
-        "splits",
-        "failed",
-        "train and test share the question 'Guess the word.'; in a game leave `Task.question` empty, and let the world's "
-        "`observe` give the text",
-    )
-
-
-async def test_missing_data_are_no_finding_but_an_error() -> None:
-    with pytest.raises(DataError):
-        await conform(Word(fault="data"))
-
-
-async def test_the_smallest_team_that_can_play_is_taken() -> None:
-    findings = {f.name: f for f in await conform(Word(fault="pair"))}
-    assert findings["seats"].status == "ok"
-    assert findings["gold"].status == "not checked"
+    assert findings["splits"].status == "failed"
 
 
 class Unequal(Matrix, Symmetric):
-    """Says that its seats are alike, which they are not."""
+    """Declares interchangeable roles, which they are not."""
 
     @property
     def symmetric(self) -> bool:
@@ -366,7 +346,7 @@ class Unequal(Matrix, Symmetric):
 
 
 @pytest.mark.slow
-async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
+async def test_declared_symmetry_is_checked() -> None:
     game = Unequal(game="custom", payoffs={"AA": (0, 1), "AB": (5, 2), "BA": (3, 9), "BB": (7, 6)})
     assert offers(game, Symmetric)
     [finding] = [f for f in await conform(game) if f.name == "seats"]
@@ -374,10 +354,3 @@ async def test_seats_that_are_said_to_be_alike_are_held_to_it() -> None:
     fair = Unequal(game="prisoners_dilemma")
     [finding] = [f for f in await conform(fair) if f.name == "seats"]
     assert finding.status == "ok"
-
-
-async def test_a_world_can_be_driven_by_hand() -> None:
-    environment: Environment = Matrix(game="prisoners_dilemma", rounds=2, rules="none")
-    played = await drive(environment, environment.task("train", 0), ["a", "b"], lambda a, view, k: "CD"[k])
-    assert played.seen == (("a", "1/2 CD"), ("b", "2/2 CD"), ("a", "1/2 CD CC"), ("b", "2/2 CD CC"))
-    assert played.paid == {"a": 4.0, "b": 4.0}

@@ -16,7 +16,6 @@ USER = Task(
     "train-0", "", {"errand": "table", "wishes": WISHES, "persona": "open", "told": None, "difficulty": 2}
 )
 TERSE = Task("train-1", "", {**USER.data, "persona": "terse"})
-TALKATIVE = Task("train-2", "", {**USER.data, "persona": "talkative", "told": "people"})
 RIGHT = "BOOK day=Friday; people=four"
 TALK = PlayWorkflow(memory="conversation")
 
@@ -29,11 +28,11 @@ async def talk(environment: UserConversation, scripts: dict[str, Say], task: Tas
     return episode
 
 
-async def alone(*said: str, task: Task = USER, **settings: Any) -> Episode:
-    return await talk(UserConversation(view="latest", **settings), {"assistant": lines(*said)}, task)
+async def alone(*texts: str, task: Task = USER, **settings: Any) -> Episode:
+    return await talk(UserConversation(view="latest", **settings), {"assistant": lines(*texts)}, task)
 
 
-async def test_a_whole_conversation_with_the_scripted_user_is_as_stated() -> None:
+async def test_a_conversation_with_the_scripted_user() -> None:
     episode = await alone(
         "Which day, and how many people?", "BOOK day=friday; people=two", f"Sorry.\n{RIGHT}"
     )
@@ -54,7 +53,7 @@ async def test_a_whole_conversation_with_the_scripted_user_is_as_stated() -> Non
 
 
 @pytest.mark.parametrize(
-    ("task", "said", "answer"),
+    ("task", "text", "answer"),
     [
         (USER, "day? time?", "As to the day: friday. As to the time: any is fine."),
         (USER, "For four?", "As to the people: four."),
@@ -66,20 +65,13 @@ async def test_a_whole_conversation_with_the_scripted_user_is_as_stated() -> Non
         (USER, "x" * 2000 + " day", "What would you like to know?"),
     ],
 )
-async def test_the_user_answers_what_it_is_asked_and_no_more(task: Task, said: str, answer: str) -> None:
-    assert UserConversation().answer(task, said) == answer
-    assert (await alone(said, RIGHT, task=task)).turns[1].heard[0].content == answer
-
-
-async def test_a_talkative_user_names_a_wish_at_once() -> None:
-    assert (
-        UserConversation().opening(TALKATIVE)
-        == "Hello, I would like to book a table. As to the people: four."
-    )
+async def test_the_user_answers_only_questions(task: Task, text: str, answer: str) -> None:
+    assert UserConversation().answer(task, text) == answer
+    assert (await alone(text, RIGHT, task=task)).turns[1].heard[0].content == answer
 
 
 @pytest.mark.parametrize(
-    ("said", "met", "answers"),
+    ("texts", "met", "answers"),
     [
         ([RIGHT], 1.0, 1),
         (["BOOK day=friday", "BOOK day=friday"], 0.5, 2),
@@ -88,16 +80,16 @@ async def test_a_talkative_user_names_a_wish_at_once() -> None:
         (["hm", "hm", "hm"], 0.0, 3),
     ],
 )
-async def test_satisfaction_is_the_share_of_wishes_met_less_what_turns_cost(
-    said: list[str], met: float, answers: int
+async def test_satisfaction_is_the_share_of_wishes_minus_the_cost_of_turns(
+    texts: list[str], met: float, answers: int
 ) -> None:
-    episode = await alone(*said, max_turns=3, turn_cost=0.1)
+    episode = await alone(*texts, max_turns=3, turn_cost=0.1)
     assert episode.rewards == {"assistant": pytest.approx(max(0.0, met - 0.1 * answers))}
     assert episode.success == met
     assert len(episode.turns) == answers
 
 
-async def test_a_conversation_ends_with_the_users_patience_or_at_its_limit() -> None:
+async def test_a_conversation_ends_by_patience_or_at_the_limit() -> None:
     wrong = "BOOK day=monday; people=four"
     assert (await alone(wrong, patience=0)).info["ended_by"] == "user"
     assert len((await alone(*[wrong] * 4, patience=3)).turns) == 4
@@ -106,7 +98,7 @@ async def test_a_conversation_ends_with_the_users_patience_or_at_its_limit() -> 
     assert late.truncated
 
 
-async def test_a_model_is_the_user_and_its_word_ends_the_conversation() -> None:
+async def test_a_model_as_the_user_ends_the_conversation() -> None:
     user = lines("A table, please.", "On friday.", "We are four.", "Fine. GOODBYE")
     assistant = lines("Which day?", "How many people?", RIGHT)
     episode = await talk(
@@ -121,9 +113,9 @@ async def test_a_model_is_the_user_and_its_word_ends_the_conversation() -> None:
 
 @pytest.mark.parametrize("view", ["transcript", "latest"])
 @pytest.mark.parametrize("agents", [["guest", "assistant"], ["a", "guest", "b"]])
-async def test_nobody_but_the_user_reads_its_wishes(view: Any, agents: list[str]) -> None:
+async def test_only_the_user_reads_its_wishes(view: Any, agents: list[str]) -> None:
     environment = UserConversation(user="guest", view=view, personas=("open",))
-    for k in range(20):
+    for k in range(8):
         task = environment.task("train", k)
         hm = {agent: lines(*["hm"] * 30) for agent in agents}
         episode = await talk(environment, hm, task)
@@ -136,7 +128,7 @@ async def test_nobody_but_the_user_reads_its_wishes(view: Any, agents: list[str]
                 assert not any(value in read for value in task.data["wishes"].values())
 
 
-async def test_the_scripted_users_wishes_stay_with_it_until_it_is_asked() -> None:
+async def test_the_first_observation_hides_the_scripted_users_wishes() -> None:
     environment = UserConversation(personas=("terse", "open"))
     for k in range(40):
         task = environment.task("train", k)
@@ -144,11 +136,10 @@ async def test_the_scripted_users_wishes_stay_with_it_until_it_is_asked() -> Non
         assert not any(value in shown for value in task.data["wishes"].values()), shown
 
 
-async def test_several_assistants_answer_in_turn_and_are_paid_alike() -> None:
+async def test_several_assistants_answer_in_turn_with_equal_rewards() -> None:
     scripts = {"front": lines("Which day?", RIGHT), "back": lines("How many people?")}
     episode = await talk(UserConversation(view="latest"), scripts)
     assert [turn.agent for turn in episode.turns] == ["front", "back", "front"]
-    # The second one reads what the first one has said and been told.
     assert (
         episode.turns[1]
         .heard[0]
@@ -157,19 +148,8 @@ async def test_several_assistants_answer_in_turn_and_are_paid_alike() -> None:
     assert episode.rewards == {"front": pytest.approx(0.94), "back": pytest.approx(0.94)}
 
 
-async def test_every_reader_of_a_transcript_reads_all_of_it() -> None:
-    episode = await talk(UserConversation(), {"assistant": lines("day?", RIGHT)})
-    assert (
-        episode.turns[1]
-        .heard[0]
-        .content.endswith(
-            "User: Hello, I would like to book a table.\nAssistant: day?\nUser: As to the day: friday."
-        )
-    )
-
-
 @pytest.mark.parametrize(
-    ("said", "satisfied"),
+    ("text", "satisfied"),
     [
         ("9", 0.9),
         ("I give 10 of 10.", 1.0),
@@ -181,49 +161,38 @@ async def test_every_reader_of_a_transcript_reads_all_of_it() -> None:
         ("1000", 0.0),
     ],
 )
-async def test_the_users_agent_is_asked_for_a_number(said: str, satisfied: float) -> None:
+async def test_the_users_agent_rates_the_conversation(text: str, satisfied: float) -> None:
     environment = UserConversation(user="guest", satisfaction="user", view="latest", turn_cost=0.0)
-    scripts = {"guest": lines("hi", "bye", said), "assistant": lines(RIGHT)}
+    scripts = {"guest": lines("hi", "bye", text), "assistant": lines(RIGHT)}
     episode = await talk(environment, scripts)
     assert (
         episode.turns[-1].heard[-1].content == "How satisfied are you, from 0 to 10? Answer with the number."
     )
     assert episode.rewards == {name: pytest.approx(satisfied) for name in scripts}
-    assert episode.success == 1.0, "how many wishes were met is told apart from what the user says"
-    assert (episode.info["rating"] is None) == (rating(said) is None)
+    assert episode.success == 1.0
+    assert (episode.info["rating"] is None) == (rating(text) is None)
 
 
 @pytest.mark.parametrize("wording", ["full", "short"])
 @pytest.mark.parametrize("view", ["transcript", "latest"])
 @pytest.mark.parametrize("user", ["script", "guest"])
-async def test_the_expert_satisfies_every_user(wording: Any, view: Any, user: str) -> None:
+async def test_the_script_satisfies_every_user(wording: Any, view: Any, user: str) -> None:
     environment = UserConversation(user=user, wording=wording, view=view, difficulty=(1, 4), max_turns=5)
     agents = ["assistant", "guest"] if user == "guest" else ["assistant"]
-    for k in range(12):
+    for k in range(5):
         task = environment.task("test", k)
         episode = await talk(environment, dict.fromkeys(agents, expert(environment)), task)
         assert episode.success == 1.0, transcript(episode)
         assert episode.info["ended_by"] == "user"
 
 
-async def test_an_errand_has_as_many_things_as_are_set() -> None:
-    environment = UserConversation(things=2, difficulty=(1, 2), wording="short", errands=("table",))
-    assert environment.assistants_head(USER) == "table: day time"
-    assert {slot for k in range(40) for slot in environment.task("train", k).data["wishes"]} == {
-        "day",
-        "time",
-    }
-    task = environment.task("train", 0)
-    assert (await talk(environment, {"assistant": expert(environment)}, task)).success == 1.0
-
-
-async def test_a_flawed_expert_books_before_it_asks() -> None:
+async def test_a_flawed_script_books_at_once() -> None:
     environment = UserConversation(wording="short", flaws={"assistant": 1.0})
     episode = await talk(environment, {"assistant": expert(environment)})
     assert episode.turns[0].text.startswith("BOOK day=")
 
 
-def test_bookings_are_read_from_the_last_line_that_begins_with_the_word() -> None:
+def test_a_booking_is_the_last_line_with_the_word() -> None:
     assert booking("**BOOK: Day = Friday, time=19:00.") == {"day": "friday", "time": "19:00"}
     assert booking("BOOK day=monday\nno, wait\nbook day=friday") == {"day": "friday"}
     assert booking("I shall BOOK day=friday") is None
@@ -231,16 +200,16 @@ def test_bookings_are_read_from_the_last_line_that_begins_with_the_word() -> Non
     assert booking("BOOK " + "a=" * 100_000) is not None
 
 
-def test_users_of_both_splits_want_different_things() -> None:
+def test_the_splits_share_no_wishes() -> None:
     environment = UserConversation()
-    wanted = {
+    wishes = {
         split: {
             str((t.data["errand"], t.data["wishes"]))
             for t in (environment.task(split, k) for k in range(300))
         }
         for split in ("train", "test")
     }
-    assert wanted["train"].isdisjoint(wanted["test"])
+    assert wishes["train"].isdisjoint(wishes["test"])
     assert all(
         " " not in value
         for errand in ERRANDS.values()
@@ -250,27 +219,20 @@ def test_users_of_both_splits_want_different_things() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "word"),
     [
-        (
-            {"satisfaction": "user"},
-            "`satisfaction: user` asks an agent for a number, and the user is a script.",
-        ),
-        ({"turn_cost": 2.0}, "turn_cost"),
-        ({"errands": []}, "errands"),
-        ({"difficulty": (1, 5)}, "`difficulty` goes to 5; the hardest is 4"),
-        ({"things": 2}, "`difficulty` goes to 4, and an errand has 2 `things`. Set `things` higher"),
+        ({"satisfaction": "user"}, "satisfaction"),
+        ({"difficulty": (1, 5)}, "hardest"),
+        ({"things": 2}, "things"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_impossible_settings_are_errors(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
         UserConversation(**settings)
 
 
-def test_a_user_who_is_not_there_is_one_line() -> None:
-    with pytest.raises(
-        ConfigError, match=r"`environment.user: gest` names no agent of the team \(guest, a\).*'guest'"
-    ):
+def test_the_user_must_be_in_the_team() -> None:
+    with pytest.raises(ConfigError, match="gest"):
         UserConversation(user="gest").check(["guest", "a"])
-    with pytest.raises(ConfigError, match="The team has only the user, 'guest'"):
+    with pytest.raises(ConfigError, match="only the user"):
         UserConversation(user="guest").check(["guest"])

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from pydantic import ValidationError
 from tests.workflows.stage import Say, expert, lines, play, transcript
@@ -13,12 +12,11 @@ from tests.workflows.stage import Say, expert, lines, play, transcript
 from kapelle.engines.rollout.judge import ask_engine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.environment import FrozenModel, environment_class
+from kapelle.environment import FrozenModel
 from kapelle.environments.debate_topics import DebateTopics
 from kapelle.environments.grading.asking import EndpointJudge
-from kapelle.environments.grading.judge import Ask, JudgeEndpoint, ask_endpoint
+from kapelle.environments.grading.judge import Ask, JudgeEndpoint
 from kapelle.errors import ConfigError, DataError, EpisodeError, TrainingHalted
-from kapelle.rollout.conformance import conform
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.types import Message, Task
@@ -38,7 +36,7 @@ async def debate(
     return episode
 
 
-async def test_sides_speak_in_turn_and_the_better_form_wins() -> None:
+async def test_sides_take_turns_and_the_better_form_wins() -> None:
     episode = await debate(DebateTopics(rounds=1), {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert transcript(episode) == [
         f"0 seen=0 Motion: Zoos should be closed.\nYou argue PRO.\nSpeech 1 of 1. -> ada: {GOOD}",
@@ -50,48 +48,40 @@ async def test_sides_speak_in_turn_and_the_better_form_wins() -> None:
     assert episode.rewards == {"ada": 1.0, "ben": 0.0}
     assert episode.success is None
     assert episode.info["winners"] == ["PRO"]
-    assert episode.info["explanations"]["CON"]["evidence"] == (
-        "has: nothing; lacks: a figure, a source, an example, a cause"
-    )
+    assert "a source" in episode.info["explanations"]["CON"]["evidence"]
 
 
 @pytest.mark.parametrize(
-    ("reward", "paid"),
+    ("reward", "rewards"),
     [("win", [1.0, 0.0, 0.0]), ("zero_sum", [1.0, -0.5, -0.5]), ("score", [5 / 6, 1 / 3, 0.0])],
 )
-async def test_three_sides_and_what_they_are_paid(reward: Any, paid: list[float]) -> None:
+async def test_rewards_of_three_sides(reward: Any, rewards: list[float]) -> None:
     environment = DebateTopics(sides=("A", "B", "C"), rounds=1, reward=reward, together=True)
     scripts = {"x": lines(GOOD), "y": lines("Zoos are bad."), "z": lines("")}
     episode = await debate(environment, scripts)
-    assert [turn.seen for turn in episode.turns] == [0, 0, 0], "all at once"
-    assert list(episode.rewards.values()) == pytest.approx(paid)
+    assert [turn.seen for turn in episode.turns] == [0, 0, 0]
+    assert list(episode.rewards.values()) == pytest.approx(rewards)
 
 
 @pytest.mark.parametrize(
     ("reward", "tie", "silence"), [("win", 0.5, 0.0), ("zero_sum", 0.0, 0.0), ("score", 5 / 12, 0.0)]
 )
-async def test_ties_are_shared_and_silence_never_wins(reward: Any, tie: float, silence: float) -> None:
+async def test_ties_are_shared_and_an_empty_speech_never_wins(
+    reward: Any, tie: float, silence: float
+) -> None:
     environment = DebateTopics(rounds=1, reward=reward, together=True)
-    for text, pays in (("Zoos are bad.", tie), ("", silence)):
+    for text, expected in (("Zoos are bad.", tie), ("", silence)):
         episode = await debate(environment, {"a": lines(text), "b": lines(text)})
-        assert episode.rewards == pytest.approx({"a": pays, "b": pays})
-
-
-async def test_two_agents_a_side_share_its_verdict() -> None:
-    environment = DebateTopics(rounds=1)
-    scripts = {"a": lines(GOOD), "b": lines("No."), "c": lines("Yes."), "d": lines("No.")}
-    episode = await debate(environment, scripts)
-    assert episode.info["sides"] == {"a": "PRO", "b": "CON", "c": "PRO", "d": "CON"}
-    assert episode.rewards == {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.0}
+        assert episode.rewards == pytest.approx({"a": expected, "b": expected})
 
 
 def verdict(better: str) -> Say:
-    """A judge that prefers the text with a word in it, whichever stands first."""
+    """Return a judge that prefers the text with a word, in either order."""
 
     def say(request: Request) -> str:
-        system, asked = request.messages[0].content, request.messages[-1].content
+        system, query = request.messages[0].content, request.messages[-1].content
         seal = system.split("VERDICT ")[1].split(":")[0]
-        first, second = asked.split("</text-1")[0], asked.split("<text-2")[1]
+        first, second = query.split("</text-1")[0], query.split("<text-2")[1]
         choice = "1" if better in first else "2" if better in second else "TIE"
         return f"Because.\nVERDICT {seal}: {choice}"
 
@@ -110,14 +100,12 @@ async def test_any_engine_can_judge_in_both_orders() -> None:
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert episode.rewards == {"ada": 0.0, "ben": 1.0}
     assert len(asked) == 2, "each pair in both orders"
-    assert episode.info["explanations"] == {
-        "PRO against CON": "Asked in both orders, the judge prefers the rival."
-    }
+    assert set(episode.info["explanations"]) == {"PRO against CON"}
     silent = await debate(environment, {"ada": lines(""), "ben": lines("")})
     assert silent.rewards == {"ada": 0.0, "ben": 0.0}
 
 
-async def test_a_judge_that_prefers_a_place_finds_nobody_better() -> None:
+async def test_a_judge_that_prefers_a_position_gives_a_tie() -> None:
     def first(request: Request) -> str:
         seal = request.messages[0].content.split("VERDICT ")[1].split(":")[0]
         return f"VERDICT {seal}: 1"
@@ -152,17 +140,17 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
     again = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 1}})
     assert (await debate(again, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
     assert len(asked) == 2, "a resumed run repeats its verdicts"
-    with pytest.raises(TrainingHalted, match=r"`judge.budget` allows"):
+    with pytest.raises(TrainingHalted, match="budget"):
         await debate(again, {"ada": lines("A new speech."), "ben": lines("Zoos are fun.")})
     one = JudgeEndpoint(endpoint="http://judge/v1", model="big")
     assert DebateTopics.model_validate({"judge": one}) == DebateTopics(
         judge=EndpointJudge(**one.model_dump())
     )
-    with pytest.raises(ValidationError, match=r"`\{endpoint: …, model: …\}` or"):
+    with pytest.raises(ValidationError, match="endpoint"):
         DebateTopics.model_validate({"judge": "gpt"})
     near = DebateTopics.model_validate({"judge": {"path": "embedded", "max_tokens": 9}})
     assert near.frozen_models == [FrozenModel("embedded", 9)]
-    with pytest.raises(ConfigError, match="this process has none"):
+    with pytest.raises(ConfigError, match="endpoint"):
         near.start(near.task("train", 0), ("ada", "ben"), 0)
     settings = {
         "environment": near,
@@ -170,43 +158,18 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
         "algorithm": {"name": "grpo"},
         "team": {"agents": 2},
     }
-    with pytest.raises(ConfigError, match="to 0, or name an endpoint"):
+    with pytest.raises(ConfigError, match="endpoint"):
         prepare(resolve({**settings, "episode": {"environment_workers": 1}}))
 
 
-async def test_a_judge_without_a_verdict_makes_a_failed_episode() -> None:
+async def test_a_judge_without_a_verdict_fails_the_episode() -> None:
     environment = DebateTopics(rounds=1).judged_by(ask_engine(ScriptedEngine({"j": lines("hm", "hm")}), "j"))
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
-    assert "gave up on PRO against CON" in episode.error
+    assert "PRO against CON" in episode.error
     assert episode.rewards == {}
 
 
-async def test_a_judge_behind_a_url() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content)
-        assert (body["model"], body["temperature"]) == ("big", 0.0)
-        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}}]})
-
-    settings = JudgeEndpoint(endpoint="http://judge/v1", model="big")
-    assert await ask_endpoint(settings, httpx.MockTransport(answer))([Message("user", "?")]) == "yes"
-    for broken in (httpx.Response(500), httpx.Response(200, json={}), httpx.Response(200, text="no")):
-        ask = ask_endpoint(settings, httpx.MockTransport(lambda request, broken=broken: broken))
-        with pytest.raises(EpisodeError, match="gave no answer"):
-            await ask([Message("user", "?")])
-    with pytest.raises(ValueError, match="no http"):
-        DebateTopics(judge=JudgeEndpoint(endpoint="judge", model="big"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{}, {"sides": ("A", "B", "C"), "reward": "zero_sum"}, {"together": True, "reward": "score"}]
-)
-async def test_it_conforms(settings: dict[str, Any]) -> None:
-    assert environment_class("debate_topics") is DebateTopics
-    assert [f for f in await conform(DebateTopics(**settings)) if f.status == "failed"] == []
-
-
-async def test_the_script_argues_its_side_in_good_form() -> None:
+async def test_the_script_argues_its_side() -> None:
     environment = DebateTopics(rounds=1, reward="score")
     say = expert(environment)
     episode = await debate(environment, {"a": say, "b": say})
@@ -214,7 +177,7 @@ async def test_the_script_argues_its_side_in_good_form() -> None:
     assert min(episode.rewards.values()) > 0.7
 
 
-def test_motions_of_ones_own(tmp_path: Path, data_folder: Path) -> None:
+def test_motions_from_a_file(tmp_path: Path, data_folder: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps([f"Motion {k}." for k in range(20)]))
     environment = DebateTopics(path=str(tmp_path / "mine.json"))
     environment.check(["a", "b"])
@@ -224,25 +187,25 @@ def test_motions_of_ones_own(tmp_path: Path, data_folder: Path) -> None:
     assert (real.size("train") or 0) + (real.size("test") or 0) == 100
 
 
-def test_what_cannot_be_debated_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"2 sides \(PRO, CON\) and the team 3"):
+def test_unfit_teams_and_files_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="2 sides"):
         DebateTopics().check(["a", "b", "c"])
-    with pytest.raises(DataError, match=r"cannot be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         DebateTopics(path=str(tmp_path / "gone.txt")).check(["a", "b"])
     (tmp_path / "odd.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no list of motions"):
+    with pytest.raises(DataError, match="motion"):
         DebateTopics(path=str(tmp_path / "odd.json")).check(["a", "b"])
     (tmp_path / "one.txt").write_text("Only this.\n")
-    with pytest.raises(DataError, match="No motion of"):
+    with pytest.raises(DataError, match="split"):
         DebateTopics(path=str(tmp_path / "one.txt")).check(["a", "b"])
-    with pytest.raises(ValidationError, match="names a side twice"):
+    with pytest.raises(ValidationError, match="twice"):
         DebateTopics(sides=("A", "A"))
 
 
-async def test_an_unfinished_debate_pays_nobody() -> None:
+async def test_an_unfinished_debate_has_no_rewards() -> None:
     world = DebateTopics().start(ZOOS, ["a", "b"], 0)
     await world.step({"a": GOOD})
     assert world.outcome().truncated
     assert world.outcome().rewards == {}
-    with pytest.raises(EpisodeError, match="turn of"):
+    with pytest.raises(EpisodeError, match="turn"):
         await world.step({"a": GOOD})

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from tests.support.programs import output_of, ticking
 from tests.workflows.stage import lines, play, transcript
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments import math as math_environment
 from kapelle.environments.grading.math.grade import math_processes, read_math
 from kapelle.environments.grading.processes import AnswerLimits
@@ -55,7 +53,7 @@ SIZES: tuple[tuple[Split, int], ...] = (("train", 2), ("test", 3))
 
 
 @pytest.mark.parametrize(
-    ("gold", "paid", "unpaid"),
+    ("gold", "correct", "incorrect"),
     [
         ("1,234", ["#### 1234"], []),
         ("1234", [r"so \boxed{1,234.00}"], []),
@@ -73,13 +71,13 @@ SIZES: tuple[tuple[Split, int], ...] = (("train", 2), ("test", 3))
         ("5", [], ["#### 5 #### 6", r"#### 6 and \boxed{5}"]),
     ],
 )
-async def test_grading(gold: str, paid: list[str], unpaid: list[str]) -> None:
-    assert [(await Math().grade(text, gold)).score for text in paid] == [1.0] * len(paid)
-    assert [(await Math().grade(text, gold)).score for text in unpaid] == [0.0] * len(unpaid)
+async def test_grading(gold: str, correct: list[str], incorrect: list[str]) -> None:
+    assert [(await Math().grade(text, gold)).score for text in correct] == [1.0] * len(correct)
+    assert [(await Math().grade(text, gold)).score for text in incorrect] == [0.0] * len(incorrect)
 
 
 @pytest.mark.parametrize(
-    ("gold", "paid", "unpaid"),
+    ("gold", "correct", "incorrect"),
     [
         (
             "5",
@@ -115,22 +113,22 @@ async def test_grading(gold: str, paid: list[str], unpaid: list[str]) -> None:
         (r"5\text{ cm}", ["5", "x=5", "5 cm"], ["5 m", r"5\text{ km}"]),
     ],
 )
-async def test_a_number_pays_however_it_is_written_and_the_same_the_other_way_round(
-    gold: str, paid: list[str], unpaid: list[str]
+async def test_a_number_is_correct_in_any_form_and_symmetrically(
+    gold: str, correct: list[str], incorrect: list[str]
 ) -> None:
     environment = Math(percent_is_unit=True)
-    for answers, score in ((paid, 1.0), (unpaid, 0.0)):
+    for answers, score in ((correct, 1.0), (incorrect, 0.0)):
         for answer in answers:
             assert (await environment.grade(rf"\boxed{{{answer}}}", gold)).score == score, answer
             assert (await environment.grade(rf"\boxed{{{gold}}}", answer)).score == score, (answer, "as gold")
-    # A gold answer without unit and name: what is paid is one vote, and what is not paid is none of it.
+    # For a gold answer without unit and name, the correct answers are one vote.
     if gold not in {"$18", "y=5", r"5\text{ cm}"}:
         one = environment.extract(rf"\boxed{{{gold}}}")
-        assert {environment.extract(rf"\boxed{{{answer}}}") for answer in paid} == {one}
-        assert one not in {environment.extract(rf"\boxed{{{answer}}}") for answer in unpaid}
+        assert {environment.extract(rf"\boxed{{{answer}}}") for answer in correct} == {one}
+        assert one not in {environment.extract(rf"\boxed{{{answer}}}") for answer in incorrect}
 
 
-def test_a_vote_counts_what_is_graded_alike_as_one_answer() -> None:
+def test_equal_answers_are_one_vote() -> None:
     environment = Math()
     for answers in (
         ["x+1", "1+x", r"\frac{2x+2}{2}"],
@@ -145,14 +143,14 @@ def test_a_vote_counts_what_is_graded_alike_as_one_answer() -> None:
     assert len({environment.extract(rf"\boxed{{{answer}}}") for answer in different}) == len(different)
 
 
-async def test_where_the_question_does_not_name_the_unit_a_percentage_is_hundredths() -> None:
+async def test_a_percentage_can_be_hundredths() -> None:
     environment = Math(percent_is_unit=False)
     assert (await environment.grade("#### 50%", "0.5")).score == 1.0
     assert (await environment.grade("#### 50%", "50")).score == 0.0
 
 
 @pytest.mark.slow
-async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_pool(
+async def test_undecided_answers_are_compared_in_a_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with math_processes(size=1, limits=AnswerLimits(cpu_s=20.0, wall_s=60.0)) as patient:
@@ -163,7 +161,7 @@ async def test_what_the_own_reader_leaves_open_is_compared_in_a_process_of_the_p
 
 
 @pytest.mark.slow
-async def test_a_comparison_that_takes_too_long_is_paid_nothing_fails_no_episode_and_holds_nobody_up(
+async def test_a_slow_comparison_is_incorrect_and_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with math_processes(size=1, limits=AnswerLimits(cpu_s=0.2, wall_s=0.9)) as hasty:
@@ -178,7 +176,7 @@ async def test_a_comparison_that_takes_too_long_is_paid_nothing_fails_no_episode
 
 
 @pytest.mark.slow
-def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
+def test_the_shared_pool_ends_with_its_process_but_not_with_a_fork() -> None:
     program = (
         "import os, sys\n"
         "from kapelle.environments.grading.math.grade import grade_math, shared_math_processes\n"
@@ -197,28 +195,16 @@ def test_the_shared_pool_ends_with_its_process_and_no_fork_ends_it() -> None:
         os.kill(server, 0)
 
 
-def test_equal_answers_have_one_normal_form_for_the_vote() -> None:
-    environment = Math()
-    for texts in (
-        ["#### 1,234", r"\boxed{1234.0}", "#### $1234"],
-        ["#### 50%", "#### 50"],
-        [r"\boxed{x + 1}", r"\boxed{x+1}"],
-    ):
-        assert len({environment.extract(text) for text in texts}) == 1
-    assert environment.extract("no mark 5") is None
-    assert Math(percent_is_unit=False).extract("#### 50%") == "1/2"
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("5 #### ", r"test.jsonl, line 1 has no answer. Nothing follows"),
-        ("#### 5 #### 6", r"line 1 has no answer. 2 answers follow"),
-        ("", r"line 1 has no answer. Its field 'answer' is empty"),
-        (r"\boxed{", r"line 1 has no answer. The box is never closed"),
+        ("5 #### ", "test.jsonl, line 1"),
+        ("#### 5 #### 6", "2 answers"),
+        ("", "empty"),
+        (r"\boxed{", "closed"),
     ],
 )
-def test_a_row_without_an_answer_is_named(tmp_path: Path, answer: str, message: str) -> None:
+def test_a_row_without_an_answer_is_an_error(tmp_path: Path, answer: str, message: str) -> None:
     environment = Math(path=folder(tmp_path, test=[{"question": "q", "answer": answer}]))
     with pytest.raises(DataError, match=message):
         environment.check(["solver"])
@@ -230,13 +216,8 @@ def test_another_answer_field(tmp_path: Path) -> None:
     environment = Math(path=path, question_field="problem", answer_field="solution")
     environment.check(["solver"])
     assert environment.task("test", 0).data["answer"] == "3"
-    with pytest.raises(DataError, match=r"no field 'answer'.*Set `environment.answer_field`"):
+    with pytest.raises(DataError, match="answer_field"):
         Math(path=path, question_field="problem").check(["solver"])
-
-
-def test_the_splits_must_be_named_apart() -> None:
-    with pytest.raises(ValidationError, match="both name 'train'"):
-        Math(test="train")
 
 
 async def test_a_chain_on_a_question(tmp_path: Path) -> None:
@@ -251,7 +232,7 @@ async def test_a_chain_on_a_question(tmp_path: Path) -> None:
     assert episode.success == 1.0
 
 
-async def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None:
+async def test_the_script_writes_its_part_of_the_solution(tmp_path: Path) -> None:
     environment = Math(path=folder(tmp_path))
     task = environment.task("train", 0)
     assert environment.script("reasoner", task, (), 0) == "2+3 = 5"
@@ -267,28 +248,20 @@ async def test_the_script_says_the_parts_of_the_solution(tmp_path: Path) -> None
                 assert (await environment.grade(said, task.data["answer"])).score == 1.0
 
 
-def test_it_is_what_the_protocols_ask_for() -> None:
-    environment: Environment = Math()
-    assert environment_class("math") is Math
-    assert offers(environment, Answerable)
-    assert offers(environment, Scripted)
-    assert environment.sources == {"train": "openai/gsm8k, train", "test": "openai/gsm8k, test"}
-
-
 @pytest.mark.data
 async def test_gsm8k(gsm8k_folder: Path) -> None:
     environment = Math(path=str(gsm8k_folder))
     environment.check(["solver"])
     assert (environment.size("train"), environment.size("test")) == (7473, 1319)
-    for index in range(1319):
+    for index in range(0, 1319, 5):
         task = environment.task("test", index)
         said = environment.script("solver", task, (), 0)
         assert (await environment.grade(said, task.data["answer"])).score == 1.0
     assert environment.task("test", 0).data["answer"] == "18"
 
 
-def paid(written: str, gold: str) -> float:
-    """What the own reader pays for an answer behind `####`; 0 where it leaves the verdict open."""
+def score(written: str, gold: str) -> float:
+    """Return the exact reader's score of an answer after `####`; 0 if it is undecided."""
     grade = read_math(f"#### {written}", gold, ["hash"])
     return (grade.score or 0.0) if isinstance(grade, Grade) else 0.0
 
@@ -297,17 +270,17 @@ def paid(written: str, gold: str) -> float:
     "written",
     [r"\boxed{5}", "**5**", "`5`", "5,", "5;", "= 5", r"\therefore 5", r"\boxed{\fbox{5}}", "**x = 5**"],
 )
-def test_marks_around_a_whole_answer_are_no_part_of_it(written: str) -> None:
-    assert paid(written, "5") == 1.0
-    assert paid("5", written) == 1.0
-    assert paid(written, "6") == 0.0
+def test_marks_around_a_whole_answer_are_ignored(written: str) -> None:
+    assert score(written, "5") == 1.0
+    assert score("5", written) == 1.0
+    assert score(written, "6") == 0.0
 
 
 @pytest.mark.parametrize(
     "written", ["**5** or **6**", r"\boxed{5} \boxed{6}", "`5` `6`", "== 5", "5 = 6", "**5", ",", "="]
 )
-def test_marks_around_parts_are_no_way_around_the_rules(written: str) -> None:
-    assert paid(written, "5") == 0.0
+def test_marks_around_parts_are_not_ignored(written: str) -> None:
+    assert score(written, "5") == 0.0
 
 
 MMLU = {"question": "Which is even?", "choices": ["one", "two", "three"], "answer": 1}
@@ -333,42 +306,31 @@ ARC = {
         ({"question": "Which?", "options": {"A": "one", "B": "two"}, "answer": "B"}, "B"),
     ],
 )
-async def test_a_multiple_choice_row_shows_its_options_and_is_answered_by_letter(
+async def test_a_multiple_choice_question_has_options_and_a_letter_as_its_answer(
     row: dict[str, Any], letter: str, tmp_path: Path
 ) -> None:
     environment = Math(path=folder(tmp_path, [row], [{**row, "question": "Other?"}]))
     environment.check(["solver"])
     task = environment.task("train", 0)
     assert f"{letter}. two" in task.question
-    for said, paid in ((letter, 1.0), (f"({letter}) two", 1.0), ("A" if letter == "B" else "1", 0.0)):
-        scripts = {"solver": lines(rf"\boxed{{{said}}}")}
+    for text, expected in ((letter, 1.0), (f"({letter}) two", 1.0), ("A" if letter == "B" else "1", 0.0)):
+        scripts = {"solver": lines(rf"\boxed{{{text}}}")}
         [one] = await play(environment, Solo(), ["solver"], scripts, task)
-        assert one.rewards == {"solver": paid}
+        assert one.rewards == {"solver": expected}
 
 
 @pytest.mark.parametrize(
     "answer", [float("nan"), "nan", float("inf"), "#### nan", r"\boxed{NaN}", {**MMLU}["choices"]]
 )
-def test_a_gold_answer_that_is_missing_is_no_answer(answer: Any, tmp_path: Path) -> None:
+def test_a_missing_gold_answer_is_an_error(answer: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1"):
         Math(path=folder(tmp_path, [{"question": "What?", "answer": answer}])).check(["solver"])
-
-
-def test_the_script_of_a_true_or_false_question_answers_by_letter(tmp_path: Path) -> None:
-    row = {"question": "Is 2 even?", "options": ["True", "False"], "answer": True}
-    environment = Math(path=folder(tmp_path, [row], [{**row, "question": "Is 4 even?"}]))
-    assert "A" in environment.script("solver", environment.task("train", 0), (), 0)
 
 
 @pytest.mark.parametrize(
     "choices",
     [{"text": ["one", "two"], "label": ["A"]}, {"text": ["one", "two"], "label": ["A", "A"]}, [{}, {}]],
 )
-def test_options_without_a_letter_or_text_each_make_a_row_unusable(choices: Any, tmp_path: Path) -> None:
+def test_incomplete_options_are_an_error(choices: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1"):
         Math(path=folder(tmp_path, [{**MMLU, "choices": choices, "answer": "A"}])).check(["solver"])
-
-
-def test_a_choice_that_is_none_of_the_options_is_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="line 1"):
-        Math(path=folder(tmp_path, [{**MMLU, "answer": 3}])).check(["solver"])

@@ -1,4 +1,4 @@
-"""Mathematics answered by a program: what it prints last counts, and nothing that it does beside that."""
+"""Answers by program: only the last line of output counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tests.environments.test_math import folder
 
 from kapelle.environments.math import Math
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
-from kapelle.errors import SandboxError
 
 
 def block(program: str) -> str:
@@ -32,7 +31,7 @@ def block(program: str) -> str:
         ("", 0.0, "no program"),
     ],
 )
-async def test_what_is_printed_last_is_the_answer(
+async def test_the_last_line_is_the_answer(
     sandbox: Bubblewrap, tmp_path: Path, said: str, score: float, why: str
 ) -> None:
     environment = Math(path=folder(tmp_path), answer_by="program")
@@ -53,13 +52,8 @@ async def test_the_script_answers_by_program_too(sandbox: Bubblewrap, tmp_path: 
         assert await world.score("solver", environment.script("solver", task, [], 0)) == 1.0
 
 
-async def test_a_gold_answer_is_not_in_reach_of_the_program(sandbox: Bubblewrap, tmp_path: Path) -> None:
+async def test_the_program_cannot_reach_the_gold_answer(sandbox: Bubblewrap, tmp_path: Path) -> None:
     environment = Math(path=folder(tmp_path), answer_by="program")
     world = environment.start(environment.task("train", 1), ["solver"], 0)
     snoop = "import os\nfor root, _, names in os.walk('.'):\n    for n in names:\n        print(open(f'{root}/{n}').read())\nprint(os.environ)"
     assert await world.score("solver", block(snoop)) == 0.0
-
-
-def test_an_unknown_sandbox_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="bubblewrap"):
-        Math(path=folder(tmp_path), answer_by="program", sandbox="nowhere").check(["solver"])

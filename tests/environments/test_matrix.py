@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from kapelle.environment import Answerable, Environment, Scripted, environment_class, offers
 from kapelle.environments.matrix import Game, Matrix
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Message
 
-# Per game: what the literature says of it.
+# Per game: optima, equilibria and payoff range of the literature.
 KNOWN = [
     ("climbing", ("AA",), ("AA", "BB"), (-30, 11)),
     ("penalty", ("AA", "CC"), ("AA", "BB", "CC"), (-100, 10)),
@@ -20,7 +19,7 @@ KNOWN = [
 
 
 def equilibria_of(game: Game) -> tuple[str, ...]:
-    """Return the joint moves from which no player gains by moving alone."""
+    """Return the joint moves from which no player gains by a deviation."""
     return tuple(
         joint
         for joint in game.payoffs
@@ -43,7 +42,7 @@ def test_optima_equilibria_and_range_are_those_of_the_literature(
 
 
 @pytest.mark.parametrize(
-    ("name", "joint", "paid"),
+    ("name", "joint", "payoffs"),
     [
         ("climbing", "AA", (11, 11)),
         ("climbing", "AB", (-30, -30)),
@@ -57,8 +56,8 @@ def test_optima_equilibria_and_range_are_those_of_the_literature(
         ("matching_pennies", "HT", (-1, 1)),
     ],
 )
-def test_payoffs_of_the_literature(name: str, joint: str, paid: tuple[float, float]) -> None:
-    assert Matrix.model_validate({"game": name}).table.payoffs[joint] == paid
+def test_payoffs_of_the_literature(name: str, joint: str, payoffs: tuple[float, float]) -> None:
+    assert Matrix.model_validate({"game": name}).table.payoffs[joint] == payoffs
 
 
 THREE = {a + b + c: float(a == b == c == "B") for a in "AB" for b in "AB" for c in "AB"}
@@ -74,7 +73,7 @@ async def test_a_custom_game_of_three_players() -> None:
     assert world.outcome().success == 1.0
 
 
-async def test_players_may_have_moves_of_their_own_and_payoffs_of_their_own() -> None:
+async def test_players_can_have_different_moves_and_payoffs() -> None:
     payoffs = {"UL": (1, 2), "UR": (3, 4), "DL": (5, 6), "DR": (7, 0)}
     environment = Matrix(game="custom", payoffs=payoffs, rules="none")
     assert environment.table.moves == ("UD", "LR")
@@ -83,7 +82,7 @@ async def test_players_may_have_moves_of_their_own_and_payoffs_of_their_own() ->
     assert await world.step({"row": "D", "column": "L"}) == {"row": 5.0, "column": 6.0}
 
 
-async def test_rounds_are_remembered_and_paid_one_by_one() -> None:
+async def test_rounds_are_observed_and_rewarded_one_by_one() -> None:
     environment = Matrix(game="prisoners_dilemma", rounds=3, memory=2, rules="none")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     assert world.observe("a") == "1/2 CD"
@@ -93,14 +92,14 @@ async def test_rounds_are_remembered_and_paid_one_by_one() -> None:
     assert world.movers() == ("a", "b")
     assert world.observe("a") == "1/2 CD CD CC"
     await world.step({"a": "D", "b": "D"})
-    assert world.observe("a") == "1/2 CD CC DD", "two rounds are shown"
+    assert world.observe("a") == "1/2 CD CC DD"
     assert world.movers() == ()
     assert world.outcome().success == pytest.approx(1 / 3)
     assert environment.reward_range == (0, 15)
 
 
 @pytest.mark.parametrize("text", ["", "AB", "a", "А", "A.", "Z", "\u200bA", "1"])
-async def test_an_invalid_move_pays_the_least_and_never_more(text: str) -> None:
+async def test_an_invalid_move_receives_the_least_payoff(text: str) -> None:
     environment = Matrix(game="climbing")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     assert await world.step({"a": text, "b": "C"}) == {"a": -30.0, "b": -30.0}
@@ -110,7 +109,7 @@ async def test_an_invalid_move_pays_the_least_and_never_more(text: str) -> None:
     assert outcome.info["rounds"] == ["-C"]
 
 
-async def test_in_a_game_of_opposed_interests_the_others_get_the_average() -> None:
+async def test_without_pure_coordination_the_others_receive_the_average() -> None:
     environment = Matrix(game="prisoners_dilemma", invalid=-2)
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     # b defected: 5 against C, 1 against D.
@@ -118,24 +117,17 @@ async def test_in_a_game_of_opposed_interests_the_others_get_the_average() -> No
     assert environment.reward_range == (-2.0, 5.0)
 
 
-async def test_zero_sum_games_have_no_team_score() -> None:
-    environment = Matrix(game="matching_pennies")
-    world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
-    assert await world.step({"a": "H", "b": "H"}) == {"a": 1.0, "b": -1.0}
-    assert world.outcome().success is None
-
-
 async def test_a_round_takes_a_move_of_every_player() -> None:
     environment = Matrix(game="xor")
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
-    with pytest.raises(EpisodeError, match="It is the turn of"):
+    with pytest.raises(EpisodeError, match="turn"):
         await world.step({"a": "A"})
     await world.step({"a": "A", "b": "B"})
     with pytest.raises(EpisodeError):
         await world.step({"a": "A", "b": "B"})
 
 
-async def test_an_unfinished_match_is_truncated_and_its_missing_rounds_count_as_failed() -> None:
+async def test_missing_rounds_count_as_failed() -> None:
     environment = Matrix(game="xor", rounds=4)
     world = environment.start(environment.task("train", 0), ["a", "b"], seed=0)
     assert world.outcome().success == 0.0
@@ -144,27 +136,27 @@ async def test_an_unfinished_match_is_truncated_and_its_missing_rounds_count_as_
     assert world.outcome().success == 0.25
 
 
-def test_games_that_cannot_be_are_refused_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match="set both or neither"):
+def test_impossible_games_are_errors() -> None:
+    with pytest.raises(ValidationError, match="custom"):
         Matrix(game="custom")
-    with pytest.raises(ValidationError, match="set both or neither"):
+    with pytest.raises(ValidationError, match="custom"):
         Matrix(game="xor", payoffs=THREE)
-    with pytest.raises(ValidationError, match=r"joint move 'AB' \(1 are missing\)"):
+    with pytest.raises(ValidationError, match="'AB'"):
         Matrix(game="custom", payoffs={"AA": 1, "BA": 2, "BB": 0})
     with pytest.raises(ValidationError, match="one letter per player"):
         Matrix(game="custom", payoffs={"AA": 1, "B": 2})
     with pytest.raises(ValidationError, match="one letter per player"):
         Matrix(game="custom", payoffs={"AA": (1, 2, 3)})
-    with pytest.raises(ValidationError, match="letters or digits"):
+    with pytest.raises(ValidationError, match="digits"):
         Matrix(game="custom", payoffs={"-A": 1})
     with pytest.raises(ValidationError, match="finite"):
         Matrix(game="custom", payoffs={"A": float("nan")})
-    with pytest.raises(ValidationError, match=r"more than the least payoff, -30"):
+    with pytest.raises(ValidationError, match="least payoff"):
         Matrix(game="climbing", invalid=0)
 
 
 def test_the_team_must_have_one_agent_per_player() -> None:
-    with pytest.raises(ConfigError, match=r"has 2 players and the team has 3 agents \(a, b, c\)"):
+    with pytest.raises(ConfigError, match="2 players"):
         Matrix(game="xor").check(["a", "b", "c"])
 
 
@@ -180,22 +172,8 @@ def test_the_script_makes_legal_moves_of_every_kind() -> None:
     assert {environment.script("a", task, heard[:1], seed) for seed in range(50)} == {"U", "D"}
 
 
-def test_it_is_what_the_protocols_ask_for() -> None:
-    environment: Environment = Matrix()
-    assert environment_class("matrix") is Matrix
-    assert offers(environment, Scripted)
-    assert not offers(environment, Answerable)
-
-
-def test_the_average_over_absent_moves_is_that_of_the_table() -> None:
-    game = Game({"AA": (1, 0), "AB": (2, 0), "BA": (3, 0), "BB": (6, 0)})
-    assert game.expected([None, None]) == (3.0, 0.0)
-    assert game.expected([None, "B"]) == (4.0, 0.0)
-    assert game.expected(["B", None]) == (4.5, 0.0)
-
-
 RPS = {"RR": 0, "RP": -1, "RS": 1, "PR": 1, "PP": 0, "PS": -1, "SR": -1, "SP": 1, "SS": 0}
-"""Rock, paper, scissors: what the first player earns."""
+"""Rock, paper, scissors: the payoff of the first player."""
 
 
 def test_exact_values_of_a_zero_sum_table_by_hand() -> None:
@@ -204,7 +182,7 @@ def test_exact_values_of_a_zero_sum_table_by_hand() -> None:
     returns, gain = game.exact_values(uniform)
     assert (*returns, gain) == pytest.approx((0.0, 0.0, 0.0))
     rock = {"0": {0: 1.0}, "1": dict.fromkeys(range(3), 1 / 3)}
-    # Paper beats rock by 1; against an even player nothing is gained.
+    # Paper beats rock by 1; the other player cannot gain.
     assert game.best_response(rock, 1)[0] == pytest.approx(1.0)
     assert game.best_response(rock, 1)[1] == {"1": 1}
     returns, gain = game.exact_values(rock)
@@ -217,13 +195,13 @@ def test_exact_values_of_three_players() -> None:
     }
     game = Matrix(game="custom", payoffs=payoffs)
     policy = {"0": {0: 1.0}, "1": {0: 0.25, 1: 0.75}, "2": {1: 1.0}}
-    # The first earns 1/4 and B would earn 3/4; the second earns 3/4, its best is 1; the third earns 0, A would earn 1.
+    # Expected and best payoffs: first 1/4 and 3/4, second 3/4 and 1, third 0 and 1.
     returns, gain = game.exact_values(policy)
     assert returns == pytest.approx((0.25, 0.75, 0.0))
     assert gain == pytest.approx(0.5 + 0.25 + 1.0)
 
 
-def test_information_states_are_what_players_read() -> None:
+def test_information_states_are_the_observations() -> None:
     game = Matrix(game="custom", payoffs={joint: (paid, -paid) for joint, paid in RPS.items()}, rules="none")
     decisions = list(game.decisions())
     assert [(each.seat, each.text, each.moves) for each in decisions] == [
@@ -235,10 +213,10 @@ def test_information_states_are_what_players_read() -> None:
 
 
 LEVERS = {a + b: (0.0 if a != b else 0.9 if a == "D" else 1.0) for a in "ABCD" for b in "ABCD"}
-"""The lever game in the small (2003.02979): three levers alike, and one that pays less and is the only one of its kind."""
+"""A small lever game (2003.02979): three equal levers, and a unique one with a smaller payoff."""
 
 
-def test_letters_are_alike_where_exchanging_them_changes_no_payoff() -> None:
+def test_interchangeable_letters() -> None:
     assert Matrix(game="custom", payoffs=LEVERS).table.alike() == ["ABC", "D"]
     assert Matrix(game="xor").table.alike() == ["AB"]
     assert Matrix(game="climbing").table.alike() == ["A", "B", "C"]
@@ -246,7 +224,7 @@ def test_letters_are_alike_where_exchanging_them_changes_no_payoff() -> None:
     assert Matrix(game="custom", payoffs=pays).table.alike() == ["R", "P", "S"]
 
 
-async def test_other_play_renames_the_partner_s_letters_in_what_it_says_and_reads() -> None:
+async def test_other_play_renames_the_partners_letters() -> None:
     game = Matrix(game="custom", payoffs=LEVERS, rules="none", rounds=2, other_play=True)
     met = set()
     for seed in range(40):

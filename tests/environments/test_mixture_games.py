@@ -1,4 +1,4 @@
-"""Several games in one run: each fits the team, is seen and paid as by itself, and is compared with itself alone."""
+"""Several games in one run: each fits the team, is unchanged, and is compared only with itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from kapelle.environments.mixture import Mixture
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
 from kapelle.errors import ConfigError
-from kapelle.rollout.conformance import conform
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.evaluation.evaluate import summarise
 from kapelle.rollout.play import Play
@@ -38,7 +37,6 @@ from kapelle.setup.recipe import load_recipe
 from kapelle.setup.validation import check_run
 from kapelle.types import Group
 from kapelle.workflows.play import PlayWorkflow
-from kapelle.workflows.solo import Solo
 
 KUHN = {"environment": {"name": "openspiel", "game": "kuhn_poker"}}
 CROSSES = {"environment": {"name": "openspiel", "game": "tic_tac_toe"}}
@@ -56,7 +54,7 @@ def wanderer(request: Request) -> str:
 
 
 async def played(environment: Mixture, say: Mapping[str, Say], tasks: int, samples: int = 1) -> list[Group]:
-    """Play the first training tasks, and say of every turn that it is trained on."""
+    """Return the groups of the first train tasks, with every turn trained."""
     workflow = PlayWorkflow()
     team = team_of(*say)
     environment.check(team.names)
@@ -76,7 +74,7 @@ async def played(environment: Mixture, say: Mapping[str, Say], tasks: int, sampl
     ]
 
 
-async def test_every_game_is_played_as_by_itself() -> None:
+async def test_every_game_is_unchanged() -> None:
     environment = games()
     assert not asks_questions(environment)
     assert environment.reward_range[1] == 5.0
@@ -97,7 +95,7 @@ async def test_every_game_is_played_as_by_itself() -> None:
     assert row["return/kuhn/first"] == -row["return/kuhn/second"]
     assert row["return/hanabi/first"] == row["return/hanabi/second"]
     assert "success/hanabi" in row
-    assert "success/kuhn" not in row, "a game that one wins and the other loses has no score of the team"
+    assert "success/kuhn" not in row
     found = describe("return/kuhn/first")
     assert found is not None
     assert found.pattern == "return/<part>/<agent>"
@@ -106,14 +104,10 @@ async def test_every_game_is_played_as_by_itself() -> None:
     assert result["part_reward"]["kuhn"]["first"] == row["return/kuhn/first"]
 
 
-async def test_it_conforms() -> None:
-    assert [finding for finding in await conform(games()) if finding.status == "failed"] == []
-
-
 @pytest.mark.parametrize(
     ("parts", "agents", "says"),
     [
-        ({"kuhn": KUHN, "sums": SUMS}, AGENTS, r"Part 'sums'.*`arithmetic`.*asks questions, and part 'kuhn'"),
+        ({"kuhn": KUHN, "sums": SUMS}, AGENTS, r"Part 'sums'.*part 'kuhn'"),
         (
             {"kuhn": KUHN, "hanabi": HANABI},
             ("a", "b", "c"),
@@ -127,20 +121,15 @@ async def test_it_conforms() -> None:
         ({"crosses": CROSSES}, ("alone",), r"Part 'crosses'.*same reward"),
     ],
 )
-def test_what_cannot_fit_is_refused_by_name(parts: Any, agents: Sequence[str], says: str) -> None:
+def test_an_unfit_part_is_an_error(parts: Any, agents: Sequence[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         games(**parts).check(agents)
 
 
-def test_games_are_played_and_not_answered() -> None:
-    with pytest.raises(ConfigError, match="is a game of moves"):
-        Solo().check(team_of(*AGENTS).agents, games())
-
-
-def test_a_shared_reward_is_refused_where_a_part_is_zero_sum() -> None:
+def test_a_shared_reward_with_a_zero_sum_part_is_an_error() -> None:
     config = load_recipe("self_play_games", (), ("algorithm.team_reward=mean", "warmup=null")).config
     algorithm: Any = config.algorithm
-    with pytest.raises(ConfigError, match=r"algorithm\.team_reward: individual"):
+    with pytest.raises(ConfigError, match="team_reward"):
         check_run(config, algorithm.build(), trained_team(*AGENTS), given=("embedded",))
 
 
@@ -156,9 +145,9 @@ def stakes() -> Mixture:
     return games(small=part(SMALL), large=part(LARGE))
 
 
-def letters(said: str) -> Say:
-    """Say these letters, one per episode of the whole rollout."""
-    waiting = iter(said)
+def letters(texts: str) -> Say:
+    """Return a policy that writes these letters, one per episode of the whole rollout."""
+    waiting = iter(texts)
     return lambda request: next(waiting)
 
 
@@ -180,7 +169,7 @@ def advantages(
 
 
 async def two_of_each() -> list[Group]:
-    """Two games of each stake, in which `first` is paid 1, 0 and 100, 0, and `second` the rest."""
+    """Return two games of each stake, in which `first` receives 1, 0 and 100, 0, and `second` the rest."""
     environment = stakes()
     parts = [environment.task("train", k).part for k in range(40)]
     assert {"small", "large"} <= set(parts)
@@ -197,7 +186,7 @@ async def two_of_each() -> list[Group]:
     return chosen
 
 
-async def test_rae_judges_each_game_by_its_own_mean() -> None:
+async def test_rae_has_a_baseline_for_each_game() -> None:
     """b ← 0.9·b + 0.1·R, A = R − b, for each game and agent: by hand."""
     groups = await two_of_each()
     memory = memory_of(RAE(decay=0.9))
@@ -238,8 +227,7 @@ async def test_baselines_of_every_game_are_in_the_checkpoint() -> None:
     assert one.metrics() == other.metrics()
 
 
-async def test_an_agent_in_another_seat_is_judged_by_that_seat() -> None:
-    """Seats that are drawn are roles: the first player of Kuhn poker expects less than the second."""
+async def test_a_baseline_belongs_to_a_role() -> None:
     rotating = {"environment": {**KUHN["environment"], "rotate": True}}
     groups = await played(games(kuhn=rotating), dict.fromkeys(AGENTS, wanderer), 20)
     memory = memory_of(RAE())
@@ -255,7 +243,7 @@ async def test_an_agent_in_another_seat_is_judged_by_that_seat() -> None:
             advantage = float(MARS().credit(groups, Signals())[TurnKey(g, 0, turn.index)].advantage_T[0])
             by_role.setdefault((turn.agent, episode.roles[turn.agent]), []).append(advantage)
     assert len(by_role) == 4
-    assert all(abs(sum(values)) < 1e-6 for values in by_role.values()), "each role is centred by itself"
+    assert all(abs(sum(values)) < 1e-6 for values in by_role.values())
     assert set(given) == {("kuhn", agent) for agent in AGENTS}
 
 
@@ -272,9 +260,8 @@ QUICK = (
 )
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["rae", "mars"])
+@pytest.mark.parametrize("algorithm", ["rae", pytest.param("mars", marks=pytest.mark.long)])
 def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_path: Path) -> None:
     row = f"algorithm={{name: {algorithm}, group_size: 1, team_reward: individual}}"
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -299,7 +286,7 @@ def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_pa
 
 
 @pytest.mark.long
-def test_exact_values_are_given_for_the_games_that_have_them(tmp_path: Path) -> None:
+def test_exact_values_of_small_games(tmp_path: Path) -> None:
     kuhn, hanabi = (
         f"{{environment: {{name: openspiel, wording: short, game: {game}}}}}"
         for game in ("kuhn_poker", "hanabi_very_small")

@@ -1,4 +1,4 @@
-"""What environments of questions share: kinds of answers, and the world that grades them."""
+"""Kinds of answers of environments of questions, and their grading."""
 
 from __future__ import annotations
 
@@ -45,16 +45,14 @@ async def graded(text: str) -> tuple[float, object, str]:
     return outcome.rewards["a"], outcome.info["answers"]["a"], outcome.info["explanations"]["a"]
 
 
-async def test_words_are_right_in_the_form_in_which_they_are_read() -> None:
-    assert await graded("#### PARIS") == (1.0, "paris", "paris is right.")
-    assert await graded("#### Rome") == (0.0, "rome", "rome is wrong; the answer is paris.")
+async def test_words_are_compared_in_their_normal_form() -> None:
+    assert (await graded("#### PARIS"))[:2] == (1.0, "paris")
+    assert (await graded("#### Rome"))[:2] == (0.0, "rome")
     assert await graded("#### 75") == (0.0, None, "'75' is no city.")
-    score, answer, why = await graded("Paris")
-    assert (score, answer) == (0.0, None)
-    assert "no answer in the form asked for (hash)" in why
+    assert (await graded("Paris"))[:2] == (0.0, None)
 
 
-def test_equal_answers_are_equal_texts_and_the_expert_is_right() -> None:
+def test_equal_answers_are_equal_texts() -> None:
     environment = Capitals()
     assert environment.extract("#### PARIS") == environment.extract("… #### paris") == "paris"
     assert environment.extract("#### 75") is None
@@ -63,12 +61,12 @@ def test_equal_answers_are_equal_texts_and_the_expert_is_right() -> None:
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_a_rule_finds_what_is_marked_for_it(rule: ExtractionRule) -> None:
+def test_a_rule_finds_its_mark(rule: ExtractionRule) -> None:
     assert extract(marked("42", rule), (rule,)).text == "42"
 
 
 @pytest.mark.parametrize("rule", EVERY_RULE)
-def test_an_expert_is_right_under_every_rule(rule: ExtractionRule) -> None:
+def test_a_script_is_correct_with_every_rule(rule: ExtractionRule) -> None:
     answers = numbers((rule,))
     grade = answers.grade(answers.written("42"), Task("t", "", {"answer": 42}))
     assert isinstance(grade, Grade)
@@ -81,21 +79,17 @@ def test_an_expert_is_right_under_every_rule(rule: ExtractionRule) -> None:
 
 
 @pytest.mark.parametrize(("name", "hardest"), [("algebra", 5), ("word_problems", 8), ("multi_step", 20)])
-def test_levels_end(name: str, hardest: int) -> None:
+def test_levels_have_a_maximum(name: str, hardest: int) -> None:
     kind = environment_class(name)
     assert kind(difficulty=(1, hardest)).difficulty == (1, hardest)
-    with pytest.raises(
-        ValidationError, match=f"`difficulty` goes to {hardest + 1}; the hardest is {hardest}"
-    ):
+    with pytest.raises(ValidationError, match=f"hardest is {hardest}"):
         kind(difficulty=(1, hardest + 1))
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "gsm8k_steps"])
-def test_a_flaw_is_a_share_of_an_agent_that_is_there(name: str) -> None:
+def test_a_flaw_is_a_share_of_a_known_agent(name: str) -> None:
     kind = environment_class(name)
-    with pytest.raises(ValidationError, match=r"`flaws.a` is 2.0; it is a share between 0 and 1"):
+    with pytest.raises(ValidationError, match="share"):
         kind(flaws={"a": 2.0})
-    with pytest.raises(
-        ConfigError, match=r"environment.flaws names the unknown agent 'actr'. Did you mean 'actor'"
-    ):
+    with pytest.raises(ConfigError, match="Did you mean 'actor'"):
         kind(flaws={"actr": 0.5}).check(["actor"])

@@ -1,9 +1,8 @@
-"""Pictures of squares: drawn by the task's numbers, seen by every agent, recorded as files, and refused to what is blind."""
+"""Images of squares: drawn from the task, recorded as files, and errors for models without vision."""
 
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from PIL import Image as Pillow
 from tests.support.tiny import SIZE
 
-from kapelle.environment import Environment, ShowsImages, offers
 from kapelle.environments.squares import COLOURS, GREY, Squares, drawn
 from kapelle.errors import ConfigError
 from kapelle.runs.reader import read_episodes
@@ -27,9 +25,9 @@ def pixels(image: Image) -> Pillow.Image:
 
 
 class TestPictures:
-    def test_a_picture_shows_its_task(self) -> None:
+    def test_an_image_shows_its_task(self) -> None:
         environment = Squares(ask=("colour", "count"), difficulty=(2, 4))
-        for index in range(60):
+        for index in range(30):
             task = environment.task("train", index)
             grid, answer = task.data["grid"], task.data["answer"]
             side = round(len(grid) ** 0.5)
@@ -40,10 +38,10 @@ class TestPictures:
             if "Which" in task.question:
                 assert [names[pixel] for pixel in shown if pixel != GREY] == [answer]
             else:
-                asked = task.question.removeprefix("How many squares are ").removesuffix("?")
-                assert shown.count(COLOURS[asked]) == int(answer)
+                colour = task.question.removeprefix("How many squares are ").removesuffix("?")
+                assert shown.count(COLOURS[colour]) == int(answer)
 
-    def test_the_same_task_is_the_same_picture_to_the_byte(self) -> None:
+    def test_the_same_task_has_the_same_image(self) -> None:
         environment = Squares()
         task = environment.task("test", 3)
         one, other = (environment.start(task, ("a", "b"), seed).images("b")[0] for seed in (1, 2))
@@ -51,7 +49,7 @@ class TestPictures:
         assert one == other == environment.start(task, ("a",), 0).images("a")[0]
         assert one.media == "image/png"
 
-    def test_split_views_add_up_and_none_shows_all(self) -> None:
+    def test_split_views_divide_the_grid(self) -> None:
         environment = Squares(ask=("count",), views="split", difficulty=(3, 3))
         task = environment.task("train", 0)
         world = environment.start(task, ("a", "b", "c"), 0)
@@ -62,7 +60,7 @@ class TestPictures:
             assert shown[k % 3] == colour
             assert all(pixel == GREY for agent, pixel in enumerate(shown) if agent != k % 3)
 
-    def test_no_picture_is_in_both_splits_and_an_evaluation_asks_about_different_ones(self) -> None:
+    def test_no_image_is_in_both_splits(self) -> None:
         environment = Squares(difficulty=(2, 5))
         keys = [
             {str(environment.task(split, k).data["grid"]) for k in range(400)} for split in ("train", "test")
@@ -74,12 +72,12 @@ class TestPictures:
     @pytest.mark.parametrize(
         ("settings", "why"),
         [
-            ({"difficulty": (1, 3)}, r"no range of sides from 2 to 6"),
-            ({"difficulty": (3, 9)}, r"no range of sides from 2 to 6"),
-            ({"views": "split"}, r"each of 3 agents columns of its own, but a grid may have 2"),
+            ({"difficulty": (1, 3)}, "2 to 6"),
+            ({"difficulty": (3, 9)}, "2 to 6"),
+            ({"views": "split"}, "3 agents"),
         ],
     )
-    def test_a_grid_that_cannot_be_drawn_is_refused(self, settings: dict[str, object], why: str) -> None:
+    def test_impossible_grids_are_errors(self, settings: dict[str, object], why: str) -> None:
         with pytest.raises(ConfigError, match=why):
             Squares.model_validate(settings).check(("a", "b", "c"))
 
@@ -102,7 +100,7 @@ def run_settings(**more: Any) -> dict[str, Any]:
 
 
 class TestRuns:
-    def test_a_run_records_each_picture_once_as_a_file(self, tmp_path: Path) -> None:
+    def test_a_run_records_images_as_files(self, tmp_path: Path) -> None:
         with Trainer(**run_settings(), run_dir=tmp_path / "run") as trainer:
             trainer.train(1)
         episodes = list(read_episodes(tmp_path / "run"))
@@ -117,32 +115,25 @@ class TestRuns:
         assert files >= {episode.turns[0].images[0].file for episode in episodes}
         (tmp_path / "run" / "images" / episodes[0].turns[0].images[0].file).unlink()
         again = next(read_episodes(tmp_path / "run"))
-        assert again == episodes[0], "its name is known"
+        assert again == episodes[0]
         assert again.turns[0].images[0].data == b""
 
     @pytest.mark.parametrize(
         ("more", "why"),
         [
-            ({"model": {"path": "embedded"}}, r"the model 'embedded' \(base\) reads text alone"),
-            ({"engine": {"name": "vllm"}}, r"`engine.name: vllm` reads text alone"),
-            ({"train_engine": {"name": "fsdp"}}, r"`train_engine.name: fsdp` passes text alone"),
+            ({"model": {"path": "embedded"}}, "embedded"),
+            ({"engine": {"name": "vllm"}}, "vllm"),
+            ({"train_engine": {"name": "fsdp"}}, "fsdp"),
             (
                 {"episode": {"environment_workers": 2}},
-                r"`episode.environment_workers` send texts alone",
+                "environment_workers",
             ),
             (
                 {"environment": {"name": "mixture", "parts": {"a": {"environment": {"name": "squares"}}}}},
-                r"`squares` shows images, and cannot stand inside another environment \(`environment.parts.a.environment`\)",
+                r"environment\.parts\.a\.environment",
             ),
         ],
     )
-    def test_what_is_blind_is_refused_before_anything_is_loaded(
-        self, more: dict[str, object], why: str
-    ) -> None:
+    def test_settings_without_vision_are_errors(self, more: dict[str, object], why: str) -> None:
         with pytest.raises(ConfigError, match=why):
             Trainer(**run_settings(**more))
-
-    def test_it_declares_that_it_shows_images(self) -> None:
-        environment: Environment = Squares()
-        assert offers(environment, ShowsImages)
-        assert json.dumps(environment.task("train", 0).data)

@@ -48,7 +48,7 @@ NUMBER = st.one_of(st.integers(0, 9999).map(str), st.integers(1, 999).map(lambda
 
 
 @given(st.lists(st.tuples(st.sampled_from("+-*"), NUMBER), max_size=4), NUMBER)
-def test_adding_up_the_notes_gives_the_value_of_the_step(rest: list[tuple[str, str]], first: str) -> None:
+def test_the_sum_of_the_notes_is_the_value_of_the_step(rest: list[tuple[str, str]], first: str) -> None:
     expression = parse_expression(first + "".join(operator + number for operator, number in rest))
     assert expression is not None
     value = work_out(expression)
@@ -59,7 +59,7 @@ def test_adding_up_the_notes_gives_the_value_of_the_step(rest: list[tuple[str, s
 
 
 @pytest.mark.parametrize("written", ["", "x", "2*3", "=", "1+", "12=", "1 2"])
-def test_notes_that_cannot_be_read_lead_to_no_answer(written: str) -> None:
+def test_unreadable_notes_give_no_answer(written: str) -> None:
     assert add_up(written, carry=True) == "?"
     assert add_up(written, carry=False) == "?"
     assert forget_last_term(written) == written

@@ -1,4 +1,4 @@
-"""`kapelle validate` answers every wrong environment with one sentence: what is wrong, where, and what to write."""
+"""`kapelle validate` reports every faulty environment in one message: what is wrong, where, and a fix."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HEAD = "import asyncio, random, sys\nfrom kapelle import Settings, Outcome, Task
 
 
 def written(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Write the module and return the words that validate its environment, under a file's name of its own."""
+    """Write the module and return the arguments of `kapelle validate` for it."""
     file = folder / "wrong.py"
     file.write_text(text, encoding="utf-8")
     monkeypatch.chdir(folder)
@@ -55,7 +55,7 @@ def written(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 
 def changed(source: str, method: str, body: str) -> str:
-    """Return the class with another body of a method; without the method where the body is empty."""
+    """Return the class with another body of a method; without the method if the body is empty."""
     found = re.search(
         rf"    (?:async )?def {method}\(.*?(?=\n    (?:async )?def |\n    @|\Z)", source, re.DOTALL
     )
@@ -67,52 +67,28 @@ def changed(source: str, method: str, body: str) -> str:
 WORLDS = {
     "no close": ("close", "", "has no `close`"),
     "no step": ("step", "", "has no `step`"),
-    "no observe": ("observe", "", "has no `observe`"),
-    "no movers": ("movers", "", "has no `movers`"),
-    "no outcome": ("outcome", "", "has no `outcome`"),
     "sync step": (
         "step",
         "def step(self, actions, final=None):\n    self.done = True\n    return {}",
-        "Write `async def step`",
+        "async def step",
     ),
-    "sync close": ("close", "def close(self):\n    pass", "Write `async def close`"),
     "async outcome": (
         "outcome",
         "async def outcome(self):\n    return Outcome({}, 1.0)",
         "Write `def outcome`",
     ),
-    "async observe": ("observe", "async def observe(self, agent):\n    return 'x'", "Write `def observe`"),
-    "async movers": ("movers", "async def movers(self):\n    return ()", "Write `def movers`"),
     "no view": ("observe", "def observe(self, agent):\n    return None", "`observe('agent_0')` is None"),
-    "a number to see": ("observe", "def observe(self, agent):\n    return 3", "`observe('agent_0')` is 3"),
     "no movers' list": ("movers", "def movers(self):\n    return None", "`movers` returns None"),
-    "one mover as text": ("movers", "def movers(self):\n    return 'agent_0'", "`movers` returns 'agent_0'"),
-    "a stranger moves": ("movers", "def movers(self):\n    return ('bob',)", "'bob', who is not in the team"),
-    "a number moves": ("movers", "def movers(self):\n    return (1,)", "1, who is not in the team"),
-    "movers yields": (
-        "movers",
-        "def movers(self):\n    yield from self.agents",
-        "return a tuple of agents' names",
-    ),
+    "a stranger moves": ("movers", "def movers(self):\n    return ('bob',)", "bob"),
     "it never ends": (
         "movers",
         "def movers(self):\n    return self.agents",
-        "has not ended after 2,000 steps",
-    ),
-    "pays nothing at all": (
-        "step",
-        "async def step(self, actions, final=None):\n    self.done = True",
-        "paid None; it must be a mapping",
+        "2,000 steps",
     ),
     "pays a list": (
         "step",
         "async def step(self, actions, final=None):\n    self.done = True\n    return [1.0]",
-        "paid [1.0]; it must be a mapping",
-    ),
-    "pays text": (
-        "step",
-        "async def step(self, actions, final=None):\n    self.done = True\n    return dict.fromkeys(actions, '1')",
-        "The reward of 'agent_0' is '1'",
+        "[1.0]",
     ),
     "pays no number": (
         "step",
@@ -122,7 +98,7 @@ WORLDS = {
     "pays a stranger": (
         "step",
         "async def step(self, actions, final=None):\n    self.done = True\n    return {'bob': 1.0}",
-        "paid 'bob', who is not in the team",
+        "bob",
     ),
     "another signature": (
         "step",
@@ -142,41 +118,23 @@ WORLDS = {
     "step stops the loop": (
         "step",
         "async def step(self, actions, final=None):\n    asyncio.get_running_loop().stop()\n    await asyncio.sleep(0)",
-        "cancelled the checks or stopped their event loop",
+        "event loop",
     ),
-    "step cancels": (
-        "step",
-        "async def step(self, actions, final=None):\n    asyncio.current_task().cancel()\n    await asyncio.sleep(0)",
-        "cancelled the checks or stopped their event loop",
-    ),
-    "step raises the base": (
-        "step",
-        "async def step(self, actions, final=None):\n    raise BaseException('odd')",
-        "`step` raises BaseException: odd",
-    ),
-    "no outcome's value": ("outcome", "def outcome(self):\n    return None", "return a kapelle.Outcome"),
-    "a dict as outcome": ("outcome", "def outcome(self):\n    return {}", "return a kapelle.Outcome"),
-    "success as text": ("outcome", "def outcome(self):\n    return Outcome({}, 'yes')", "success 'yes'"),
+    "no outcome's value": ("outcome", "def outcome(self):\n    return None", "kapelle.Outcome"),
     "success of seven": (
         "outcome",
         "def outcome(self):\n    return Outcome({}, 7.0)",
-        "success 7.0, outside [0, 1]",
+        "7.0",
     ),
-    "no rewards": ("outcome", "def outcome(self):\n    return Outcome(None)", "whose `rewards` is None"),
     "an object in info": (
         "outcome",
         "def outcome(self):\n    return Outcome({}, 1.0, {'a': object()})",
-        "which has no form in JSON",
+        "JSON",
     ),
     "close raises": (
         "close",
         "async def close(self):\n    raise OSError('disk')",
         "`close` raises OSError: disk",
-    ),
-    "it cannot be made": (
-        "__init__",
-        "def __init__(self, task, agents):\n    raise RuntimeError('no engine')",
-        "`start` raises RuntimeError: no engine",
     ),
 }
 
@@ -186,73 +144,43 @@ ENVIRONMENTS = {
         "def start(self, task, agents, seed):\n    return None",
         "returns a NoneType",
     ),
-    "start gives the class": (
-        "start",
-        "def start(self, task, agents, seed):\n    return Round",
-        "returns the class Round itself",
-    ),
     "start is async": (
         "start",
         "async def start(self, task, agents, seed):\n    return Round(task, agents)",
         "Write `def start`",
     ),
-    "start takes less": ("start", "def start(self, task):\n    return None", "`start` raises TypeError"),
     "task gives none": (
         "task",
         "def task(self, split, index):\n    return None",
-        "returns None; return a kapelle.Task",
-    ),
-    "task gives a dict": (
-        "task",
-        "def task(self, split, index):\n    return {}",
-        "returns {}; return a kapelle.Task",
+        "kapelle.Task",
     ),
     "tasks without text": (
         "task",
         "def task(self, split, index):\n    return Task(index, 'x')",
-        "has the id 0, which is no text",
+        "the id 0",
     ),
     "tasks at random": (
         "task",
         "def task(self, split, index):\n    return Task(f'{split}{index}', str(random.random()))",
-        "has changed when it is asked for again",
+        "changed",
     ),
     "a set in a task": (
         "task",
         "def task(self, split, index):\n    return Task(f'{split}{index}', f'{split}{index}', {'a': {1}})",
-        "are not JSON",
+        "JSON",
     ),
     "size is text": ("size", "def size(self, split):\n    return '40'", "`size('train')` returns '40'"),
-    "size is negative": ("size", "def size(self, split):\n    return -1", "`size('train')` returns -1"),
-    "nothing to play": ("size", "def size(self, split):\n    return 0", "the train split has no task"),
-    "size raises": (
-        "size",
-        "def size(self, split):\n    raise ValueError('x')",
-        "`size` raises ValueError: x",
-    ),
-    "check raises": (
-        "check",
-        "def check(self, agents):\n    raise AttributeError('q')",
-        "`check` raises AttributeError",
-    ),
+    "nothing to play": ("size", "def size(self, split):\n    return 0", "no task"),
     "no task": ("task", "", "has no `task`"),
-    "check is async": ("check", "async def check(self, agents):\n    pass", "`check` is async. Write `def`"),
-    "size is async": ("size", "async def size(self, split):\n    return 4", "`size` is async. Write `def`"),
-    "size is a fraction": ("size", "def size(self, split):\n    return 4.0", "`size('train')` returns 4.0"),
     "size has no end": (
         "size",
         "def size(self, split):\n    return 10**30",
-        "or None where they come without end",
+        "`size('train')`",
     ),
     "sources raises": (
         "sources",
         "def sources(self):\n    raise KeyError('s')",
         "`sources` raises KeyError: 's' (wrong.py, line",
-    ),
-    "sources of one split": (
-        "sources",
-        "def sources(self):\n    return {'train': 'x'}",
-        "`sources` is {'train'",
     ),
     "task is async": (
         "task",
@@ -264,46 +192,26 @@ ENVIRONMENTS = {
         "def task(self, split, index):\n    return [Task(f'{split}0', f'{split}0')][index]",
         "`task('train', 1)` raises IndexError",
     ),
-    "task exits": (
-        "task",
-        "def task(self, split, index):\n    sys.exit('t')",
-        "raises SystemExit: t (wrong.py",
-    ),
-    "bytes to ask": (
-        "task",
-        "def task(self, split, index):\n    return Task(f'{split}{index}', b'x')",
-        "has the question b'x', which is no text",
-    ),
-    "start cancels": (
-        "start",
-        "def start(self, task, agents, seed):\n    raise asyncio.CancelledError",
-        "`start` raises CancelledError",
-    ),
     "an error without a message": (
         "start",
         "def start(self, task, agents, seed):\n    class Odd(Exception):\n        __str__ = None\n    raise Odd",
         "`start` raises Odd: its message cannot be read, TypeError",
     ),
-    "start recurs": (
-        "start",
-        "def start(self, task, agents, seed):\n    return self.start(task, agents, seed)",
-        "`start` raises RecursionError",
-    ),
 }
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the command says in refusing."""
+    """Return the error message of a command."""
     assert main(words) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.out + said.err
-    assert len(said.err.splitlines()) == 1
-    return said.out + said.err
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+    assert len(printed.err.splitlines()) == 1
+    return printed.out + printed.err
 
 
 @pytest.mark.sample(9)
 @pytest.mark.parametrize(("method", "body", "why"), WORLDS.values(), ids=WORLDS)
-def test_a_wrong_world_is_a_finding(
+def test_a_faulty_episode_is_a_finding(
     method: str,
     body: str,
     why: str,
@@ -317,7 +225,7 @@ def test_a_wrong_world_is_a_finding(
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("method", "body", "why"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_a_wrong_environment_is_a_finding(
+def test_a_faulty_environment_is_a_finding(
     method: str,
     body: str,
     why: str,
@@ -359,7 +267,7 @@ CAPABILITIES = {
 @pytest.mark.sample(6)
 @pytest.mark.parametrize(("capability", "method", "why"), CAPABILITIES.values(), ids=CAPABILITIES)
 @pytest.mark.parametrize("command", ["validate", "train"])
-def test_a_capability_that_answers_wrongly_is_named(
+def test_a_faulty_capability_is_named(
     command: str,
     capability: str,
     method: str,
@@ -380,7 +288,7 @@ def test_a_capability_that_answers_wrongly_is_named(
 
 
 ONLY_VALIDATED = {"tasks at random", "a set in a task", "nothing to play", "no task"}
-"""What only `kapelle validate` looks for, or says in other words."""
+"""Faults that only `kapelle validate` finds, or reports in another way."""
 BEFORE_A_MODEL = [
     name for name, case in ENVIRONMENTS.items() if case[0] != "start" and name not in ONLY_VALIDATED
 ]
@@ -388,7 +296,7 @@ BEFORE_A_MODEL = [
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", BEFORE_A_MODEL)
-def test_training_refuses_a_wrong_environment_before_a_model_is_loaded(
+def test_training_stops_at_a_faulty_environment(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     method, body, why = ENVIRONMENTS[name]
@@ -404,13 +312,13 @@ def test_training_refuses_a_wrong_environment_before_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("raise BaseException('odd')\n", "wrong.py cannot be imported: BaseException: odd"),
-        ("import sys; sys.exit(4)\n", "wrong.py cannot be imported: SystemExit: 4"),
-        ("def Env(): pass\n", "is function, not a class"),
-        ("class Env:\n    pass\n", "must be a subclass of kapelle.Settings"),
+        ("raise BaseException('odd')\n", "BaseException: odd"),
+        ("import sys; sys.exit(4)\n", "SystemExit: 4"),
+        ("def Env(): pass\n", "not a class"),
+        ("class Env:\n    pass\n", "kapelle.Settings"),
         (
             HEAD + WORLD + ENVIRONMENT + "    def __init__(self, a, b): pass\n",
-            "Env raises TypeError: Env.__init__() got an unexpected keyword argument 'name'. Settings are made of their fields",
+            "unexpected keyword argument",
         ),
         (
             HEAD + WORLD + ENVIRONMENT + "    def __init__(self, **given): raise OSError('disk')\n",
@@ -422,29 +330,29 @@ def test_training_refuses_a_wrong_environment_before_a_model_is_loaded(
             + ENVIRONMENT.replace(
                 'name: str = "wrong:Env"', "@property\n    def name(self): raise ValueError"
             ),
-            "has a property `name`; recipes set it",
+            "`name`",
         ),
     ],
     ids=["raises", "exits", "function", "no settings", "own init", "init raises", "property"],
 )
-def test_a_module_or_class_that_is_none_is_named(
+def test_an_unusable_module_or_class_is_an_error(
     text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert why in refused(written(tmp_path, text, monkeypatch), capsys)
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("line", "why"),
     [
         ('reward_range: str = "0..1"', "`reward_range` is '0..1'"),
         ("reward_range: tuple[float, ...] = (0.0,)", "`reward_range` is (0.0,)"),
         ("reward_range: tuple[float, float] = (1.0, 0.0)", "the smaller first"),
     ],
 )
-def test_a_range_that_is_none_is_a_finding(
-    said: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_range_is_a_finding(
+    line: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ENVIRONMENT.replace("reward_range: tuple[float, float] = (0.0, 1.0)", said)
+    text = ENVIRONMENT.replace("reward_range: tuple[float, float] = (0.0, 1.0)", line)
     assert why in refused(written(tmp_path, HEAD + WORLD + text, monkeypatch), capsys)
 
 
@@ -467,13 +375,12 @@ NAMES = (
 )
 
 
-@pytest.mark.sample(16)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}", "int = 3"])
-def test_a_setting_may_have_the_name_of_a_capabilitys_method(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", ["str = 'x'", "dict[str, int] = {'a': 1}"])
+def test_a_setting_can_have_the_name_of_a_capabilitys_method(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = ENVIRONMENT.replace("    @property", f"    {name}: {kind}\n    @property", 1)
+    fields = "".join(f"    {name}: {kind}\n" for name in NAMES)
+    text = ENVIRONMENT.replace("    @property", f"{fields}    @property", 1)
     assert main(written(tmp_path, HEAD + WORLD + text, monkeypatch)) == 0
     assert "is fit for training" in capsys.readouterr().out
 
@@ -483,7 +390,7 @@ def test_a_method_that_is_not_declared_is_named(
 ) -> None:
     text = ENVIRONMENT + "    def extract(self, text):\n        return text\n"
     assert main(written(tmp_path, HEAD + WORLD + text, monkeypatch)) == 0
-    assert "`extract` (`kapelle.environment.Answerable`) is there but not declared" in capsys.readouterr().out
+    assert "kapelle.environment.Answerable" in capsys.readouterr().out
 
 
 def test_a_capability_without_its_method_is_a_finding(
@@ -491,30 +398,12 @@ def test_a_capability_without_its_method_is_a_finding(
 ) -> None:
     text = ENVIRONMENT.replace("class Env(Settings)", "class Env(Settings, Scripted)")
     words = written(tmp_path, HEAD + WORLD + text, monkeypatch)
-    assert "it declares `Scripted` and has no `script`" in refused(words, capsys)
-
-
-@pytest.mark.parametrize("where", ["validate", "train"])
-def test_what_is_said_of_a_method_that_raises_ends_with_a_full_stop(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = written(
-        tmp_path,
-        HEAD + WORLD + changed(ENVIRONMENT, "size", "def size(self, split):\n    return 1 / 0"),
-        monkeypatch,
-    )
-    name = words[1]
-    if where == "train":
-        words = ["validate", "demo", f"environment={{name: '{name}'}}", "workflow={name: parallel}"]
-    said = refused(words, capsys)
-    assert "`size` raises ZeroDivisionError: division by zero (wrong.py, line" in said
-    ends = ").\n" if where == "validate" else f"). `kapelle validate {name}` checks all of it.\n"
-    assert ends in said
+    assert "`script`" in refused(words, capsys)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_training_names_the_line_of_a_world_that_raises(
+def test_training_names_the_line_that_raises(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = changed(WORLD, "step", "async def step(self, actions, final=None):\n    return {'a': 1 / 0}")
@@ -531,19 +420,19 @@ def test_training_names_the_line_of_a_world_that_raises(
 PROBLEM = 'return Problem(question, {"answer": max(digits)}, key=question)'
 QUESTIONS = {
     "no problem": (PROBLEM, "return question", "`problem` returns '"),
-    "no answer": ('{"answer": max', '{"result": max', 'Task train-0 has no answer. Put it into its data: `{"answer": …}`.'),
-    "an answer of words": ("max(digits)}", "'many'}", "The answer of task train-0 is 'many', no number. Let `answers` return `words(…)`"),
-    "answers as a method": ("    @property\n", "", "Write it as a property that returns `numbers(…)`"),
-    "an unknown rule": ("last_number", "last_numbre", "are 'last_numbre'. Give a tuple such as ('last_number',). Did you mean 'last_number'?"),
-    "a rule without a tuple": ('("last_number",)', '"last_number"', "are 'last_number'. Give a tuple such as ('last_number',)."),
-    "a default of another type": ("(3, 4)", "3", "The default of `difficulty` in the class Largest cannot be 3: write a list"),
+    "no answer": ('{"answer": max', '{"result": max', "Task train-0 has no answer"),
+    "an answer of words": ("max(digits)}", "'many'}", "'many'"),
+    "answers as a method": ("    @property\n", "", "numbers(…)"),
+    "an unknown rule": ("last_number", "last_numbre", "Did you mean 'last_number'?"),
+    "a rule without a tuple": ('("last_number",)', '"last_number"', "('last_number',)"),
+    "a default of another type": ("(3, 4)", "3", "`difficulty`"),
 }  # fmt: skip
-"""What is written in the environment that `kapelle new` writes, in place of what, and what is said of it."""
+"""A part of the environment of `kapelle new`, its replacement, and a part of the message."""
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", QUESTIONS)
-def test_a_mistake_in_an_environment_of_questions_is_one_sentence(
+def test_a_mistake_in_an_environment_of_questions_is_one_message(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new, why = QUESTIONS[wrong]
