@@ -1,4 +1,4 @@
-"""CoMLRL's quick start of MAGRPO: two agents whose answers shall have a ratio of lengths. Read in comlrl 1.4.3."""
+"""Port CoMLRL's quick start of MAGRPO: two agents learn a ratio of lengths. From comlrl 1.4.3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = [{"prompt": prompt} for prompt in PROMPTS]
 
 
 def ratio(completions: Mapping[str, str]) -> float:
-    """Pay 1 where the second text is two to three times as long as the first, and exponentially less elsewhere."""
+    """Return 1 if the second text is two to three times as long as the first, and exponentially less elsewhere."""
     first, second = map(len, completions.values())
     if first == 0:
         return 0.0
@@ -39,10 +39,10 @@ GIVEN = {
     ("", "ab"): 0.0,
     ("a", "abcde"): 100 * math.exp(-2),
 }
-"""Texts of both agents → the reward, which their processor multiplies by 100."""
+"""Texts of both agents → the reward. Their processor multiplies it by 100."""
 
 
-def test_it_does_what_the_script_does(tmp_path: Path) -> None:
+def test_run_matches_script(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_qwen(model, "qwen2")
     own = {"model": str(model), "train": "full"}
@@ -76,7 +76,7 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
         **theirs,
     ).trainer.close()
     port = Port(tmp_path / "run", model)
-    # four joint samples of each of two prompts, and both agents read the same
+    # Four joint samples of each of two prompts. Both agents get the same prompt.
     assert port.batches == [(2, 4), (2, 4)]
     assert port.prompts == {
         (prompt, agent): chatml(("system", DEFAULT_SYSTEM), ("user", prompt))
@@ -89,13 +89,13 @@ def test_it_does_what_the_script_does(tmp_path: Path) -> None:
     assert (algorithm["name"], algorithm["scale"], algorithm["joint"]) == ("magrpo", "std", "aligned")
     assert algorithm["loss"]["kl_coefficient"] == 0.0
     assert port.setting("team.sampling.temperature") == 0.6
-    for (first, second), paid in GIVEN.items():
+    for (first, second), reward in GIVEN.items():
         rewards = port.earned({"first": first, "second": second}).rewards
-        assert rewards == pytest.approx({"first": paid, "second": paid})
+        assert rewards == pytest.approx({"first": reward, "second": reward})
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "discount", "early_termination_threshold"])
-def test_what_has_no_counterpart_is_refused_before_a_model_loads(name: str) -> None:
+def test_setting_without_counterpart_fails_before_model_loads(name: str) -> None:
     theirs: Any = {"top_p": 0.6, "top_k": 50, "discount": 0.9, "early_termination_threshold": -0.2}
     given: Any = {"agents": 2, "algorithm": "magrpo", "run_dir": None, "steps": 0, name: theirs[name]}
     with pytest.raises(ConfigError, match=name):

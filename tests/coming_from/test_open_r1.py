@@ -1,4 +1,4 @@
-"""open-r1's demonstration of GRPO for Qwen2.5-1.5B-Instruct, a YAML file of TRL's names. Read at 1416fa0 (2026-04-02; TRL 0.18)."""
+"""Port open-r1's GRPO demonstration for Qwen2.5-1.5B-Instruct, a YAML file with TRL's names. From 1416fa0 (TRL 0.18)."""
 
 from __future__ import annotations
 
@@ -55,10 +55,12 @@ save_total_limit: 1
 seed: 42
 warmup_ratio: 0.1
 """
-"""The keys that stay as they are; `report_to` is wandb there."""
+"""The keys that stay the same. The original has `report_to: wandb`."""
 SMALLER = "max_completion_length: 6\nnum_generations: 4\nper_device_train_batch_size: 2\nuse_vllm: false\n"
-"""1024, 16, 16 and true there."""
-REFUSED = "push_to_hub: true\nreward_funcs: [accuracy, format, tag_count]\nreward_weights: [1.0, 1.0, 1.0]\n"
+"""The original has 1024, 16, 16 and true."""
+UNSUPPORTED = (
+    "push_to_hub: true\nreward_funcs: [accuracy, format, tag_count]\nreward_weights: [1.0, 1.0, 1.0]\n"
+)
 OURS = """
 team: {{sharing: shared}}
 environment:
@@ -72,7 +74,7 @@ evaluation: {{before_and_after: false}}
 
 
 def accuracy(completion: str, answer: str) -> float:
-    """Pay the boxed answer, as open-r1 does where the solution is a number."""
+    """Return 1 for the right boxed answer, as open-r1 does for numbers."""
     return float(re.findall(r"\\boxed\{(.*?)\}", completion)[:1] == [answer])
 
 
@@ -95,11 +97,11 @@ GIVEN = {
     "<think>\n3 + 4\n</think>\nIt is \\boxed{7}.": 1.5,
     "7": 0.0,
 }
-"""Completion of the first problem → what `accuracy`, `format` and `tag_count` come to."""
+"""Completion of the first problem → sum of `accuracy`, `format` and `tag_count`."""
 
 
 def save_rows(folder: Path) -> None:
-    """Write rows of the form of OpenR1-Math-220k."""
+    """Write rows in the format of OpenR1-Math-220k."""
     folder.mkdir()
     rows = [
         {
@@ -116,7 +118,7 @@ def save_rows(folder: Path) -> None:
 
 
 def save_recipe(tmp_path: Path, more: str = "") -> Path:
-    """Write the file as a user would port it."""
+    """Write the recipe that a user would port."""
     save_rows(tmp_path / "rows")
     ours = OURS.format(module=__name__)
     named = f"model_name_or_path: {tmp_path}/model\ndataset_name: {tmp_path}/rows\n"
@@ -126,11 +128,11 @@ def save_recipe(tmp_path: Path, more: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_it_does_what_the_file_says(tmp_path: Path) -> None:
+def test_run_matches_file(tmp_path: Path) -> None:
     save_qwen(tmp_path / "model", "qwen2")
     assert main(["train", str(save_recipe(tmp_path)), "--run-dir", str(tmp_path / "run")]) == 0
     port = Port(tmp_path / "run", tmp_path / "model")
-    # 2 × 4 completions a step on one device, 4 of each problem
+    # One device: 2 × 4 completions per step, 4 of each problem.
     assert port.batches == [(2, 4), (2, 4)]
     assert set(port.prompts.values()) == {
         chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
@@ -145,13 +147,13 @@ def test_it_does_what_the_file_says(tmp_path: Path) -> None:
         True,
     )
     assert port.setting("checkpoint.keep") == 1
-    for completion, paid in GIVEN.items():
-        assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion
+    for completion, reward in GIVEN.items():
+        assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(reward), completion
 
 
-def test_what_has_no_counterpart_is_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(save_recipe(tmp_path, REFUSED)), "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert [key for key in (*yaml.safe_load(REFUSED), *yaml.safe_load(THEIRS)) if f"`{key}`" in said] == [
-        *yaml.safe_load(REFUSED)
-    ]
+def test_error_names_every_unsupported_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(save_recipe(tmp_path, UNSUPPORTED)), "--dry-run"]) == 2
+    message = capsys.readouterr().err
+    assert [
+        key for key in (*yaml.safe_load(UNSUPPORTED), *yaml.safe_load(THEIRS)) if f"`{key}`" in message
+    ] == [*yaml.safe_load(UNSUPPORTED)]

@@ -1,4 +1,4 @@
-"""The recipes that the pages on other libraries show, on tiny models."""
+"""Run the recipes of the pages on other libraries with tiny models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROWS = [{"question": f"{k}+{k}", "answer": f"#### {2 * k}"} for k in range(4)]
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the blocks of a language on a page."""
+    """Return the code blocks of one language on a page."""
     text = (ROOT / "docs" / "coming_from" / f"{page}.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def trained(tmp_path: Path, page: str, family: str, *smaller: str) -> Port:
-    """Train two steps by the page's recipe, with a tiny model and these settings in place of its own."""
+def train_page(tmp_path: Path, page: str, family: str, *smaller: str) -> Port:
+    """Train two steps with the page's recipe, a tiny model and these settings."""
     [recipe] = blocks(page, "yaml")
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     save_qwen(tmp_path / "model", family)
@@ -48,20 +48,21 @@ def test_open_r1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "num_generations=2",
         f"environment.path={tmp_path}/rows.jsonl",
     )
-    port = trained(tmp_path, "trl", "qwen2", *smaller)
+    port = train_page(tmp_path, "trl", "qwen2", *smaller)
     assert port.batches == [(2, 2), (2, 2)]
     system = "First think, then answer: <think>\n...\n</think>\n<answer>\n...\n</answer>"
     assert set(port.prompts.values()) == {
         chatml(("system", system), ("user", row["problem"])) for row in rows
     }
     right = "<think>\nZero.\n</think>\n<answer>\n0\n</answer>"
-    paid = [
+    rewards = [
         port.earned({"agent_0": text}).rewards["agent_0"]
         for text in (right, "<answer>0</answer>", "It is 0.")
     ]
-    assert paid == [2.0, 1.0, 0.0]
+    assert rewards == [2.0, 1.0, 0.0]
 
 
+@pytest.mark.long
 def test_pettingllms(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.mkdir()
@@ -74,8 +75,8 @@ def test_pettingllms(tmp_path: Path) -> None:
         "training.steps=2",
         "training.tasks_per_step=2",
     )
-    port = trained(tmp_path, "pettingllms", "qwen3", *local, "tasks.max_prompt_tokens=400")
-    # thinking is closed before the answer begins
+    port = train_page(tmp_path, "pettingllms", "qwen3", *local, "tasks.max_prompt_tokens=400")
+    # The template closes the thinking block before the answer.
     first = next(text for (_, agent), text in port.prompts.items() if agent == "tool_generator")
     assert first.startswith("<|im_start|>user\nWrite Python that prints the answer.\n")
     assert first.endswith(chatml(end="<think>\n\n</think>\n\n"))
@@ -95,7 +96,7 @@ def test_agent_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     command = f"environment.command={json.dumps([sys.executable, 'my_agent.py'])}"
     smaller = ("training.steps=2", "training.tasks_per_step=1", "algorithm.group_size=2", command)
-    port = trained(tmp_path, "agent_lightning", "qwen2", *smaller)
+    port = train_page(tmp_path, "agent_lightning", "qwen2", *smaller)
     assert port.batches == [(1, 2), (1, 2)]
     assert all(episode.error is None for episode in port.episodes)
     assert all("+" in text and "### ANSWER: <answer> ###" in text for text in port.prompts.values())

@@ -1,4 +1,4 @@
-"""siiRL's script for MARFT with its workflow file: a Reasoner and an Actor, three turns. Read at af00a77 (2026-01-05)."""
+"""Port siiRL's MARFT script with its workflow file: a Reasoner and an Actor, three turns. From af00a77."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MathEnv:
 
 
 def script(rows: Path, model: Path, length: int) -> list[str]:
-    """Return the arguments of the script; those that fit eight GPUs are smaller."""
+    """Return the arguments of the script, with smaller sizes."""
     actor, rollout, critic = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic"
     return [
         "algorithm.adv_estimator=gae_marft",
@@ -149,7 +149,7 @@ def script(rows: Path, model: Path, length: int) -> list[str]:
     ]
 
 
-def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_matches_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_rows(tmp_path / "rows")
     save_qwen(tmp_path / "model", "qwen3")
@@ -168,14 +168,14 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
     assert history.endswith(WANTED)
     for turn in episode.turns:
         role = turn.agent
-        asked = (
+        prompt = (
             f"You are the Reasoner.\nproblem: {history}"
             if role == "reasoner"
             else f"You are the Actor.\n{history}"
         )
-        assert port.decoded(turn.prompt_ids) == chatml(("user", f"{asked}\n{role}: "))
+        assert port.decoded(turn.prompt_ids) == chatml(("user", f"{prompt}\n{role}: "))
         history += f" {role}: {turn.text}" + ("" if role == "reasoner" else " This answer is wrong.")
-    # an adapter for each of the two, of which the one that is trained changes every 15 steps
+    # Each agent has an adapter. Training alternates between them every 15 steps.
     assert port.trained == {"reasoner": "rank 16, alpha 32", "actor": "rank 16, alpha 32"}
     assert port.setting("algorithm.order") == {"name": "alternate", "interval": 15}
     assert [agent["share_critic_with"] for agent in port.setting("team.agents")] == [None, "reasoner"]
@@ -184,6 +184,6 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (loss["kl_coefficient"], loss["kl_estimator"], loss["clip_low"]) == (0.01, "k3", 0.2)
     assert (port.setting("algorithm.name"), port.setting("algorithm.minibatches")) == ("marft", 2)
     assert (port.setting("algorithm.gae.kl_in_reward"), port.setting("checkpoint.keep")) == (0.0, 5)
-    for text, turns, paid in (("It is \\boxed{7}.", 2, 1.0), ("It is \\boxed{8}.", 6, 0.0)):
+    for text, turns, reward in (("It is \\boxed{7}.", 2, 1.0), ("It is \\boxed{8}.", 6, 0.0)):
         played = port.earned({"reasoner": "Add.", "actor": text})
-        assert (len(played.turns), sum(turn.reward for turn in played.turns)) == (turns, paid)
+        assert (len(played.turns), sum(turn.reward for turn in played.turns)) == (turns, reward)

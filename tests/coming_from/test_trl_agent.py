@@ -1,4 +1,4 @@
-"""TRL's example of an agent: questions on genes, a tool that reads a database, three rewards. Read at f2cd57710 (2026-07-24)."""
+"""Port TRL's agent example: questions on genes, a database tool, three rewards. From f2cd57710."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import kapelle
 pytestmark = pytest.mark.slow
 
 GENES = [("ABC1", "XYZ2", "yes"), ("ABC1", "QRS3", "no"), ("XYZ2", "QRS3", "no"), ("XYZ2", "ABC1", "yes")]
-PREAMBLE = "You can query a SQLite database, whose table is `interactions`.\nThe answer stands in stars, such as *Yes* or *No*.\n"
+PREAMBLE = "You can query a SQLite database, whose table is `interactions`.\nWrite the answer between stars, such as *Yes* or *No*.\n"
 QUESTIONS = [f"{PREAMBLE}\nQuestion: Does the gene {a} interact with {b}?" for a, b, _ in GENES]
 ROWS = [
     {"prompt": [{"role": "user", "content": question}], "answer": answer}
@@ -39,17 +39,17 @@ def query_genes(sql_command: str) -> list[tuple[Any, ...]]:
 
 
 def correctness(completions: Any, answer: list[str], **kwargs: Any) -> list[float]:
-    """Pay the right word between stars; the last message is the answer."""
-    paid = []
+    """Score the word between stars in the last message."""
+    scores = []
     for messages, right in zip(completions, answer, strict=True):
         found = re.search(r"\*(yes|no)\*", messages[-1]["content"].lower())
-        paid.append(-0.5 if found is None else 0.6 if found[1] == right else -1.0)
-    return paid
+        scores.append(-0.5 if found is None else 0.6 if found[1] == right else -1.0)
+    return scores
 
 
 def structure(completions: Any, **kwargs: Any) -> list[float]:
-    """Pay a call that was answered, and words besides."""
-    paid = []
+    """Score an answered call, and text beside it."""
+    scores = []
     for messages in completions:
         called = any(each["role"] == "assistant" and each.get("tool_calls") for each in messages)
         answered = any(each["role"] == "tool" for each in messages)
@@ -57,18 +57,18 @@ def structure(completions: Any, **kwargs: Any) -> list[float]:
             each["role"] == "assistant" and not each.get("tool_calls") and each["content"].strip()
             for each in messages
         )
-        paid.append((0.1 if words else 0.05) if called and answered else -0.15 if called else 0.0)
-    return paid
+        scores.append((0.1 if words else 0.05) if called and answered else -0.15 if called else 0.0)
+    return scores
 
 
 def queries(completions: Any, **kwargs: Any) -> list[float]:
-    """Pay conditions in the commands, and none at all is a fault."""
-    paid = []
+    """Score conditions in the commands. No command costs 1.5."""
+    scores = []
     for messages in completions:
         calls = [call["function"] for each in messages for call in each.get("tool_calls") or []]
         commands = [call["arguments"]["sql_command"].lower() for call in calls]
-        paid.append(sum(0.4 if " where " in each else -0.5 for each in commands) if commands else -1.5)
-    return paid
+        scores.append(sum(0.4 if " where " in each else -0.5 for each in commands) if commands else -1.5)
+    return scores
 
 
 def call(command: str) -> str:
@@ -81,10 +81,10 @@ GIVEN = [
     ([call("SELECT * FROM interactions"), "They do not: *No*"], -1.0 + 0.1 - 0.5),
     ([call("SELECT * FROM interactions WHERE a = 'ABC1'"), "They do."], -0.5 + 0.1 + 0.4),
 ]
-"""Turns on the first question → what the three functions come to."""
+"""Turns on the first question → sum of the three functions."""
 
 
-def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_matches_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with sqlite3.connect("genes.db") as connection:
         connection.execute("CREATE TABLE interactions (a TEXT, b TEXT)")
@@ -100,7 +100,7 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
         output_dir=str(tmp_path / "run"),
         max_completion_length=6,
         max_steps=2,
-        # TRL's own defaults, which its script leaves as they are
+        # TRL's defaults, which its script does not change.
         learning_rate=1e-6,
         lr_scheduler_type="linear",
         num_generations=8,
@@ -114,13 +114,13 @@ def test_it_does_what_the_script_does(tmp_path: Path, monkeypatch: pytest.Monkey
     assert port.batches == [(1, 8), (1, 8)]
     assert list(port.trained.values()) == ["all weights"]
     assert port.rates == pytest.approx([1e-6, 0.5e-6])
-    for (asked, _), read in port.prompts.items():
-        # tools are listed before the question; thinking is closed before the answer begins
-        assert '"name": "query_genes"' in read
-        assert '"sql_command": {"type": "string", "description": "The SQL command to execute."}' in read
-        assert asked in QUESTIONS
-        assert read.endswith(f"{asked}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    for turns, paid in GIVEN:
+    for (question, _), prompt in port.prompts.items():
+        # Tools come before the question. The template closes the thinking block.
+        assert '"name": "query_genes"' in prompt
+        assert '"sql_command": {"type": "string", "description": "The SQL command to execute."}' in prompt
+        assert question in QUESTIONS
+        assert prompt.endswith(f"{question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    for turns, reward in GIVEN:
         episode = port.earned({"agent_0": turns})
         assert len(episode.turns) == len(turns)
-        assert episode.rewards["agent_0"] == pytest.approx(paid), turns
+        assert episode.rewards["agent_0"] == pytest.approx(reward), turns

@@ -1,4 +1,4 @@
-"""The most copied GRPO script for TRL: GSM8K with a system prompt that wants XML, and five rewards. Read in November 2026."""
+"""The most copied GRPO script for TRL: GSM8K, a system prompt that asks for XML, and five rewards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.coming_from.test_verl_gsm8k import SOLVED
 from tests.support.ports import Port, chatml
 from tests.support.qwen import save_qwen
 
@@ -16,18 +17,6 @@ import kapelle
 pytestmark = pytest.mark.slow
 
 SYSTEM = "\nRespond in the following format:\n\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
-SOLVED = [
-    (
-        "Ann has 3 apples and buys 4 more. How many are hers now?",
-        "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 7",
-    ),
-    (
-        "A shop sold 1,200 pens on each of 2 days. How many in all?",
-        "2 x 1,200 = <<2*1200=2400>>2,400.\n#### 2,400",
-    ),
-    ("Bo runs 5 miles a day. How far in 6 days?", "5 x 6 = <<5*6=30>>30 miles.\n#### 30"),
-    ("Half of 48 clips are sold. How many are left?", "48 / 2 = <<48/2=24>>24.\n#### 24"),
-]
 ROWS = [
     # `datasets.map` adds its columns and keeps `question`.
     {
@@ -42,12 +31,12 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate
 
 
 def inside(text: str) -> str:
-    """Return what stands in the last answer tag, or the whole text."""
+    """Return the content of the last answer tag, or the whole text."""
     return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
 
 
 def texts(completions: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-    """Return the text of each completion, which TRL gives as a list of messages."""
+    """Return the text of each completion. TRL passes lists of messages."""
     return [messages[0]["content"] for messages in completions]
 
 
@@ -75,13 +64,13 @@ def tags(completions: Any, **kwargs: Any) -> list[float]:
 
 
 def tags_in(text: str) -> float:
-    """An eighth for each tag that stands alone on its line once, less a thousandth for each character behind the last."""
-    paid = 0.125 * sum(text.count(tag) == 1 for tag in (OPENED, "\n</reasoning>\n"))
+    """Return an eighth per tag that is alone on its line, minus a thousandth per character after the last tag."""
+    score = 0.125 * sum(text.count(tag) == 1 for tag in (OPENED, "\n</reasoning>\n"))
     if text.count("\n<answer>\n") == 1:
-        paid += 0.125 - 0.001 * len(text.rpartition(CLOSED)[2])
+        score += 0.125 - 0.001 * len(text.rpartition(CLOSED)[2])
     if text.count("\n</answer>") == 1:
-        paid += 0.125 - 0.001 * (len(text.rpartition("\n</answer>")[2]) - 1)
-    return paid
+        score += 0.125 - 0.001 * (len(text.rpartition("\n</answer>")[2]) - 1)
+    return score
 
 
 GIVEN = {
@@ -91,11 +80,11 @@ GIVEN = {
     "7": 2.5,
     "It is seven.": 0.0,
 }
-"""Completion of the first question → what the five functions of the script come to."""
+"""Completion of the first question → sum of the script's five functions."""
 
 
 def ported(tmp_path: Path, **more: Any) -> Port:
-    """Train for two steps with the script's own arguments, but for the model and the lengths."""
+    """Train two steps with the script's arguments, a tiny model and short completions."""
     model = tmp_path / "model"
     save_qwen(model, "qwen2")
     quiet: Any = {"logging_steps": 1, "log_on_each_node": False}
@@ -129,12 +118,15 @@ def ported(tmp_path: Path, **more: Any) -> Port:
 LORA = {"r": 16, "lora_alpha": 64, "target_modules": TARGETS, "task_type": "CAUSAL_LM", "lora_dropout": 0.05}
 
 
-@pytest.mark.parametrize(("peft", "trained"), [(None, "all weights"), (LORA, "rank 16, alpha 64")])
-def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -> None:
+@pytest.mark.parametrize(
+    ("peft", "trained"),
+    [pytest.param(None, "all weights", marks=pytest.mark.long), (LORA, "rank 16, alpha 64")],
+)
+def test_run_matches_script(tmp_path: Path, peft: Any, trained: str) -> None:
     port = ported(tmp_path, peft_config=peft)
-    # 8 completions a step, 4 of each prompt: 4 rows are two steps
+    # 8 completions per step, 4 of each prompt: 4 rows give two steps.
     assert port.batches == [(2, 4), (2, 4)]
-    # `prompt` is what is asked, with its own system message in place of the template's
+    # The prompt has the row's system message in place of the template's.
     assert set(port.prompts.values()) == {
         chatml(("system", SYSTEM), ("user", question)) for question, _ in SOLVED
     }
@@ -143,7 +135,7 @@ def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -
     assert (loss["kl_coefficient"], loss["clip_low"], loss["clip_high"]) == (0.0, 0.2, 0.2)
     assert (port.setting("algorithm.scale"), port.setting("algorithm.truncated")) == ("std", "keep")
     assert (optimizer["lr"], optimizer["schedule"], optimizer["warmup_share"]) == (5e-6, "cosine", 0.1)
-    # a tenth of two steps is one step of warm-up, which begins at 0 as in transformers
+    # A tenth of two steps rounds up to one warm-up step. It starts at 0 as in transformers.
     assert port.rates == [0.0, 5e-6]
     assert (optimizer["betas"], optimizer["weight_decay"], optimizer["max_grad_norm"]) == (
         [0.9, 0.99],
@@ -151,5 +143,5 @@ def test_it_does_what_the_script_does(tmp_path: Path, peft: Any, trained: str) -
         0.1,
     )
     assert port.setting("team.sampling.temperature") == 1.0
-    for completion, paid in GIVEN.items():
-        assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(paid), completion
+    for completion, reward in GIVEN.items():
+        assert port.earned({"agent_0": completion}).rewards["agent_0"] == pytest.approx(reward), completion

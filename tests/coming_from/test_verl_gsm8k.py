@@ -1,4 +1,4 @@
-"""verl's scripts for GSM8K with Qwen3-8B: all weights, and LoRA. Read at 1dda039b9 (0.10.0.dev, 2026-08-22)."""
+"""Port verl's GSM8K scripts for Qwen3-8B: all weights and LoRA. From 1dda039b9 (0.10.0.dev)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ workflow: {name: solo}
 
 
 def save_rows(folder: Path) -> None:
-    """Write two files of the form that verl's own preprocessing gives GSM8K."""
+    """Write two files in the format of verl's GSM8K preprocessing."""
     folder.mkdir()
     for split, rows in (("train", SOLVED), ("test", [("How many is 2 + 2?", "#### 4")])):
         made = [
@@ -59,7 +59,7 @@ def save_rows(folder: Path) -> None:
 
 
 def script(data: Path, model: Path, *, lr: str, more: tuple[str, ...] = ()) -> list[str]:
-    """Return the arguments of the scripts; those that fit a model of 8 billion to eight GPUs are smaller."""
+    """Return the arguments of the scripts, with smaller sizes."""
     return [
         "algorithm.adv_estimator=grpo",
         "algorithm.use_kl_in_reward=False",
@@ -125,12 +125,12 @@ GIVEN = {
     "#### 8\n#### 7": (1.0, 0.0),
     "#### 7 apples": (1.0, 1.0),
 }
-"""Completion of the first question → what verl's rule for `openai/gsm8k` pays, and what `math` pays."""
+"""Completion of the first question → reward of verl's rule for `openai/gsm8k`, reward of `math`."""
 
 
-def check_what_both_share(port: Port) -> None:
+def check_shared_results(port: Port) -> None:
     assert port.batches == [(2, 5), (2, 5)]
-    # no system message, and thinking is the model's own default
+    # There is no system message, and thinking has the model's default.
     assert set(port.prompts.values()) == {chatml(("user", f"{question} {WANTED}")) for question, _ in SOLVED}
     loss, algorithm, optimizer = (port.setting(each) for each in ("algorithm.loss", "algorithm", "optimizer"))
     assert (loss["kl_coefficient"], loss["kl_estimator"]) == (0.001, "k3")
@@ -147,16 +147,17 @@ def check_what_both_share(port: Port) -> None:
 
 
 def verl_rule(completion: str, reward_model: Any) -> float:
-    """Pay what verl pays: the last number behind `#### ` in the last 300 characters is the gold answer, letter by letter."""
+    """Return 1 if the last number after `#### ` in the last 300 characters equals the gold answer as text."""
     found = re.findall(r"#### (-?[\d.,]+)", completion[-300:])
     return float(bool(found) and found[-1].replace(",", "") == reward_model["ground_truth"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_weights(tmp_path: Path) -> None:
-    # the script names no adapters, so that all weights train there
+    # The script names no adapter, so verl trains all weights.
     port = ported(tmp_path, "1e-6", "team.sharing=shared")
-    check_what_both_share(port)
+    check_shared_results(port)
     assert port.rates == [1e-6, 1e-6]
     assert list(port.trained.values()) == ["all weights"]
 
@@ -170,23 +171,23 @@ def test_lora(tmp_path: Path) -> None:
         "trainer.val_before_train=False",
     )
     port = ported(tmp_path, "3e-6", *rank, *rest)
-    check_what_both_share(port)
+    check_shared_results(port)
     assert port.rates == [3e-6, 3e-6]
     assert port.trained == {"agent_0": "rank 64, alpha 32"}
     assert port.setting("team.lora.targets") == ["all-linear"]
 
 
-def test_the_rule_of_verl_is_a_reward_function(tmp_path: Path) -> None:
+def test_verl_rule_as_reward_function(tmp_path: Path) -> None:
     save_rows(tmp_path / "gsm8k")
     rows = {"path": str(tmp_path / "gsm8k"), "config": None, "eval_path": "own"}
     rule = [{"function": f"{__name__}:verl_rule"}]
     environment = Rewarded.model_validate({**rows, "rewards": rule})
-    paid = [scripted(environment, Solo(), {"agent_0": each}).rewards["agent_0"] for each in GIVEN]
-    assert paid == [theirs for theirs, _ in GIVEN.values()]
+    rewards = [scripted(environment, Solo(), {"agent_0": each}).rewards["agent_0"] for each in GIVEN]
+    assert rewards == [theirs for theirs, _ in GIVEN.values()]
 
 
-def test_the_sizes_of_the_script(tmp_path: Path) -> None:
-    """What fits a model of 8 billion to eight GPUs; the run itself needs vLLM."""
+def test_sizes_of_script(tmp_path: Path) -> None:
+    """The sizes for 8 billion parameters on eight GPUs become settings. The run needs vLLM."""
     recipe = tmp_path / "verl.yaml"
     recipe.write_text(RECIPE, encoding="utf-8")
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"

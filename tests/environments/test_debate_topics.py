@@ -14,7 +14,6 @@ from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import FrozenModel
 from kapelle.environments.debate_topics import DebateTopics
-from kapelle.environments.grading.asking import EndpointJudge
 from kapelle.environments.grading.judge import Ask, JudgeEndpoint
 from kapelle.errors import ConfigError, DataError, EpisodeError, TrainingHalted
 from kapelle.setup.preparation import prepare
@@ -89,17 +88,17 @@ def verdict(better: str) -> Say:
 
 
 async def test_any_engine_can_judge_in_both_orders() -> None:
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     def judge(request: Request) -> str:
-        asked.append(request)
+        requests.append(request)
         return verdict("fun")(request)
 
     ask = ask_engine(ScriptedEngine({"judge": judge}), "judge")
     environment = DebateTopics(rounds=1).judged_by(ask)
     episode = await debate(environment, {"ada": lines(GOOD), "ben": lines("Zoos are fun.")})
     assert episode.rewards == {"ada": 0.0, "ben": 1.0}
-    assert len(asked) == 2, "each pair in both orders"
+    assert len(requests) == 2, "each pair in both orders"
     assert set(episode.info["explanations"]) == {"PRO against CON"}
     silent = await debate(environment, {"ada": lines(""), "ben": lines("")})
     assert silent.rewards == {"ada": 0.0, "ben": 0.0}
@@ -118,13 +117,13 @@ async def test_a_judge_that_prefers_a_position_gives_a_tie() -> None:
 async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Sequence[Message]] = []
+    queries: list[Sequence[Message]] = []
 
     def ask_endpoint(judge: JudgeEndpoint) -> Ask:
         engine = ScriptedEngine({"j": verdict("fun")})
 
         async def ask(messages: Sequence[Message]) -> str:
-            asked.append(messages)
+            queries.append(messages)
             return await ask_engine(engine, "j")(messages)
 
         return ask
@@ -135,19 +134,16 @@ async def test_a_judge_of_the_settings_is_cached_counted_and_limited(
     speeches = {"ada": lines(GOOD), "ben": lines("Zoos are fun.")}
     for _ in range(2):
         assert (await debate(environment, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
-    assert len(asked) == 2, "each order once"
+    assert len(queries) == 2, "each order once"
     assert environment.costs() == {"judge/calls": 2.0, "judge/cached": 2.0, "judge/ungraded": 0.0}
-    again = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 1}})
-    assert (await debate(again, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
-    assert len(asked) == 2, "a resumed run repeats its verdicts"
+    resumed = DebateTopics.model_validate({"rounds": 1, "judge": {**server, "budget": 1}})
+    assert (await debate(resumed, speeches)).rewards == {"ada": 0.0, "ben": 1.0}
+    assert len(queries) == 2, "a resumed run repeats its verdicts"
     with pytest.raises(TrainingHalted, match="budget"):
-        await debate(again, {"ada": lines("A new speech."), "ben": lines("Zoos are fun.")})
-    one = JudgeEndpoint(endpoint="http://judge/v1", model="big")
-    assert DebateTopics.model_validate({"judge": one}) == DebateTopics(
-        judge=EndpointJudge(**one.model_dump())
-    )
-    with pytest.raises(ValidationError, match="endpoint"):
-        DebateTopics.model_validate({"judge": "gpt"})
+        await debate(resumed, {"ada": lines("A new speech."), "ben": lines("Zoos are fun.")})
+
+
+def test_a_judge_that_is_a_model_has_its_engine() -> None:
     near = DebateTopics.model_validate({"judge": {"path": "embedded", "max_tokens": 9}})
     assert near.frozen_models == [FrozenModel("embedded", 9)]
     with pytest.raises(ConfigError, match="endpoint"):

@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 pytest.importorskip("pyspiel")
 
@@ -38,8 +37,10 @@ class TestRules:
         assert rules_of(game("breakthrough").loaded)[0] == (
             "Breakthrough is a game for 2 players. What one player wins the others lose. Results go from -1 to 1."
         )
-        told = start(game("breakthrough", rules="Move forward; who reaches the last row wins.")).observe("a")
-        assert told.startswith(
+        observation = start(
+            game("breakthrough", rules="Move forward; who reaches the last row wins.")
+        ).observe("a")
+        assert observation.startswith(
             "Move forward; who reaches the last row wins.\nYou are player 1 of 2 in Breakthrough."
         )
 
@@ -60,9 +61,9 @@ class TestRules:
         table = rules_of(loaded)[0].split("columns the second's: ")[1].rstrip(".").split("; ")
         for one in range(2):
             for other in range(2):
-                said = table[one * 2 + other]
-                assert said.startswith(f"cards {one} and {other} pay ")
-                rows = said.split(" pay ")[1].split(" / ")
+                line = table[one * 2 + other]
+                assert line.startswith(f"cards {one} and {other} pay ")
+                rows = line.split(" pay ")[1].split(" / ")
                 for first in range(3):
                     for second in range(3):
                         state = loaded.new_initial_state()
@@ -96,21 +97,10 @@ class TestRules:
         goofspiel = "goofspiel(num_cards=3,points_order=descending,returns_type=total_points)"
         assert ended(goofspiel, "0 0", "2 1") == [2, 1], "equal bids win nothing"
 
-    def test_an_unknown_word_is_an_error(self) -> None:
-        with pytest.raises(ValidationError, match="Did you mean 'full'"):
-            game(rules="ful")
-
     def test_matrix_games_state_their_payoffs(self) -> None:
         environment = Matrix(game="prisoners_dilemma", rounds=2)
-        told = environment.start(environment.task("train", 0), ["a", "b"], 0).observe("b")
-        assert told.split("\n") == [
-            (
-                "A game of 2 players, played for 2 rounds. In a round all say one letter at once, and are paid by what all said. "
-                "Anything but one of the letters shown is paid 0. What a joint move (a letter of each player, in order) pays "
-                "each player, in order: CC 3, 3; CD 0, 5; DC 5, 0; DD 1, 1."
-            ),
-            "2/2 CD",
-        ]
+        observation = environment.start(environment.task("train", 0), ["a", "b"], 0).observe("b")
+        assert observation.endswith("CC 3, 3; CD 0, 5; DC 5, 0; DD 1, 1.\n2/2 CD")
         long = {f"{a:c}{b:c}": 1.0 for a in range(65, 74) for b in range(65, 74)}
         many = Matrix(game="custom", payoffs=long)
         assert "What a joint move" not in many.start(many.task("train", 0), ["a", "b"], 0).observe("a")
@@ -134,18 +124,14 @@ class TestThinking:
         [
             ("Bet", "Bet"),
             ("<think>They hold the king, so Pass.</think>Bet", "Bet"),
-            ("<think>\nPass\n</think>\n\nBet\n", "Bet"),
             ("They hold the king.</think>Bet", "Bet"),  # the template opened it
             ("<think>a</think>Pass<think>b</think>Bet", "Bet"),
             ("<think>I write <think> again</think>Bet", "Bet"),
             ("<THINK>Pass</Think>Bet", "Bet"),
             ("<think>Bet", None),
             ("Bet<think>", None),
-            ("Bet\n<think>and yet", None),
             ("<think>x</think>Bet<think>y", None),
             ("<think>Bet</think>", None),
-            ("<think>x</think>Bet<think>y</think>", None),
-            ("<think></think>", None),
             ("</think>", None),
             ("<think>x</think>Bet, or Pass", None),
             ("", None),
@@ -153,8 +139,7 @@ class TestThinking:
     )
     async def test_a_move_is_read_after_the_last_thought(self, text: str, move: str | None) -> None:
         world = start(game(thinking=True))
-        paid = await world.step({"a": text})
-        assert (paid == {}) == (move is not None)
+        assert (await world.step({"a": text}) == {}) == (move is not None)
         outcome = world.outcome()
         assert outcome.info["invalid"] == {"a": int(move is None), "b": 0}
         if move is not None:
@@ -184,12 +169,12 @@ class TestThinking:
         pieces = ["<think>", "</think>", "IN", " ", "\n", "<", "think>", "</"]
         for _ in range(2000):
             text = "".join(draw.choices(pieces, k=draw.randrange(12)))
-            said = spoken(text)
-            assert (said is None) == ("<think>" in text.rpartition("</think>")[2])
-            if said is not None:
-                assert text.endswith(said)
-                assert "<think>" not in said
-                assert "</think>" not in said
+            move = spoken(text)
+            assert (move is None) == ("<think>" in text.rpartition("</think>")[2])
+            if move is not None:
+                assert text.endswith(move)
+                assert "<think>" not in move
+                assert "</think>" not in move
 
     def test_thinking_has_no_exact_values(self) -> None:
 

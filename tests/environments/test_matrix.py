@@ -46,7 +46,6 @@ def test_optima_equilibria_and_range_are_those_of_the_literature(
     [
         ("climbing", "AA", (11, 11)),
         ("climbing", "AB", (-30, -30)),
-        ("climbing", "BC", (6, 6)),
         ("climbing", "CB", (0, 0)),
         ("climbing", "CC", (5, 5)),
         ("penalty", "AC", (-100, -100)),

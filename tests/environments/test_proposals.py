@@ -45,15 +45,12 @@ class TestAccepted:
         [
             ("", 47, "nothing"),
             ("forty-seven", 47, "no problem of arithmetic"),
-            ("47", 47, "no problem of arithmetic"),
             ("47+85=132", 47, "no problem of arithmetic"),
             ("47+85; print(1)", 47, "no problem of arithmetic"),
             ("85+47", 47, "47"),
             ("47-5", 47, "operators"),
             ("47+100", 47, "100"),
-            ("47+-5", 47, "-5"),
             ("47+5.5", 47, "11/2"),
-            ("47+20%", 47, "1/5"),
             ("47+1+2", 47, "2 operations"),
             ("9" * 4000, 47, "no problem of arithmetic"),
         ],
@@ -182,11 +179,7 @@ class TestScript:
         ({"proposer": "bem"}, ("ada", "ben"), r"Did you mean 'ben'"),
         ({"proposer": "ben"}, ("ada", "ben"), "Put 'ben' first"),
         ({}, ("proposer",), "only the proposer"),
-        (
-            {"problems": {"flaws": {"adda": 0.5}}},
-            ("proposer", "ada"),
-            "Did you mean 'ada'",
-        ),
+        ({"problems": {"flaws": {"adda": 0.5}}}, ("proposer", "ada"), "Did you mean 'ada'"),
     ],
 )
 def test_unfit_teams_are_errors(settings: Mapping[str, Any], agents: tuple[str, ...], why: str) -> None:

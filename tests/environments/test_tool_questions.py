@@ -15,7 +15,6 @@ from kapelle.environments.math import Math
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.tool_questions import Tools
 from kapelle.environments.tools.calculator import Calculator
-from kapelle.environments.tools.contract import Toolbox
 from kapelle.environments.tools.functions import Functions
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.types import Episode, Task
@@ -76,30 +75,17 @@ async def test_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("text", "result"),
     [
-        (
-            call("calculatr", expression="1"),
-            "Error: There is no tool 'calculatr'",
-        ),
+        (call("calculatr", expression="1"), "Error: There is no tool 'calculatr'"),
         (call("calculator"), "Error: the arguments lack `expression`."),
         (call("calculator", expression=5), "Error: `expression` must be string, not integer."),
         (call("calculator", expression="1", base=2), "Error: There is no argument `base`."),
         (call("calculator", expression="1/0"), "Error: '1/0'"),
-        (call("calculator", expression="9**9x"), "Error: '9**9x'"),
-        (
-            call("calculator", expression="9**9**9"),
-            "Error: '9**9**9'",
-        ),
-        (call("calculator", expression="sqrt(-9)"), "Error: 'sqrt(-9)'"),
+        (call("calculator", expression="9**9**9"), "Error: '9**9**9'"),
         (call("fail", kindly=True), "Error: It is closed on Sundays."),
         (call("fail", kindly=False), "Error: RuntimeError: broken"),
-        (call("fail", kindly=1), "Error: `kindly` must be boolean, not integer."),
         (call("sleep", seconds=0.5), "Error: `sleep`"),
         ("</tool_call>", "Error: The tool_call tags"),
-        ("<tool_call>", "Error: A call cannot be read"),
-        (
-            '<tool_call>{"name": "fail"}</tool_call>',
-            "Error: A call has",
-        ),
+        ('<tool_call>{"name": "fail"}</tool_call>', "Error: A call has"),
         ("<tool_call>" + "[" * 9999 + "</tool_call>", "Error: A call cannot be read"),
     ],
 )
@@ -168,21 +154,6 @@ async def test_each_agent_has_separate_tools(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["old.txt"]  # noqa: PTH208 (it is tiny)
 
 
-async def test_tools_are_closed() -> None:
-    closed = []
-
-    class Box(Toolbox):
-        def close(self) -> None:
-            closed.append(self)
-
-    environment = Tools(questions=Arithmetic())
-    world = environment.start(TASK, ["a", "b"], 0)
-    for user in world._users.values():
-        user.boxes = [Box(), Box()]
-    await world.close()
-    assert len(closed) == 4
-
-
 async def test_impossible_steps_are_errors() -> None:
     world = Tools(questions=Arithmetic(), max_turns=1).start(TASK, ["solver"], 0)
     with pytest.raises(EpisodeError, match="acted"):
@@ -211,10 +182,7 @@ def test_impossible_settings_are_errors(values: Mapping[str, Any], message: str)
     ("environment", "message"),
     [
         (Tools(questions=Matrix()), "matrix"),
-        (
-            Tools(questions=Arithmetic(), tools=(Calculator(), Calculator())),
-            "Two tools",
-        ),
+        (Tools(questions=Arithmetic(), tools=(Calculator(), Calculator())), "Two tools"),
         (Tools(questions=Arithmetic(flaws={"b": 0.5})), "unknown agent 'b'"),
         (Tools(questions=Arithmetic(), tools=(functions("forcast"),)), "Did you mean 'forecast'"),
     ],

@@ -22,8 +22,6 @@ GAMES: tuple[Mapping[str, Any], ...] = (
     {"name": "hidden_sign", "seats": 2, "letters": 2},
     {"name": "speaker", "seats": 3, "letters": 2},
     {"name": "speaker", "seats": 2, "letters": 3, "speaker": "lies"},
-    {"name": "speaker", "seats": 3, "letters": 2, "speaker": "lies"},
-    {"name": "speaker", "seats": 2, "letters": 3, "speaker": "leads"},
     {"name": "speaker", "seats": 3, "letters": 2, "speaker": "leads"},
     {"name": "long_game", "seats": 2, "letters": 2, "rounds": 2},
     {"name": "long_game", "seats": 1, "letters": 3, "rounds": 2, "paid": "at_the_end"},

@@ -1,4 +1,4 @@
-"""A client in another language, written from the protocol's page alone, plays an episode."""
+"""A client in JavaScript plays an episode over the documented protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN = "the-right-token-0123456789"  # noqa: S105
 
 
 @pytest.mark.slow
-def test_a_client_in_node_plays_an_episode() -> None:
+def test_node_client_plays_episode() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("NOT TESTED: the protocol from another language. Install node to test it.")

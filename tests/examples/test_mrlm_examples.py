@@ -1,4 +1,4 @@
-"""MRLM's eleven examples, by their names: each runs in seconds and prints what it is about."""
+"""Run kapelle's versions of MRLM's eleven examples and check what they print."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PRINTS = {
         "step   1  .*",
     ],
 }
-"""What each prints, in this order."""
+"""Lines that each prints, in this order."""
 CONFIG = (
     "mrlm_ppo",
     "training.steps=1",
@@ -58,29 +58,21 @@ def run(
     return lines
 
 
-def test_all_eleven_are_there() -> None:
-    assert {file.stem for file in FOLDER.glob("*.py")} == set(PRINTS)
-    assert len(PRINTS) == 11
-    long = {
-        file.name for file in FOLDER.glob("*.py") if len(file.read_text(encoding="utf-8").splitlines()) > 70
-    }
-    assert long == set()
-
-
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTS)
-def test_it_prints_what_it_is_about(name: str, run: Callable[..., list[str]]) -> None:
-    said = run(name, *(CONFIG if name == "train_from_config" else (1,)))
+def test_output(name: str, run: Callable[..., list[str]]) -> None:
+    printed = run(name, *(CONFIG if name == "train_from_config" else (1,)))
     places = [
-        next((k for k, line in enumerate(said) if re.fullmatch(each, line)), None) for each in PRINTS[name]
+        next((k for k, line in enumerate(printed) if re.fullmatch(each, line)), None) for each in PRINTS[name]
     ]
-    assert None not in places, said
+    assert None not in places, printed
     assert places == sorted(places, key=lambda place: place or 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_what_needs_few_steps_is_learned(run: Callable[..., list[str]]) -> None:
+def test_examples_learn_in_few_steps(run: Callable[..., list[str]]) -> None:
     preferred = run("train_dpo_preferences", 6)[-1]
     assert preferred.endswith("right 100%")
     assert float(preferred.split("margin ")[1].split()[0]) > 0.0

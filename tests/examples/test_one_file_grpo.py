@@ -1,4 +1,4 @@
-"""The one-file example runs at toy size, stands alone, stays short, and its learning rule is GRPO's."""
+"""The one-file example runs at toy size, and its learning rule is GRPO's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_runs_and_reports_before_and_after() -> None:
+def test_fast_run_reports_before_and_after() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "--fast"], capture_output=True, text=True, timeout=120, check=False
     )
@@ -37,7 +38,7 @@ def test_runs_and_reports_before_and_after() -> None:
     ]
 
 
-def test_stands_alone() -> None:
+def test_imports_only_torch_and_transformers() -> None:
     imported = set()
     for node in ast.walk(ast.parse(EXAMPLE.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -47,23 +48,19 @@ def test_stands_alone() -> None:
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
 
 
-def test_reads_in_one_sitting() -> None:
-    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 250
-
-
-def test_a_pair_and_its_mirror_are_never_split(example: ModuleType) -> None:
+def test_mirrored_pairs_stay_in_one_split(example: ModuleType) -> None:
     train, test = example.split_problems(500)
     assert len(test) == 500
     assert len({frozenset(p) for p in train} | {frozenset(p) for p in test}) == 90 * 91 // 2
     assert not {frozenset(p) for p in train} & {frozenset(p) for p in test}
 
 
-def test_demonstrations_forget_six_carries_of_ten_and_err_nowhere_else(example: ModuleType) -> None:
+def test_demonstrations_forget_60_percent_of_carries(example: ModuleType) -> None:
     with_carry, forgotten = 0, 0
     for a in range(10, 100):
         for b in range(10, 100):
-            (_, notes), (read, answer) = example.demonstrations((a, b))
-            assert read == f"A{notes}"
+            (_, notes), (prompt, answer) = example.demonstrations((a, b))
+            assert prompt == f"A{notes}"
             if a % 10 + b % 10 <= 9:
                 assert answer == f"{a + b}."
             else:
@@ -81,12 +78,12 @@ def test_advantages_by_hand(example: ModuleType) -> None:
 
 
 def test_loss_by_hand(example: ModuleType) -> None:
-    # The Reasoner said one token at ratio 2 with A = 1: clipped at 1.2. The Actor said two at ratio 1/2 with
-    # A = -1: clipped at -0.8. Means per agent, summed: -(1.2 - 0.8).
+    # The Reasoner has one token at ratio 2 with A = 1, clipped at 1.2. The Actor has two at ratio 1/2 with
+    # A = -1, clipped at -0.8. The loss sums the means per agent: -(1.2 - 0.8).
     logp_NK = torch.log(torch.tensor([[2.0, 9.0], [0.5, 0.5]]))
-    said_NK = torch.tensor([[1, example.PAD], [1, 2]])
+    reply_NK = torch.tensor([[1, example.PAD], [1, 2]])
     turns = example.Turns(
-        torch.tensor([example.REASONER, example.ACTOR]), torch.zeros(2, 1), said_NK, torch.zeros(2, 2)
+        torch.tensor([example.REASONER, example.ACTOR]), torch.zeros(2, 1), reply_NK, torch.zeros(2, 2)
     )
     assert example.clipped_loss(logp_NK, turns, torch.tensor([1.0, -1.0])).item() == pytest.approx(-0.4)
 
@@ -99,23 +96,25 @@ def test_sampler_and_learner_agree_with_padding_cache_and_adapters(example: Modu
         for weight in (weight for weights in adapters for weight in weights):
             weight.normal_(std=0.3)
     turns, _ = example.play(team, [(10, 11), (47, 85), (99, 99)], greedy=False)
-    said_NK = turns.completion_NK != example.PAD
-    again_NK = example.completion_logp(team, *turns[:3])
-    assert torch.allclose(again_NK[said_NK], turns.logp_NK[said_NK], atol=1e-4)
+    reply_NK = turns.completion_NK != example.PAD
+    learner_NK = example.completion_logp(team, *turns[:3])
+    assert torch.allclose(learner_NK[reply_NK], turns.logp_NK[reply_NK], atol=1e-4)
 
 
 def test_padding_on_the_left_changes_nothing(example: ModuleType) -> None:
     torch.manual_seed(0)
     team = example.Team()
-    said_NK = example.encode(["85."], example.LONGEST_TURN, left=False)
+    reply_NK = example.encode(["85."], example.LONGEST_TURN, left=False)
     tight_NK, padded_NK = (
-        example.completion_logp(team, torch.empty(0), example.encode(["A7 15 1."], width, left=True), said_NK)
+        example.completion_logp(
+            team, torch.empty(0), example.encode(["A7 15 1."], width, left=True), reply_NK
+        )
         for width in (8, 20)
     )
     assert torch.allclose(tight_NK[0, :3], padded_NK[0, :3], atol=1e-5)
 
 
-def test_an_agents_loss_leaves_the_other_agents_weights_alone(example: ModuleType) -> None:
+def test_loss_of_one_agent_has_no_gradient_for_the_other(example: ModuleType) -> None:
     torch.manual_seed(0)
     team = example.Team()
     reasoner, actor = team.add_adapters(agents=2, rank=4)

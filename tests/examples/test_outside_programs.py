@@ -1,4 +1,4 @@
-"""Programs of somebody else are trained as they stand."""
+"""Train external programs without changing them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = (
 
 
 @pytest.mark.slow
-def test_a_program_that_knows_only_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_uses_only_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     recipe = str(EXAMPLES / "outside_program.yaml")
@@ -41,7 +41,7 @@ def test_a_program_that_knows_only_the_client(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_three_agents_named_by_their_models() -> None:
+def test_model_names_select_three_agents() -> None:
     main: Any = runpy.run_path(str(EXAMPLES / "outside_team.py"))["main"]
     watching, played = Watching(), []
     with Trainer.from_recipe(str(EXAMPLES / "outside_team.yaml"), *SMALL, observer=watching) as trainer:
@@ -53,18 +53,18 @@ def test_three_agents_named_by_their_models() -> None:
     assert [episode.error for episode in episodes] == [None] * 4
     assert played == [4]
     for episode in episodes:
-        spoke = [turn.agent for turn in episode.turns]
-        assert spoke[:3] == ["planner", "coder", "critic"]
-        if len(spoke) > 3:
-            first, again = episode.by("coder")
-            assert again.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+        order = [turn.agent for turn in episode.turns]
+        assert order[:3] == ["planner", "coder", "critic"]
+        if len(order) > 3:
+            first, second = episode.by("coder")
+            assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
         assert set(episode.rewards) == {"planner", "coder", "critic"}
     assert {turn.policy for episode in episodes for turn in episode.turns} == set(trainer.team.trained)
 
 
-def test_a_program_without_a_training_says_so_and_fails() -> None:
+def test_program_fails_without_training() -> None:
     main: Any = runpy.run_path(str(EXAMPLES / "outside_team.py"))["main"]
-    with socket.socket() as held:  # bound, and nobody listens
+    with socket.socket() as held:  # bound, without a listener
         held.bind(("127.0.0.1", 0))
-        with pytest.raises(SystemExit, match="Start it first, in another terminal: kapelle train"):
+        with pytest.raises(SystemExit, match="kapelle train"):
             main(f"http://127.0.0.1:{held.getsockname()[1]}/v1", "none", "0")

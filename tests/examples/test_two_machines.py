@@ -1,4 +1,4 @@
-"""The compose file of two machines names commands, files and variables that exist."""
+"""The compose file for two machines names existing commands, files and variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {
     *("profiles", "build", "command", "environment", "volumes", "ports", "restart", "stop_grace_period"),
     "working_dir",
 }
-"""Of a service, among those that the compose specification has."""
+"""Keys of a service in the compose specification that the example uses."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def services() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["environments", "trainer"])
-def test_a_service_can_be_started(services: dict[str, Any], name: str) -> None:
+def test_service_can_start(services: dict[str, Any], name: str) -> None:
     service = services[name]
     assert service.keys() <= KEYS
     assert (FOLDER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
@@ -45,7 +45,7 @@ def test_a_service_can_be_started(services: dict[str, Any], name: str) -> None:
     assert service["environment"] == {"KAPELLE_TOKEN": "${KAPELLE_TOKEN:?set it in .env}"}
 
 
-def test_the_trainer_finds_what_the_server_shows(services: dict[str, Any]) -> None:
+def test_trainer_finds_environments_of_server(services: dict[str, Any]) -> None:
     environment: Any = load_recipe(str(FOLDER / "recipe.yaml")).config.environment
     assert environment.address == ("environments:50051",)
     assert services["environments"]["ports"] == ["50051:50051"]

@@ -1,4 +1,4 @@
-"""The examples of workflows and environments run, and what they show is true."""
+"""Run the examples of workflows and check what they print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
 
 
 @pytest.mark.slow
-def test_a_workflow_of_ones_own_asks_the_third_only_when_two_differ(
+def test_own_workflow(
     run: Callable[[str, int], list[str]],
 ) -> None:
     shown = run("own_workflow.py", 2)
@@ -39,14 +39,15 @@ def test_a_workflow_of_ones_own_asks_the_third_only_when_two_differ(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_parts_of_a_mixture_are_told_apart(run: Callable[[str, int], list[str]]) -> None:
+def test_mixture_reports_parts(run: Callable[[str, int], list[str]]) -> None:
     shown = run("debate_on_a_mixture.py", 2)
     assert len(shown) == 2
     assert all("success/chains" in line and "success/sums" in line for line in shown)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_siirls_train_cycle_lets_agents_take_turns(run: Callable[[str, int], list[str]]) -> None:
+def test_siirl_train_cycle(run: Callable[[str, int], list[str]]) -> None:
     shown = run("siirl_workflow.py", 4)
     assert shown[:4] == [
         "flowchart TD",
@@ -57,14 +58,11 @@ def test_siirls_train_cycle_lets_agents_take_turns(run: Callable[[str, int], lis
     assert [line.split("trains ")[1] for line in shown[4:]] == ["reasoner", "reasoner", "actor", "actor"]
 
 
-def test_every_workflow_is_shown_and_ends_with_the_right_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     found = runpy.run_path(str(EXAMPLES / "every_workflow.py"))
-    shown = {*found["SHOWN"], "external"}  # an outside program's has examples of its own
-    assert shown == set(BUILTIN), (
-        f"new: {sorted(set(BUILTIN) - shown)}, gone: {sorted(shown - set(BUILTIN))}. Add a line to SHOWN of examples/every_workflow.py "
-        "for each new workflow: the workflow, and what each agent says in its turns."
-    )
+    shown = {*found["SHOWN"], "external"}  # `external` has its own examples
+    assert shown == set(BUILTIN), "Add each new workflow to SHOWN of examples/every_workflow.py."
     found["main"]()
-    said = capsys.readouterr().out
-    assert said.count("success 1.0") == len(found["SHOWN"]) - 2  # one of two in `parallel`, none in a game
-    assert "rewards: ann 1, bob -1" in said
+    output = capsys.readouterr().out
+    assert output.count("success 1.0") == len(found["SHOWN"]) - 2  # one of two in `parallel`, none in a game
+    assert "rewards: ann 1, bob -1" in output

@@ -199,21 +199,13 @@ async def test_other_forms_of_tests_are_private(
 @pytest.mark.parametrize(
     ("form", "row", "message"),
     [
-        (
-            "mbpp",
-            {"task_id": 1, "text": "t"},
-            "line 1: A row of MBPP",
-        ),
+        ("mbpp", {"task_id": 1, "text": "t"}, "line 1: A row of MBPP"),
         ("humaneval", {"task_id": 1}, "line 1: A row of HumanEval"),
         ("stdio", {"question": "q"}, "line 1 .*public_tests"),
         ("stdio", {"question": "q", "input_output": "{"}, "line 1: `input_output`"),
         ("stdio", {"question": "q", "private_tests": {"input": ["1"], "output": []}}, "as many texts"),
         ("stdio", {"question": "q", "private_tests": {"input": [1], "output": ["1"]}}, "as many texts"),
-        (
-            "stdio",
-            {"question": "q", "input_output": {"fn_name": "f", "inputs": []}},
-            "'f'",
-        ),
+        ("stdio", {"question": "q", "input_output": {"fn_name": "f", "inputs": []}}, "'f'"),
     ],
 )
 def test_a_row_of_another_form_is_an_error(

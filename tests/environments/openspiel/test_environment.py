@@ -60,17 +60,19 @@ SECRETS: list[tuple[str, Mapping[str, Any], Sequence[Any], Sequence[Any], int, i
 ]
 
 
-@pytest.mark.parametrize("wording", ["full", "short"])
-@pytest.mark.parametrize(("name", "parameters", "one", "other", "outsider", "insider"), SECRETS)
+WORDED = [
+    (secret, wording)
+    for secret in SECRETS
+    for wording in ("full", "short", "columns")
+    if wording != "columns" or secret[0].startswith("hanabi")
+]
+
+
+@pytest.mark.parametrize(("secret", "wording"), WORDED)
 def test_private_information_of_another_player_does_not_change_an_observation(
-    name: str,
-    parameters: Mapping[str, Any],
-    one: Sequence[Any],
-    other: Sequence[Any],
-    outsider: int,
-    insider: int,
-    wording: str,
+    secret: Any, wording: str
 ) -> None:
+    name, parameters, one, other, outsider, insider = secret
     environment = game(name, parameters=parameters, wording=wording)
     rules = environment.conduct
     first, second = state_after(environment, one), state_after(environment, other)
@@ -141,22 +143,13 @@ class TestColumns:
         one_color = environment.start(environment.task_after(1, 0), ["a", "b"], 1)
         assert " FR0Y- X000000 R.123,R.123;" in one_color.observe("a")
 
-    @pytest.mark.parametrize("secret", [each for each in SECRETS if each[0].startswith("hanabi")])
-    def test_the_own_hand_does_not_change_them(self, secret: Any) -> None:
-        name, parameters, one, other, outsider, insider = secret
-        environment = game(name, parameters=parameters, wording="columns")
-        first, second = state_after(environment, one), state_after(environment, other)
-        assert show(first, outsider, environment.conduct) == show(second, outsider, environment.conduct)
-        assert show(first, insider, environment.conduct) != show(second, insider, environment.conduct)
-
     def test_other_games_have_no_columns(self) -> None:
         with pytest.raises(ConfigError, match="columns"):
             game(wording="columns").check(["a", "b"])
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_negotiators_observe_only_their_own_values(seed: int) -> None:
-    world = start(game("negotiation"), "a", "b", seed=seed)
+async def test_negotiators_observe_only_their_own_values() -> None:
+    world = start(game("negotiation"), "a", "b")
     assert "Agent 0 util vec" in world.observe("a")
     assert "Agent 1 util vec" not in world.observe("a")
     assert "Agent 0 util vec" not in world.observe("b")
@@ -208,18 +201,15 @@ async def test_a_hand_of_kuhn_poker_in_both_wordings() -> None:
         ("`Bet`.", True),
         ("I hold the king.\n\nBet", True),
         ("Bet, I think", False),
-        ("Pass | Bet", False),
         ("<Bet>", False),
         ("", False),
         ("Fold", False),
-        ("1", False),
         ("Веt", False),
     ],
 )
 async def test_a_move_is_exactly_its_text(text: str, valid: bool) -> None:
     world = start(game(), "a", "b")
-    paid = await world.step({"a": text})
-    assert (paid == {}) == valid
+    assert (await world.step({"a": text}) == {}) == valid
     assert world.outcome().info["invalid"] == {"a": 0 if valid else 1, "b": 0}
 
 

@@ -94,9 +94,7 @@ async def test_a_random_opponent_joins_simultaneous_moves() -> None:
     ("written", "form"),
     [
         ("mcts(200)", "mcts(simulations=100)"),
-        ("mcts(", "mcts(simulations=100)"),
         ("nash)", "nash(tolerance=0.01)"),
-        ("nash(tolerance=.1,)", "nash(tolerance=0.01)"),
         ("mcts(simulations=1,simulations=2)", "mcts(simulations=100)"),
         ("scripted(pass|bet)", "scripted(moves=…)"),
         ("random(3)", "random"),

@@ -261,11 +261,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
     ("rewards", "settings", "said"),
     [
         ([{"function": "exact"}], {"question_field": "ask"}, "'ask'"),
-        (
-            [{"function": "exact", "agent": "cody"}],
-            {},
-            "Did you mean 'coder'?",
-        ),
+        ([{"function": "exact", "agent": "cody"}], {}, "Did you mean 'coder'?"),
         ([{"function": "gone"}], {}, "`gone`"),
         ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "`answer`"),
         ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "no column prompt"),
