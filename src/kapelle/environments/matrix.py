@@ -44,28 +44,28 @@ class Game:
     @property
     def least(self) -> float:
         """Least payoff in the table."""
-        return min(min(paid) for paid in self.payoffs.values())
+        return min(min(payoffs) for payoffs in self.payoffs.values())
 
     @property
     def greatest(self) -> float:
         """Greatest payoff in the table."""
-        return max(max(paid) for paid in self.payoffs.values())
+        return max(max(payoffs) for payoffs in self.payoffs.values())
 
     @property
     def common(self) -> bool:
         """Whether every joint move has one payoff for all players: pure coordination."""
-        return all(len(set(paid)) == 1 for paid in self.payoffs.values())
+        return all(len(set(payoffs)) == 1 for payoffs in self.payoffs.values())
 
     @property
     def constant_sum(self) -> bool:
         """Whether one player wins what the others lose."""
-        return len({sum(paid) for paid in self.payoffs.values()}) == 1
+        return len({sum(payoffs) for payoffs in self.payoffs.values()}) == 1
 
     @property
     def optima(self) -> tuple[Joint, ...]:
         """The joint moves whose payoffs have the greatest sum over players."""
-        best = max(sum(paid) for paid in self.payoffs.values())
-        return tuple(joint for joint, paid in self.payoffs.items() if sum(paid) == best)
+        best = max(sum(payoffs) for payoffs in self.payoffs.values())
+        return tuple(joint for joint, payoffs in self.payoffs.items() if sum(payoffs) == best)
 
     def alike(self) -> list[str]:
         """Return sets of letters whose exchange by all players at once changes no payoff."""
@@ -80,7 +80,9 @@ class Game:
 
     def _exchangeable(self, one: str, other: str) -> bool:
         swapped = str.maketrans(one + other, other + one)
-        return all(self.payoffs.get(joint.translate(swapped)) == paid for joint, paid in self.payoffs.items())
+        return all(
+            self.payoffs.get(joint.translate(swapped)) == payoffs for joint, payoffs in self.payoffs.items()
+        )
 
     def gaps(self) -> list[Joint]:
         """Return the joint moves that the table lacks."""
@@ -158,11 +160,11 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         if (self.game == "custom") != bool(self.payoffs):
             raise ValueError("`payoffs` and `game: custom` go together: set both or neither.")
         sizes = {
-            (len(joint), len(paid) if isinstance(paid, tuple) else None)
-            for joint, paid in self.payoffs.items()
+            (len(joint), len(payoffs) if isinstance(payoffs, tuple) else None)
+            for joint, payoffs in self.payoffs.items()
         }
         if (
-            any(joint == 0 or paid not in {None, joint} for joint, paid in sizes)
+            any(joint == 0 or payoffs not in {None, joint} for joint, payoffs in sizes)
             or len({j for j, _ in sizes}) > 1
         ):
             raise ValueError(
@@ -194,8 +196,8 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
             return known[self.game]
         return Game(
             {
-                joint: paid if isinstance(paid, tuple) else (paid,) * len(joint)
-                for joint, paid in self.payoffs.items()
+                joint: payoffs if isinstance(payoffs, tuple) else (payoffs,) * len(joint)
+                for joint, payoffs in self.payoffs.items()
             }
         )
 
@@ -250,13 +252,13 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         """Return the expected payoff of each letter of a player against the others' policy."""
         game = self.table
         values = dict.fromkeys(game.moves[seat], 0.0)
-        for joint, paid in game.payoffs.items():
+        for joint, payoffs in game.payoffs.items():
             chance = math.prod(
                 policy[str(other)].get(game.moves[other].index(letter), 0.0)
                 for other, letter in enumerate(joint)
                 if other != seat
             )
-            values[joint[seat]] += chance * paid[seat]
+            values[joint[seat]] += chance * payoffs[seat]
         return list(values.values())
 
     @property
@@ -302,18 +304,16 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Opposed, Scripted):
         """Return the rules, with the payoffs of a table of at most `MOST_LISTED` joint moves."""
         game = self.table
         rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
-        paid = {
-            joint: f"{joint} {', '.join(f'{p:g}' for p in (pays[:1] if game.common else pays))}"
-            for joint, pays in game.payoffs.items()
+        listed = {
+            joint: f"{joint} {', '.join(f'{p:g}' for p in (payoffs[:1] if game.common else payoffs))}"
+            for joint, payoffs in game.payoffs.items()
         }
         who = "all players" if game.common else "each player, in order"
-        listed = (
-            f" What a joint move (a letter of each player, in order) pays {who}: {'; '.join(paid.values())}."
-        )
+        sentence = f" What a joint move (a letter of each player, in order) pays {who}: {'; '.join(listed.values())}."
         return (
             f"A game of {game.players} players, played for {rounds}. In a round all say one letter at once, and are paid by "
             f"what all said. Anything but one of the letters shown is paid {self.invalid_payoff:g}."
-            f"{listed if len(paid) <= MOST_LISTED else ''}"
+            f"{sentence if len(listed) <= MOST_LISTED else ''}"
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:

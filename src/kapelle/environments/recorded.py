@@ -154,7 +154,9 @@ class Labelled(RecordedData, Recorded):
                 for text, label in self._read(row):
                     # The first of two labels for one text counts.
                     found.setdefault(self.question_of(row), {}).setdefault(text, label)
-            by_split[split] = tuple(Solved(asked, tuple(labels.items())) for asked, labels in found.items())
+            by_split[split] = tuple(
+                Solved(question, tuple(labels.items())) for question, labels in found.items()
+            )
         return by_split
 
     def _question(self, task: Task) -> Solved:

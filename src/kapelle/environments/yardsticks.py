@@ -33,7 +33,7 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
-Said = tuple[tuple[int, str], ...]
+History = tuple[tuple[int, str], ...]
 """The texts so far, in order: (seat from 0, text)."""
 Say = Callable[[int, str], Mapping[str, float]]
 """A policy: a seat and its observation → the probability of each text."""
@@ -66,31 +66,31 @@ class Yardstick(BaseEnvironment, Scripted):
         return self.alphabet
 
     @abstractmethod
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, history: History) -> tuple[int, ...]:
         """Return the seats that write next, all at once; empty at the end."""
 
     @abstractmethod
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Return the observation of a seat."""
 
     @abstractmethod
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """Return the text of a seat of the best team."""
 
     @abstractmethod
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """Return each seat's reward so far."""
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
         """Return a letter of the game → its name for a seat in an episode; empty if all names are equal."""
         return {}
 
-    def success(self, case: int, said: Said) -> float:
+    def success(self, case: int, history: History) -> float:
         """Return the team's reward as a share of the best team's."""
-        best: Said = ()
+        best: History = ()
         while self.movers(case, best):
             best = self.rightly(case, best)
-        return min(1.0, sum(self.earned(case, said)) / sum(self.earned(case, best)))
+        return min(1.0, sum(self.earned(case, history)) / sum(self.earned(case, best)))
 
     # -------- Exact values
 
@@ -99,18 +99,18 @@ class Yardstick(BaseEnvironment, Scripted):
         by_case = [self._expected(case, (), say) for case in range(self.cases)]
         return tuple(sum(column) / len(by_case) for column in zip(*by_case, strict=True))
 
-    def _expected(self, case: int, said: Said, say: Say) -> tuple[float, ...]:
-        movers = self.movers(case, said)
+    def _expected(self, case: int, history: History, say: Say) -> tuple[float, ...]:
+        movers = self.movers(case, history)
         if not movers:
-            return self.earned(case, said)
+            return self.earned(case, history)
         total = [0.0] * self.seats
-        policies = [say(seat, self.sees(case, seat, said)) for seat in movers]
+        policies = [say(seat, self.sees(case, seat, history)) for seat in movers]
         for joint in product(*(each.items() for each in policies)):
             probability = 1.0
             for _, share in joint:
                 probability *= share
             if probability:
-                now = (*said, *zip(movers, (text for text, _ in joint), strict=True))
+                now = (*history, *zip(movers, (text for text, _ in joint), strict=True))
                 for seat, reward in enumerate(self._expected(case, now, say)):
                     total[seat] += probability * reward
         return tuple(total)
@@ -142,24 +142,24 @@ class Yardstick(BaseEnvironment, Scripted):
         """Return the texts of the best team, by seat and observation."""
         found: dict[tuple[int, str], str] = {}
         for case in range(self.cases):
-            waiting: list[Said] = [()]
-            seen: set[Said] = set()
+            waiting: list[History] = [()]
+            seen: set[History] = set()
             while waiting:
-                said = waiting.pop()
-                movers = self.movers(case, said)
+                history = waiting.pop()
+                movers = self.movers(case, history)
                 for seat in movers:
-                    found[seat, self.sees(case, seat, said)] = self.right(case, seat, said)
-                following = [self.rightly(case, said)]
+                    found[seat, self.sees(case, seat, history)] = self.right(case, seat, history)
+                following = [self.rightly(case, history)]
                 if len(movers) == 1:  # the others must also answer texts that are not the best
-                    following = [(*said, (movers[0], text)) for text in self.texts]
+                    following = [(*history, (movers[0], text)) for text in self.texts]
                 new = [each for each in following if movers and each not in seen]
                 seen.update(new)
                 waiting += new
         return found
 
-    def rightly(self, case: int, said: Said) -> Said:
+    def rightly(self, case: int, history: History) -> History:
         """Return the texts after the best team's next move."""
-        return (*said, *((seat, self.right(case, seat, said)) for seat in self.movers(case, said)))
+        return (*history, *((seat, self.right(case, seat, history)) for seat in self.movers(case, history)))
 
     # -------- As an environment
 
@@ -199,7 +199,7 @@ class YardstickWorld(BaseWorld):
     def __init__(self, game: Yardstick, task: Task, agents: Sequence[str], seed: int) -> None:
         super().__init__(task, agents)
         self._game, self._case = game, int(task.data["case"])
-        self._said: Said = ()
+        self._said: History = ()
         draw = random.Random(f"{seed}/noise")
         names = [game.renamed(seat, seed) for seat, _ in enumerate(agents)]
         self._to_seat = [str.maketrans(dict(own)) for own in names]
@@ -250,15 +250,15 @@ class _OneText(Yardstick):
     def reward(self, case: int, seat: int, text: str) -> float:
         """Return the reward of a seat's text."""
 
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, history: History) -> tuple[int, ...]:
         """All at once, and then none."""
-        return () if said else tuple(range(self.seats))
+        return () if history else tuple(range(self.seats))
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """Each seat's own reward."""
-        if not said:
+        if not history:
             return (0.0,) * self.seats
-        return tuple(self.reward(case, seat, text) for seat, text in said)
+        return tuple(self.reward(case, seat, text) for seat, text in history)
 
     def expected(self, say: Say) -> tuple[float, ...]:
         """The same as for any game, without enumerating joint texts."""
@@ -289,13 +289,13 @@ class SumGame(_OneText):
     """Shares of the 1 for the seats that receive a reward, up to a factor; null: equal shares."""
 
     @model_validator(mode="after")
-    def _somebody_earns(self) -> SumGame:
-        paid = self.seats - self.riders
-        if paid < 1:
+    def _check_earners(self) -> SumGame:
+        earners = self.seats - self.riders
+        if earners < 1:
             raise ValueError(f"`riders: {self.riders}` leaves none of {self.seats} `seats` with a reward.")
-        if self.weights is not None and len(self.weights) != paid:
+        if self.weights is not None and len(self.weights) != earners:
             raise ValueError(
-                f"`weights` has {len(self.weights)} entries for {paid} seats with a reward. Give one for each."
+                f"`weights` has {len(self.weights)} entries for {earners} seats with a reward. Give one for each."
             )
         if self.weights is not None and self.pays == "all":
             raise ValueError("`weights` divides a sum; with `pays: all` all rewards are equal. Remove it.")
@@ -306,11 +306,11 @@ class SumGame(_OneText):
         """Tasks."""
         return self.number_of_cases
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place, and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """Another letter for every role and case."""
         return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
@@ -319,17 +319,17 @@ class SumGame(_OneText):
         return (text == self.right(case, seat, ())) * self._share(seat)
 
     def _share(self, seat: int) -> float:
-        paid = self.seats - self.riders
-        if seat >= paid:
+        earners = self.seats - self.riders
+        if seat >= earners:
             return 0.0
-        return 1.0 / paid if self.weights is None else self.weights[seat] / sum(self.weights)
+        return 1.0 / earners if self.weights is None else self.weights[seat] / sum(self.weights)
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """A share of 1 for each correct seat; with `pays: all` for all or none."""
-        own = super().earned(case, said)
+        own = super().earned(case, history)
         if self.pays == "sum":
             return own
-        correct = bool(said) and all(own[: self.seats - self.riders])
+        correct = bool(history) and all(own[: self.seats - self.riders])
         return tuple(correct * self._share(seat) for seat in range(self.seats))
 
     def expected(self, say: Say) -> tuple[float, ...]:
@@ -345,24 +345,24 @@ class Relay(Yardstick):
 
     name: Literal["relay"] = "relay"
 
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, history: History) -> tuple[int, ...]:
         """One after another."""
-        return (len(said),) if len(said) < self.seats else ()
+        return (len(history),) if len(history) < self.seats else ()
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place, and the last letter."""
-        return f"{seat + 1}/{self.seats} {said[-1][1] if said else ''}".strip()
+        return f"{seat + 1}/{self.seats} {history[-1][1] if history else ''}".strip()
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """The letter that follows the last one, `A` after the last of the alphabet."""
-        if not said:
+        if not history:
             return "A"
-        return self.alphabet[(self.alphabet.find(said[-1][1]) + 1) % self.letters]
+        return self.alphabet[(self.alphabet.find(history[-1][1]) + 1) % self.letters]
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """1 for the last seat, if all were correct."""
-        whole = len(said) == self.seats and all(
-            text == self.right(case, seat, said[:seat]) for seat, text in said
+        whole = len(history) == self.seats and all(
+            text == self.right(case, seat, history[:seat]) for seat, text in history
         )
         return (*[0.0] * (self.seats - 1), float(whole))
 
@@ -377,11 +377,11 @@ class HiddenSign(_OneText):
         """With the gift and without."""
         return 2
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place; the first seat sees the sign too."""
         return f"{seat + 1}/{self.seats}{' +-'[case + 1 if seat == 0 else 0]}".strip()
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """A letter for every seat."""
         return self.alphabet[seat % self.letters]
 
@@ -415,40 +415,40 @@ class Speaker(Yardstick):
         """One for each letter; a single one where the speaker leads."""
         return 1 if self.speaker == "leads" else self.letters
 
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, history: History) -> tuple[int, ...]:
         """The speaker, then all others at once."""
-        if not said:
+        if not history:
             return (0,)
-        return tuple(range(1, self.seats)) if len(said) == 1 else ()
+        return tuple(range(1, self.seats)) if len(history) == 1 else ()
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """The correct letter for a speaker that helps or lies; the speaker's text for the others."""
-        message = said[0][1] if said else ""
+        message = history[0][1] if history else ""
         secret = "" if self.speaker == "leads" else self.alphabet[case]
         return f"{seat + 1}/{self.seats} {message if seat else secret}".strip()
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """A helper writes it and the others repeat it; a leader writes any letter; a liar's text carries no information."""
         if self.speaker == "lies":
             return "A"
-        return said[0][1] if seat else self.alphabet[case]
+        return history[0][1] if seat else self.alphabet[case]
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """The rewards at the end."""
-        if len(said) < self.seats:
+        if len(history) < self.seats:
             return (0.0,) * self.seats
-        hearers = [hit / (self.seats - 1) for hit in self._hits(case, said)]
+        hearers = [hit / (self.seats - 1) for hit in self._hits(case, history)]
         total = sum(hearers)
         return (1.0 - total if self.speaker == "lies" else total, *hearers)
 
-    def success(self, case: int, said: Said) -> float:
+    def success(self, case: int, history: History) -> float:
         """Return the share of hearers with the correct letter."""
-        return sum(self._hits(case, said)) / (self.seats - 1)
+        return sum(self._hits(case, history)) / (self.seats - 1)
 
-    def _hits(self, case: int, said: Said) -> list[bool]:
+    def _hits(self, case: int, history: History) -> list[bool]:
         """Return whether each hearer is correct."""
-        wanted = said[0][1] if said and self.speaker == "leads" else self.alphabet[case]
-        return [text == wanted and text in tuple(self.alphabet) for seat, text in said if seat]
+        wanted = history[0][1] if history and self.speaker == "leads" else self.alphabet[case]
+        return [text == wanted and text in tuple(self.alphabet) for seat, text in history if seat]
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
         """Return, with `other_play`, a letter of the game → its name for a seat in an episode."""
@@ -467,23 +467,23 @@ class LongGame(Yardstick):
     paid: Literal["at_once", "at_the_end"] = "at_once"
     """When the rewards are given."""
 
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, history: History) -> tuple[int, ...]:
         """All, until the last round is over."""
-        return tuple(range(self.seats)) if len(said) < self.rounds * self.seats else ()
+        return tuple(range(self.seats)) if len(history) < self.rounds * self.seats else ()
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place, and the round."""
-        return f"{seat + 1}/{self.seats} {len(said) // self.seats}"
+        return f"{seat + 1}/{self.seats} {len(history) // self.seats}"
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """Another letter in every round."""
-        return self.alphabet[(seat + len(said) // self.seats) % self.letters]
+        return self.alphabet[(seat + len(history) // self.seats) % self.letters]
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, history: History) -> tuple[float, ...]:
         """A share for every correct letter."""
         found = [0] * self.seats
-        if self.paid == "at_once" or not self.movers(case, said):
-            for k, (seat, text) in enumerate(said):
+        if self.paid == "at_once" or not self.movers(case, history):
+            for k, (seat, text) in enumerate(history):
                 found[seat] += text == self.alphabet[(seat + k // self.seats) % self.letters]
         return tuple(each / (self.rounds * self.seats) for each in found)
 
@@ -491,9 +491,9 @@ class LongGame(Yardstick):
         """The same as for any game, without enumerating joint texts: each letter is rewarded independently."""
         found = [0.0] * self.seats
         for k in range(self.rounds):
-            said = ((0, ""),) * (k * self.seats)
+            history = ((0, ""),) * (k * self.seats)
             for seat in range(self.seats):
-                chance = say(seat, self.sees(0, seat, said)).get(self.right(0, seat, said), 0.0)
+                chance = say(seat, self.sees(0, seat, history)).get(self.right(0, seat, history), 0.0)
                 found[seat] += chance / (self.rounds * self.seats)
         return tuple(found)
 
@@ -520,11 +520,11 @@ class Essay(_OneText):
         """A text for each letter that decides."""
         return [letter * (self.place + 1) for letter in self.alphabet]
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place."""
         return f"{seat + 1}/{self.seats}"
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """As many `A` as are needed."""
         return "A" * (self.place + 1)
 
@@ -557,11 +557,11 @@ class Unequal(_OneText):
         """Tasks."""
         return len(self.right_letters)
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, history: History) -> str:
         """Its place, and the task's number."""
         return f"{seat + 1}/{self.seats} {case}"
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, history: History) -> str:
         """The first letter always is correct."""
         return "A"
 

@@ -67,9 +67,9 @@ class DataSet:
 
 def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[DataRow], Fields]:
     def fields(row: DataRow) -> Fields:
-        asked = next((name for name in question if name in row.fields), question[0])
+        column = next((name for name in question if name in row.fields), question[0])
         solved = next((name for name in answer if name in row.fields), answer[0])
-        text = question_in(row, asked, "question_field")
+        text = question_in(row, column, "question_field")
         written = field_of(row, solved, "answer_field")
         if isinstance(written, float) and written.is_integer():
             written = int(written)  # some sets store whole numbers as 142.0

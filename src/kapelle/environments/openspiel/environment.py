@@ -231,9 +231,9 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
                     "`environment.demonstrator` reads one line: set `environment.wording: short` or `columns`, "
                     "`environment.view: observation` and `environment.list_moves: true`."
                 )
-        for seat, opponent in self.opponents.items():
-            if not 1 <= seat <= players:
-                raise ConfigError(f"environment.opponents names player {seat} of {players} ({self.game}).")
+        for player, opponent in self.opponents.items():
+            if not 1 <= player <= players:
+                raise ConfigError(f"environment.opponents names player {player} of {players} ({self.game}).")
             opponent.check(game)
         free = players - len(self.opponents)
         if len(agents) not in {1, free} or not free:
@@ -275,25 +275,25 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             )
         tree_of(str(game))  # raises for a game that is too large
         for state in walk(game, MOST_HISTORIES):
-            seat = state.current_player()
-            key = state.information_state_string(seat)
+            player = state.current_player()
+            key = state.information_state_string(player)
             if key in seen:
                 continue
             seen.add(key)
             before, past = [], in_turns(game).new_initial_state()
             for action in state.history():
-                if past.current_player() == seat:
-                    before.append((past.information_state_string(seat), action))
+                if past.current_player() == player:
+                    before.append((past.information_state_string(player), action))
                 past.apply_action(action)
             seen_as = as_played(game, state)
-            actions, moves = tuple(state.legal_actions()), tuple(legal_moves(seen_as, seat, rules))
-            yield Decision(key, seat, show(seen_as, seat, rules), actions, moves, tuple(before))
+            actions, moves = tuple(state.legal_actions()), tuple(legal_moves(seen_as, player, rules))
+            yield Decision(key, player, show(seen_as, player, rules), actions, moves, tuple(before))
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
         """Return expected returns and NashConv of a policy of all players, by enumerating the game."""
         tree = self._tree
         returns = tree.values(policy)
-        best = [tree.best_response(policy, seat)[0] for seat in range(tree.players)]
+        best = [tree.best_response(policy, player)[0] for player in range(tree.players)]
         return returns, sum(max(0.0, most - own) for most, own in zip(best, returns, strict=True))
 
     def best_response(
@@ -317,29 +317,31 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         game = load_game(self.game, {**self.parameters, **task.data.get("parameters", {})}, chance)
         count = game.num_players()
         shift = derive_seed("seats", seed) % count if self.rotate else 0
-        free = [seat for seat in range(count) if seat + 1 not in self.opponents]
+        free = [player for player in range(count) if player + 1 not in self.opponents]
         owners = list(agents) if len(agents) == len(free) else [agents[0]] * len(free)
-        seats: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
-        for owner, seat in zip(owners, free, strict=True):
-            seats[owner] = tuple(sorted((*seats[owner], (seat + shift) % count)))
+        players_of: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
+        for owner, player in zip(owners, free, strict=True):
+            players_of[owner] = tuple(sorted((*players_of[owner], (player + shift) % count)))
         opponents: dict[int, Choose] = {}
         names: dict[int, str] = {}
         for given, opponent in self.opponents.items():
-            seat = (given - 1 + shift) % count
-            opponents[seat] = opponent.open(game, derive_seed("opponent", seat, seed))
-            names[seat] = opponent.name
-        for agent, player in task.seats_of_world.items():
-            for seat in seats[agent]:
-                opponents[seat] = opponent_named(player).open(game, derive_seed("opponent", seat, seed))
-                names[seat] = player
-        players = Players(seats, opponents, names, self.rotate)
+            player = (given - 1 + shift) % count
+            opponents[player] = opponent.open(game, derive_seed("opponent", player, seed))
+            names[player] = opponent.name
+        for agent, opponent_name in task.seats_of_world.items():
+            for player in players_of[agent]:
+                opponents[player] = opponent_named(opponent_name).open(
+                    game, derive_seed("opponent", player, seed)
+                )
+                names[player] = opponent_name
+        players = Players(players_of, opponents, names, self.rotate)
         level = task.data.get("level")
         conduct = self._conduct(game)
-        human = seats.get(self._reader, ())
+        human = players_of.get(self._reader, ())
         own = dict.fromkeys(human, self._in_sentences._conduct(game)) if human else {}  # noqa: SLF001 - its own class
-        for seat in range(1, count) if self.other_play else ():
-            colours = Colours.drawn(game, derive_seed("other-play", seat, seed))
-            own[seat] = replace(own.get(seat, conduct), colours=colours)
+        for player in range(1, count) if self.other_play else ():
+            colours = Colours.drawn(game, derive_seed("other-play", player, seed))
+            own[player] = replace(own.get(player, conduct), colours=colours)
         return GameWorld(game, players, conduct, random.Random(chance), seed, level, own)
 
     @property
@@ -397,44 +399,44 @@ class Rules:
     """The player's names of Hanabi's colours; None takes OpenSpiel's."""
 
 
-def show(state: Any, seat: int, rules: Rules) -> str:
+def show(state: Any, player: int, rules: Rules) -> str:
     """Return a player's observation of a state, and its legal moves if it moves now."""
     game = state.get_game()
     raw = (
-        state.information_state_string(seat)
+        state.information_state_string(player)
         if rules.view == "information"
-        else state.observation_string(seat)
+        else state.observation_string(player)
     )
     moves = ""
-    if rules.list_moves and seat in _moving(state):
-        names = _named_moves(state, seat, rules)
+    if rules.list_moves and player in _moving(state):
+        names = _named_moves(state, player, rules)
         moves = listed(list(map(rules.words.move, Colours.listed(names) if rules.colours else names)))
     view = rules.words.view(rules.colours.view(raw) if rules.colours else raw)
     if rules.wording != "full":
-        line = " ".join(part for part in (f"{seat + 1}/{game.num_players()}", view, moves) if part)
+        line = " ".join(part for part in (f"{player + 1}/{game.num_players()}", view, moves) if part)
         return "\n".join(part for part in (rules.head, line) if part)
-    title = f"You are player {seat + 1} of {game.num_players()} in {game.get_type().long_name}."
+    title = f"You are player {player + 1} of {game.num_players()} in {game.get_type().long_name}."
     return "\n".join(part for part in (rules.head, title, view, moves and f"Legal moves: {moves}") if part)
 
 
-def legal_moves(state: Any, seat: int, rules: Rules) -> list[str]:
+def legal_moves(state: Any, player: int, rules: Rules) -> list[str]:
     """Return the legal moves of a player as text, in OpenSpiel's order of actions."""
-    return [rules.words.move(name) for name in _named_moves(state, seat, rules)]
+    return [rules.words.move(name) for name in _named_moves(state, player, rules)]
 
 
-def _named_moves(state: Any, seat: int, rules: Rules) -> list[str]:
+def _named_moves(state: Any, player: int, rules: Rules) -> list[str]:
     """Return the legal moves of a player as OpenSpiel writes them, with the player's names of colours."""
-    names = [state.action_to_string(seat, action) for action in state.legal_actions(seat)]
+    names = [state.action_to_string(player, action) for action in state.legal_actions(player)]
     return names if rules.colours is None else [rules.colours.move(name) for name in names]
 
 
-def understand(state: Any, seat: int, text: str, rules: Rules) -> int | None:
+def understand(state: Any, player: int, text: str, rules: Rules) -> int | None:
     """Return the legal action that a text names, as these rules or OpenSpiel write it, else None."""
     written = rules.move_in(text)
     if written is None:
         return None
-    legal = state.legal_actions(seat)
-    names = [(rules.words.move(name), name) for name in _named_moves(state, seat, rules)]
+    legal = state.legal_actions(player)
+    names = [(rules.words.move(name), name) for name in _named_moves(state, player, rules)]
     place = match(written, names)
     return None if place is None else int(legal[place])
 
@@ -450,9 +452,9 @@ def _moving(state: Any) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Players:
-    """The agent or opponent of each player (seat)."""
+    """The agent or opponent of each player."""
 
-    seats: Mapping[str, tuple[int, ...]]
+    players_of: Mapping[str, tuple[int, ...]]
     """Agent → its players, from 0."""
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
@@ -489,33 +491,35 @@ class GameWorld(KnowsMoves):
         self._forfeited: set[int] = set()
         self._acted: set[str] = set()
         self._paid = [0.0] * game.num_players()
-        self._pending = dict.fromkeys(players.seats, 0.0)
+        self._pending = dict.fromkeys(players.players_of, 0.0)
         self._advance()
 
     def observe(self, agent: str) -> str:
         """Return the observation of the player that the agent moves for now, else of its first one."""
-        seats = self._players.seats[agent]
-        seat = next((seat for seat in _moving(self.state) if seat in seats), seats[0])
-        return show(self.state, seat, self.rules_of(seat))
+        players_of = self._players.players_of[agent]
+        player = next((player for player in _moving(self.state) if player in players_of), players_of[0])
+        return show(self.state, player, self.rules_of(player))
 
-    def rules_of(self, seat: int) -> Rules:
+    def rules_of(self, player: int) -> Rules:
         """Return the rules of a player (from 0), which may have its own names of colours, or be a human."""
-        return self._own.get(seat, self._rules)
+        return self._own.get(player, self._rules)
 
     def legal(self, agent: str) -> Sequence[str]:
         """Return the legal moves of the player that the agent moves for now."""
         if agent not in self.movers():
             return ()
-        seat = next(seat for seat in _moving(self.state) if seat in self._players.seats[agent])
-        return legal_moves(self.state, seat, self._rules)
+        player = next(player for player in _moving(self.state) if player in self._players.players_of[agent])
+        return legal_moves(self.state, player, self._rules)
 
     def movers(self) -> tuple[str, ...]:
         """Return the agents that move; empty at the end."""
         if self._forfeited:
             return ()
-        moving = [seat for seat in _moving(self.state) if seat not in self._players.opponents]
+        moving = [player for player in _moving(self.state) if player not in self._players.opponents]
         return tuple(
-            agent for agent, seats in self._players.seats.items() if not set(seats).isdisjoint(moving)
+            agent
+            for agent, players_of in self._players.players_of.items()
+            if not set(players_of).isdisjoint(moving)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -526,19 +530,21 @@ class GameWorld(KnowsMoves):
         need_movers(actions, self.movers())
         charged: Counter[str] = Counter()
         joint: dict[int, int] = {}
-        for seat in _moving(self.state):
-            agent = next((name for name, seats in self._players.seats.items() if seat in seats), None)
-            if agent is None or seat in self._players.opponents:
-                joint[seat] = self._players.opponents[seat](self.state, seat)
+        for player in _moving(self.state):
+            agent = next(
+                (name for name, players_of in self._players.players_of.items() if player in players_of), None
+            )
+            if agent is None or player in self._players.opponents:
+                joint[player] = self._players.opponents[player](self.state, player)
                 continue
             self._acted.add(agent)
-            action = understand(self.state, seat, actions[agent], self.rules_of(seat))
+            action = understand(self.state, player, actions[agent], self.rules_of(player))
             if action is None:
                 charged[agent] += 1
-                action = self._fallback.choice(self.state.legal_actions(seat))
+                action = self._fallback.choice(self.state.legal_actions(player))
                 if self._rules.forfeit:
-                    self._forfeited.add(seat)
-            joint[seat] = int(action)
+                    self._forfeited.add(player)
+            joint[player] = int(action)
         self._invalid.update(charged)
         if not self._forfeited:
             self._move(joint)
@@ -552,12 +558,12 @@ class GameWorld(KnowsMoves):
         return paid
 
     def _move(self, joint: Mapping[int, int]) -> None:
-        for seat, action in joint.items():
-            self._moves.append(f"{seat + 1}: {plain_move(self.state.action_to_string(seat, action))}")
-            self._tally.note(self.state, seat, action)
+        for player, action in joint.items():
+            self._moves.append(f"{player + 1}: {plain_move(self.state.action_to_string(player, action))}")
+            self._tally.note(self.state, player, action)
         if self.state.is_simultaneous_node():
             # OpenSpiel takes 0 for a player without a choice.
-            self.state.apply_actions([joint.get(seat, 0) for seat in range(self._game.num_players())])
+            self.state.apply_actions([joint.get(player, 0) for player in range(self._game.num_players())])
         else:
             self.state.apply_action(next(iter(joint.values())))
 
@@ -570,8 +576,8 @@ class GameWorld(KnowsMoves):
             elif self.movers():
                 return
             else:
-                moving = [seat for seat in _moving(self.state) if seat in self._players.opponents]
-                self._move({seat: self._players.opponents[seat](self.state, seat) for seat in moving})
+                moving = [player for player in _moving(self.state) if player in self._players.opponents]
+                self._move({player: self._players.opponents[player](self.state, player) for player in moving})
 
     def _returns(self) -> list[float]:
         """Return the return of every player; see `OpenSpiel.invalid` for a forfeited game."""
@@ -584,13 +590,15 @@ class GameWorld(KnowsMoves):
             return [least] * count
         if total is not None:
             returns = [(total - lost * least) / (count - lost)] * count
-        return [least if seat in self._forfeited else returns[seat] for seat in range(count)]
+        return [least if player in self._forfeited else returns[player] for player in range(count)]
 
     def _add_rewards(self) -> None:
         """Add the new rewards of their players to agents; an agent receives them with its next move."""
         returns = self._returns()
-        for agent, seats in self._players.seats.items():
-            self._pending[agent] += sum(returns[seat] - self._paid[seat] for seat in seats) / len(seats)
+        for agent, players_of in self._players.players_of.items():
+            self._pending[agent] += sum(returns[player] - self._paid[player] for player in players_of) / len(
+                players_of
+            )
         self._paid = returns
 
     def outcome(self) -> Outcome:
@@ -606,17 +614,18 @@ class GameWorld(KnowsMoves):
                 "moves": list(self._moves),
                 "returns": returns,
                 "seats": {
-                    agent: [seat + 1 for seat in seats] for agent, seats in self._players.seats.items()
+                    agent: [player + 1 for player in players_of]
+                    for agent, players_of in self._players.players_of.items()
                 },
-                "opponents": {str(seat + 1): name for seat, name in sorted(self._players.names.items())},
-                "invalid": {agent: self._invalid[agent] for agent in self._players.seats},
-                "forfeited": [seat + 1 for seat in sorted(self._forfeited)],
+                "opponents": {str(player + 1): name for player, name in sorted(self._players.names.items())},
+                "invalid": {agent: self._invalid[agent] for agent in self._players.players_of},
+                "forfeited": [player + 1 for player in sorted(self._forfeited)],
                 **self._measured(returns, together=together),
             },
             truncated=not self._forfeited and not self.state.is_terminal(),
             roles={
-                agent: "+".join(f"seat_{seat + 1}" for seat in seats)
-                for agent, seats in self._players.seats.items()
+                agent: "+".join(f"seat_{player + 1}" for player in players_of)
+                for agent, players_of in self._players.players_of.items()
             }
             if self._players.drawn
             else {},
@@ -624,24 +633,25 @@ class GameWorld(KnowsMoves):
 
     def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
         """Return the measures of this game; an agent's value is the sum or, for shares, the mean over its players."""
-        seats = self._players.seats
+        players_of = self._players.players_of
         found: dict[str, Json] = {} if self._level is None else {"level": self._level}
         found["lost_by_form"] = {
-            agent: float(any(seat in self._forfeited for seat in own)) for agent, own in seats.items()
+            agent: float(any(player in self._forfeited for player in own))
+            for agent, own in players_of.items()
         }
         if not together and len(returns) > 1 and (self._forfeited or self.state.is_terminal()):
             best = max(returns)
             alone = returns.count(best) == 1
             found["won"] = {
-                agent: float(alone and any(returns[seat] == best for seat in own))
-                for agent, own in seats.items()
+                agent: float(alone and any(returns[player] == best for player in own))
+                for agent, own in players_of.items()
             }
             found["draw"] = float(min(returns) == best)
         game, by_seat = self._tally.found(self.state)
         found |= game
         for name, each in by_seat.items():
-            for agent, own in seats.items():
-                known = [each[seat] for seat in own if seat in each]
+            for agent, own in players_of.items():
+                known = [each[player] for player in own if player in each]
                 if name in self._tally.shares:
                     value = sum(known) / len(known) if known else None
                 else:

@@ -297,7 +297,7 @@ class RandomOpponent(_PlaysAll):
     def open(self, game: Any, seed: int) -> Choose:
         """Return the policy of one episode."""
         draw = random.Random(seed)
-        return lambda state, seat: int(draw.choice(state.legal_actions(seat)))
+        return lambda state, player: int(draw.choice(state.legal_actions(player)))
 
 
 class ScriptedOpponent(_PlaysAll):
@@ -315,9 +315,9 @@ class ScriptedOpponent(_PlaysAll):
         """Return the policy of one episode."""
         return self._choose
 
-    def _choose(self, state: Any, seat: int) -> int:
-        legal = state.legal_actions(seat)
-        names = [(plain_move(state.action_to_string(seat, action)),) for action in legal]
+    def _choose(self, state: Any, player: int) -> int:
+        legal = state.legal_actions(player)
+        names = [(plain_move(state.action_to_string(player, action)),) for action in legal]
         places = [match(move, names) for move in self.moves]
         return int(legal[next((place for place in places if place is not None), 0)])
 
@@ -351,7 +351,7 @@ class HanabiOpponent(_OnlyHanabi):
     def open(self, game: Any, seed: int) -> Choose:
         """Return the policy of one episode."""
         draw = random.Random(seed)
-        return lambda state, seat: choose(state, seat, draw, bold=self.bold)
+        return lambda state, player: choose(state, player, draw, bold=self.bold)
 
 
 class TreeSearchOpponent(Settings):
@@ -524,10 +524,10 @@ def play_table(chances: Chances, seed: int) -> Choose:
     """Return a policy that draws its moves from a table's probabilities."""
     draw = random.Random(seed)
 
-    def choose(state: Any, seat: int) -> int:
-        key = str(state.information_state_string(seat))
+    def choose(state: Any, player: int) -> int:
+        key = str(state.information_state_string(player))
         if state.is_simultaneous_node():  # the table is of `in_turns(game)`, whose states name the player
-            key = f"Current player: {seat}\n{key}"
+            key = f"Current player: {player}\n{key}"
         own = chances[key]
         return int(draw.choices(list(own), list(own.values()))[0])
 

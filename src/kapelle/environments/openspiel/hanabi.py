@@ -203,12 +203,13 @@ def read_short(seen: str) -> Table:
     )
 
 
-def choose(state: Any, seat: int, draw: random.Random, *, bold: bool) -> int:
+def choose(state: Any, player: int, draw: random.Random, *, bold: bool) -> int:
     """Return the action of a simple player, see `advise`."""
     moves = {
-        state.action_to_string(seat, action).strip("()"): int(action) for action in state.legal_actions(seat)
+        state.action_to_string(player, action).strip("()"): int(action)
+        for action in state.legal_actions(player)
     }
-    return moves[advise(read_table(state.observation_string(seat)), list(moves), draw, bold=bold)]
+    return moves[advise(read_table(state.observation_string(player)), list(moves), draw, bold=bold)]
 
 
 def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: bool) -> str:

@@ -22,7 +22,7 @@ class GameTally(Protocol):
     shares: frozenset[str]
     """Names whose numbers are averaged, in place of summed, over the players of one agent."""
 
-    def note(self, state: Any, seat: int, action: int) -> None:
+    def note(self, state: Any, player: int, action: int) -> None:
         """Count a move before it is made."""
         ...
 
@@ -50,7 +50,7 @@ class MoveTally:
     def __init__(self) -> None:
         self._moves = 0
 
-    def note(self, state: Any, seat: int, action: int) -> None:
+    def note(self, state: Any, player: int, action: int) -> None:
         """See `GameTally`."""
         self._moves += 1
 
@@ -70,23 +70,23 @@ class PokerTally:
         self._raised: Counter[int] = Counter()
         self._folded: Counter[int] = Counter()
 
-    def note(self, state: Any, seat: int, action: int) -> None:
+    def note(self, state: Any, player: int, action: int) -> None:
         """See `GameTally`."""
         self._moves += 1
         bets = self._antes(state)
         highest = max(bets.values())
-        match state.action_to_string(seat, action), bets[seat] < highest:
+        match state.action_to_string(player, action), bets[player] < highest:
             case "Raise", _:
-                first = "[Round 1]" in state.information_state_string(seat)
-                self._raised[seat] += 1
-                bets[seat] = highest + (2.0 if first else 4.0)  # OpenSpiel's raises of the two rounds
+                first = "[Round 1]" in state.information_state_string(player)
+                self._raised[player] += 1
+                bets[player] = highest + (2.0 if first else 4.0)  # OpenSpiel's raises of the two rounds
             case "Bet", False:
-                self._raised[seat] += 1
-                bets[seat] += 1.0
+                self._raised[player] += 1
+                bets[player] += 1.0
             case ("Call", _) | ("Bet", True):
-                bets[seat] = highest
+                bets[player] = highest
             case ("Fold", _) | ("Pass", True):
-                self._folded[seat] += 1
+                self._folded[player] += 1
 
     def found(self, state: Any) -> Found:
         """Return the pot and the players' parts of it, in chips."""
@@ -110,26 +110,26 @@ class HanabiTally:
         }
         self._knowledge: dict[int, list[float]] = {}
 
-    def note(self, state: Any, seat: int, action: int) -> None:
+    def note(self, state: Any, player: int, action: int) -> None:
         """See `GameTally`."""
-        written = state.action_to_string(seat, action).strip("()").split()
-        table = read_table(state.observation_string(seat))
+        written = state.action_to_string(player, action).strip("()").split()
+        table = read_table(state.observation_string(player))
         own = table.cards(0)
-        self._knowledge.setdefault(seat, []).append(
+        self._knowledge.setdefault(player, []).append(
             sum(card.known for card in own) / len(own) if own else 0.0
         )
         if written[0] == "Play":
             place = int(written[1])
             # The next player sees the card.
             count = len(table.hands)
-            others = read_table(state.observation_string((seat + 1) % count))
+            others = read_table(state.observation_string((player + 1) % count))
             face = others.cards(count - 1)[place].face
             fits = table.stacks[face[0]] == int(face[1]) - 1
-            self._did["played"][seat] += 1
-            self._did["fitted" if fits else "misplayed"][seat] += 1
-            self._did["known"][seat] += own[place].fits(table.stacks)
+            self._did["played"][player] += 1
+            self._did["fitted" if fits else "misplayed"][player] += 1
+            self._did["known"][player] += own[place].fits(table.stacks)
         else:
-            self._did["discarded" if written[0] == "Discard" else "hinted"][seat] += 1
+            self._did["discarded" if written[0] == "Discard" else "hinted"][player] += 1
 
     def found(self, state: Any) -> Found:
         """See `GameTally`."""
@@ -140,6 +140,6 @@ class HanabiTally:
             "hints_left": float(table.hints),
             "deck": float(table.deck),
         }
-        seats: dict[str, Mapping[int, float]] = {name: did for name, did in self._did.items()}  # noqa: C416
-        seats["knowledge"] = {seat: sum(each) / len(each) for seat, each in self._knowledge.items()}
-        return game, seats
+        by_player: dict[str, Mapping[int, float]] = {name: did for name, did in self._did.items()}  # noqa: C416
+        by_player["knowledge"] = {player: sum(each) / len(each) for player, each in self._knowledge.items()}
+        return game, by_player

@@ -85,18 +85,18 @@ class GameTree:
                 for action, likely in reversed(state.chance_outcomes()):
                     open_.append((state.child(action), number, -1, likely, level + 1, made))
             else:
-                seat = state.current_player()
-                key = state.information_state_string(seat)
+                player = state.current_player()
+                key = state.information_state_string(player)
                 legal = state.legal_actions()
                 if key not in self.states:
                     self.states[key] = len(first)
                     self.actions.append(tuple(legal))
-                    owner.append(seat)
-                    own_depth.append(made[seat])
+                    owner.append(player)
+                    own_depth.append(made[player])
                     first.append(entries)
                     entries += len(legal)
                 here = self.states[key]
-                then = tuple(count + (player == seat) for player, count in enumerate(made))
+                then = tuple(count + (each == player) for each, count in enumerate(made))
                 open_.extend(
                     (state.child(legal[k]), number, first[here] + k, 1.0, level + 1, then)
                     for k in reversed(range(len(legal)))
@@ -170,7 +170,7 @@ class GameTree:
     def values(self, policy: Table) -> tuple[float, ...]:
         """Return the expected return of each player."""
         steps = self._steps(self._flat(policy))
-        return tuple(float(self._values(steps, self._paid[:, seat])[0]) for seat in range(self.players))
+        return tuple(float(self._values(steps, self._paid[:, player])[0]) for player in range(self.players))
 
     def visits(self, policy: Table) -> dict[str, float]:
         """Return the expected number of visits of each information state per game."""
@@ -181,7 +181,7 @@ class GameTree:
         often = np.bincount(self._state[decisions], reach[decisions], minlength=len(self.states))
         return dict(zip(self.states, map(float, often), strict=True))
 
-    def best_response(self, policy: Table, seat: int) -> tuple[float, dict[str, int]]:
+    def best_response(self, policy: Table, player: int) -> tuple[float, dict[str, int]]:
         """Return the value of a best response of a player to the others' policy, and its move in each state.
 
         In a state that the others never reach, it is the first move.
@@ -189,17 +189,17 @@ class GameTree:
         import numpy as np
 
         flat = self._flat(policy)
-        own = self._owner[self._state_of_entry] == seat
+        own = self._owner[self._state_of_entry] == player
         # The probability that the others and chance lead to a history; the player itself takes every move.
         others = self._reach(self._steps(np.where(own, 1.0, flat)))
-        mine = self._moved[self._mover == seat]
+        mine = self._moved[self._mover == player]
         flat = np.where(own, 0.0, flat)
-        flat[self._first[:-1][self._owner == seat]] = 1.0
+        flat[self._first[:-1][self._owner == player]] = 1.0
         chosen: dict[int, int] = {}
-        states = np.flatnonzero(self._owner == seat)
+        states = np.flatnonzero(self._owner == player)
         # Last moves first: the values of earlier ones depend on them.
         for made in sorted(set(self._own_depth[states].tolist()), reverse=True):
-            values = self._values(self._steps(flat), self._paid[:, seat])
+            values = self._values(self._steps(flat), self._paid[:, player])
             gain = np.bincount(self._entry[mine], others[mine] * values[mine], minlength=self.entries)
             for state in states[self._own_depth[states] == made].tolist():
                 begin, end = self._first[state], self._first[state + 1]
@@ -207,6 +207,6 @@ class GameTree:
                 flat[begin:end] = 0.0
                 flat[begin + best] = 1.0
                 chosen[state] = self.actions[state][best]
-        value = float(self._values(self._steps(flat), self._paid[:, seat])[0])
+        value = float(self._values(self._steps(flat), self._paid[:, player])[0])
         names = list(self.states)
         return value, {names[state]: action for state, action in sorted(chosen.items())}
