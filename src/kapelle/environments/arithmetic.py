@@ -48,17 +48,8 @@ Role = Literal["columns", "combine", "solve", "work_out"]
 
 
 Sign = Literal["+", "-", "*", "/"]
-_SIGNS: Mapping[str, Sign] = {
-    "+": "+",
-    "-": "-",
-    "−": "-",
-    "*": "*",
-    "×": "*",
-    "·": "*",
-    "/": "/",
-    "÷": "/",
-    ":": "/",
-}
+_SIGNS: Mapping[str, Sign] = {"−": "-", "×": "*", "·": "*", "÷": "/", ":": "/"}
+"""Other spellings of operators."""
 _WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
 MAX_DIGITS = 48
 """Most digits of an answer, numerator and denominator together, which is the limit of graders."""
@@ -236,8 +227,7 @@ class Arithmetic(Questions):
         """Return whether any column carries or borrows; with other operators, which ones the task has."""
         if not self._columns_only:
             return {"times": "×" in task.question, "divided": "÷" in task.question}
-        a, operator, b = _QUESTION.fullmatch(task.question).groups()  # type: ignore[union-attr]
-        return {"carry": any(_carries(int(a), operator, int(b)))}
+        return {"carry": any(_carries(*_operands(task.question)))}
 
     def belongs_to(self, expression: Expression) -> Split:
         """Return the split of any problem: no test task is a problem of `train`."""
@@ -253,20 +243,19 @@ class Arithmetic(Questions):
         """Return the text of the agent's role, without the carry in its share of the demonstrations."""
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
+        received = messages[-1].content if messages else ""
         if self._expressions or _QUESTION.fullmatch(task.question) is None:
-            if role == "combine":
-                read = messages[-1].content if messages else ""
-            else:
-                read = step_before(task.question, whole=carry)
+            step = received if role == "combine" else step_before(task.question, whole=carry)
             if role == "work_out":
-                return f"{read}={value_of(read, whole=True)}"
-            return read if role == "columns" else value_of(read, whole=carry or role == "solve")
-        if role == "work_out":
-            return f"{places(task.question)}={combine(columns(task.question, carry=carry), carry=True)}"
+                return f"{step}={value_of(step, whole=True)}"
+            return step if role == "columns" else value_of(step, whole=carry or role == "solve")
         if role == "combine":
-            return combine(messages[-1].content if messages else "", carry=carry)
-        written = columns(task.question, carry=carry)
-        return written if role == "columns" else combine(written, carry=True)
+            return combine(received, carry=carry)
+        notes = columns(task.question, carry=carry)
+        if role == "columns":
+            return notes
+        answer = combine(notes, carry=True)
+        return f"{places(task.question)}={answer}" if role == "work_out" else answer
 
 
 def split_of(a: int, b: int) -> Split:
@@ -275,6 +264,12 @@ def split_of(a: int, b: int) -> Split:
 
 
 _QUESTION = re.compile(r"([0-9]+)([+-])([0-9]+)")
+
+
+def _operands(question: str) -> tuple[int, str, int]:
+    match = _QUESTION.fullmatch(question)
+    assert match, f"not a question of this environment: {question}"
+    return int(match[1]), match[2], int(match[3])
 
 
 def _digits(a: int, operator: str, b: int) -> list[int]:
@@ -299,11 +294,9 @@ def _carries(a: int, operator: str, b: int) -> list[int]:
 
 def columns(question: str, *, carry: bool) -> str:
     """Return the notes on a question, with or without the marks of carries."""
-    match = _QUESTION.fullmatch(question)
-    assert match, f"not a question of this environment: {question}"
-    a, operator, b = int(match[1]), match[2], int(match[3])
-    sums = _digits(a, operator, b)
-    carried = [0, *_carries(a, operator, b)][: len(sums)]
+    operands = _operands(question)
+    sums = _digits(*operands)
+    carried = [0, *_carries(*operands)][: len(sums)]
     shown = [*(column % 10 for column in sums[:-1]), sums[-1]]
     marks = [f"{each:+d}" if each and carry else "" for each in carried]
     return ",".join(f"{column}{mark}" for column, mark in zip(shown, marks, strict=True))
@@ -311,9 +304,7 @@ def columns(question: str, *, carry: bool) -> str:
 
 def places(question: str) -> str:
     """Return the value of each decimal place of a question, greatest place first: `120+12`, `40-2`."""
-    match = _QUESTION.fullmatch(question)
-    assert match, f"not a question of this environment: {question}"
-    terms = [value * 10**place for place, value in enumerate(_digits(int(match[1]), match[2], int(match[3])))]
+    terms = [value * 10**place for place, value in enumerate(_digits(*_operands(question)))]
     first, *rest = [term for term in reversed(terms) if term] or [0]
     return f"{first}" + "".join(f"{term:+d}" for term in rest)
 
@@ -380,9 +371,9 @@ def step_before(question: str, *, whole: bool) -> str:
     expression = parse_expression(question)
     assert isinstance(expression, Operation), f"not a question of this environment: {question}"
     left, right = work_out(expression.left), work_out(expression.right)
-    value = None if left is None or right is None else apply(expression.operator, left, right)
     assert left is not None, question
     assert right is not None, question
+    value = apply(expression.operator, left, right)
     assert value is not None, question
     if expression.operator in ("+", "-"):
         under = math.lcm(left.denominator, right.denominator)
