@@ -214,12 +214,11 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         words = re.findall(r"[a-z0-9:]+", text[:READ].casefold())
         slots = self._slots(str(task.data["errand"]))
         place = {word.strip(":"): k for k, word in reversed(list(enumerate(words)))}
-        first = {
-            slot: min(place[word] for word in (slot, *map(str.casefold, values)) if word in place)
+        found = {
+            slot: [place[word] for word in (slot, *map(str.casefold, values)) if word in place]
             for slot, values in slots.items()
-            if any(word in place for word in (slot, *map(str.casefold, values)))
         }
-        return sorted(first, key=lambda slot: first[slot])
+        return sorted((slot for slot, places in found.items() if places), key=lambda slot: min(found[slot]))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
         """Return the user's answer, or the assistant's: a question about each thing, then a booking of the answers."""

@@ -126,11 +126,11 @@ class Mixture(
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the excluded rows of the parts."""
-        found: dict[Split, str] = {}
+        found: dict[Split, list[str]] = {}
         for name, part in self.members.items():
             for split, text in (part.skipped() if offers(part, Reporting) else {}).items():
-                found[split] = "; ".join([*([found[split]] if split in found else []), f"{name}: {text}"])
-        return found
+                found.setdefault(split, []).append(f"{name}: {text}")
+        return {split: "; ".join(texts) for split, texts in found.items()}
 
     def doubts(self) -> Sequence[str]:
         """Return the doubts of the parts."""

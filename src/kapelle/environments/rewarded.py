@@ -488,8 +488,8 @@ class Rewarded(AskingData, OffersTools, AsksJudges, Answerable, InMemory, PaysEp
         train, test = self._held.called
         train = train if self.path == IN_MEMORY else self.path
         if self.eval_path == "none":
-            found = usable(first, self._read, self.max_unusable, train)
-            return Splits(found.rows, (), 0, {"train": found.skipped})
+            found, skipped = usable(first, self._read, self.max_unusable, train)
+            return Splits(found, (), 0, {"train": skipped})
         held_out = self.eval_path in _HELD_OUT
         test = test if self.eval_path == IN_MEMORY else train if held_out else self.eval_path
         source: DataSource = replace(self.source, test=self.eval_path, called=(train, test))

@@ -108,7 +108,7 @@ def test_one_file_is_divided_by_a_hash_of_each_question(tmp_path: Path) -> None:
 def test_train_rows_in_the_test_split_are_excluded_and_counted(tmp_path: Path) -> None:
     splits = load(fill(tmp_path, lines(ROWS[:5]), lines(ROWS[3:])))
     assert questions(splits) == (["q0", "q1", "q2"], ["q3", "q4", "q5"])
-    assert splits.left_out == 2
+    assert splits.duplicates == 2
 
 
 @pytest.mark.parametrize(

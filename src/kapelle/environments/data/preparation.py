@@ -251,9 +251,8 @@ def _gathered(
     skipped: dict[str, Skipped] = {}
 
     def read(place: str, rows: Sequence[DataRow]) -> list[Fields]:
-        found = usable(rows, chosen.fields, max_unusable, place)
-        skipped[place] = found.skipped
-        return [chosen.fields(row) for row in found.rows]
+        found, skipped[place] = usable(rows, chosen.fields, max_unusable, place)
+        return [chosen.fields(row) for row in found]
 
     def exists(name: str) -> bool:
         return any((local / f"{name}{suffix}").is_file() for suffix in ("", *SUFFIXES))

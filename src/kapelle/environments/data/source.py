@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import Field, model_validator
 
@@ -56,16 +56,10 @@ class Skipped:
         return f"{self.count:,} of {self.total:,} rows cannot be used{then}: {why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Usable(Generic[T]):
-    """The usable rows."""
-
-    rows: tuple[T, ...]
-    skipped: Skipped
-
-
-def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: str) -> Usable[T]:
-    """Return the rows that `read` accepts; DataError if more than `share` of them are unusable.
+def usable(
+    rows: Sequence[T], read: Callable[[T], object], share: float, where: str
+) -> tuple[tuple[T, ...], Skipped]:
+    """Return the rows that `read` accepts, and the excluded ones; DataError if more than `share` are unusable.
 
     `read` raises DataError, with the place of the row, for an unusable one.
     """
@@ -85,7 +79,7 @@ def usable(rows: Sequence[T], read: Callable[[T], object], share: float, where: 
     if count > share * len(rows):
         allowed = f", more than `environment.max_unusable` = {share:.1%}"
         raise DataError(f"{where}: {skipped.report('' if count == len(rows) else allowed)}")
-    return Usable(tuple(kept), skipped)
+    return tuple(kept), skipped
 
 
 MANIFEST = "manifest.json"
@@ -93,6 +87,8 @@ MANIFEST = "manifest.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
+RowsRead = tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
+"""Train and test rows as read; None for the second if one file is both."""
 Words = Callable[[DataRow, str, str], str]
 """(row, field, setting) → the field as text; DataError if it is no text."""
 
@@ -122,7 +118,7 @@ class DataSource:
 
     def contents(self) -> Mapping[str, str]:
         """Return the hash of each file, or split of the hub, that is read."""
-        return _raw(self).contents
+        return _raw(self)[1]
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
         """Return the rows of one split, all of a file; DataError if it has none."""
@@ -139,13 +135,13 @@ class DataSource:
             "or to `owner/name` of a data set on the Hugging Face hub."
         )
 
-    def read(self) -> tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]:
-        """Return the train rows and the test rows as read; None for the second if one file is both."""
-        return _raw(self).rows
+    def read(self) -> RowsRead:
+        """Return the rows as read."""
+        return _raw(self)[0]
 
     def first_row(self) -> DataRow | None:
         """Return the first train row, usable or not; None without any."""
-        return next(iter(_raw(self).rows[0]), None)
+        return next(iter(_raw(self)[0][0]), None)
 
     def load(
         self,
@@ -161,7 +157,7 @@ class DataSource:
         them raises DataError is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the test
         split is excluded and counted. DataError for data that are missing, damaged, empty or of another form.
         """
-        return self.apart(*_raw(self).rows, key, setting, words, read, max_unusable)
+        return self.apart(*_raw(self)[0], key, setting, words, read, max_unusable)
 
     def apart(
         self,
@@ -183,20 +179,19 @@ class DataSource:
         both = (self.path, self.path) if second is None else (self.describe("train"), self.describe("test"))
         named, other_named = self.called or both
         of_these = f"'{self.path}'" if self.called is None else named
-        found = usable(first, check, max_unusable, named)
-        skipped: dict[Split, Skipped] = {"train": found.skipped}
+        skipped: dict[Split, Skipped] = {}
+        found, skipped["train"] = usable(first, check, max_unusable, named)
         if second is None:
-            shares = [held_out(words(row, key, setting), self.test_share) for row in found.rows]
-            test = tuple(row for row, out in zip(found.rows, shares, strict=True) if out)
-            train = tuple(row for row, out in zip(found.rows, shares, strict=True) if not out)
+            shares = [held_out(words(row, key, setting), self.test_share) for row in found]
+            test = tuple(row for row, out in zip(found, shares, strict=True) if out)
+            train = tuple(row for row, out in zip(found, shares, strict=True) if not out)
         else:
-            other = usable(second, check, max_unusable, other_named)
-            train, test = found.rows, other.rows
-            skipped["test"] = other.skipped
+            train = found
+            test, skipped["test"] = usable(second, check, max_unusable, other_named)
         for split, rows in (("train", train), ("test", test)):
-            if not rows and second is None and found.rows:
+            if not rows and second is None and found:
                 raise DataError(
-                    f"The {split} split of {len(found.rows):,} rows of {of_these} is empty with "
+                    f"The {split} split of {len(found):,} rows of {of_these} is empty with "
                     f"`environment.test_share` = {self.test_share:g}. Give more rows, another share, or separate test rows."
                 )
             if not rows:
@@ -218,7 +213,7 @@ class Splits:
 
     train: tuple[DataRow, ...]
     test: tuple[DataRow, ...]
-    left_out: int
+    duplicates: int
     """Train rows that are also in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
     """Unusable rows; `train` counts those of a file that is both splits."""
@@ -228,22 +223,13 @@ class Splits:
         return self.train if split == "train" else self.test
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """Rows as read."""
-
-    rows: tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
-    """Train and test; None for the second if one file is both."""
-    contents: Mapping[str, str]
-    """File, or data set and split of the hub → hash of its contents."""
-
-
 @lru_cache(maxsize=8)
-def _raw(source: DataSource) -> _Raw:
+def _raw(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
+    """Return the rows as read, and the hash of each input by name."""
     contents: dict[str, str] = {}
     train = source.whole("train", contents)
     one_file = Path(source.path).expanduser().is_file()
-    return _Raw((train, None if one_file else source.whole("test", contents)), contents)
+    return (train, None if one_file else source.whole("test", contents)), contents
 
 
 def one_spelling(question: str) -> str:

@@ -176,7 +176,7 @@ def too_large(game: Any, most: int) -> ConfigError:
     )
 
 
-# -------- The rules of OpenSpiel's games in a few sentences, which stand before what a player reads
+# -------- The rules of OpenSpiel's games in a few sentences, which precede the observations
 
 
 @cache
@@ -276,23 +276,17 @@ def unknown_rules(game: Any) -> str:
 
 Choose = Callable[[Any, int], int]
 """State and player → a legal action."""
-
-
 Chances = Mapping[str, Mapping[int, float]]
 """Information state → legal action → its probability."""
 
 
-class _PlaysAll(Settings):
-    """Base of opponents for every game."""
-
-    def check(self, game: Any) -> None:
-        """Accept any game."""
-
-
-class RandomOpponent(_PlaysAll):
+class RandomOpponent(Settings):
     """Draws uniformly from the legal moves."""
 
     name: Literal["random"] = "random"
+
+    def check(self, game: Any) -> None:
+        """Accept any game."""
 
     def open(self, game: Any, seed: int) -> Choose:
         """Return the policy of one episode."""
@@ -300,7 +294,7 @@ class RandomOpponent(_PlaysAll):
         return lambda state, player: int(draw.choice(state.legal_actions(player)))
 
 
-class ScriptedOpponent(_PlaysAll):
+class ScriptedOpponent(Settings):
     """Plays the first of its moves that is legal, otherwise the first legal move."""
 
     name: Literal["scripted"] = "scripted"
@@ -310,6 +304,9 @@ class ScriptedOpponent(_PlaysAll):
     ] = ()
     """In order of preference, as OpenSpiel writes them (brackets and letter case do not matter); also one text with `|`
     between them. Illegal moves are skipped."""
+
+    def check(self, game: Any) -> None:
+        """Accept any game."""
 
     def open(self, game: Any, seed: int) -> Choose:
         """Return the policy of one episode."""
@@ -379,7 +376,7 @@ class TreeSearchOpponent(Settings):
         bot = spiel().MCTSBot(
             game, evaluator, exploration, self.simulations, megabytes, True, seed % 2**31, False
         )
-        return lambda state, _seat: int(bot.step(state))
+        return lambda state, _player: int(bot.step(state))
 
 
 class RegretOpponent(Settings):
