@@ -68,15 +68,15 @@ async def test_a_chain_computes_a_step(folder: str) -> None:
 def test_flaws_of_the_script_have_their_share(folder: str) -> None:
     environment = GSM8KSteps(path=folder, flaws={"reasoner": 0.3, "actor": 0.5})
     task = environment.task("train", 1)
-    said = [environment.script("reasoner", task, (Message("user", "7*48"),), seed) for seed in range(1000)]
-    assert set(said) == {"280+56", "280"}
-    assert said.count("280") / 1000 == pytest.approx(0.3, abs=0.05)
-    heard = (Message("user", "280+56"),)
-    said = [environment.script("actor", task, heard, seed) for seed in range(1000)]
-    assert set(said) == {"336", "236"}
-    assert said.count("236") / 1000 == pytest.approx(0.5, abs=0.05)
-    assert environment.script("solver", task, heard, 0) == "336"
-    assert GSM8KSteps(path=folder, flaws={"solver": 1.0}).script("solver", task, heard, 0) == "236"
+    texts = [environment.script("reasoner", task, (Message("user", "7*48"),), seed) for seed in range(1000)]
+    assert set(texts) == {"280+56", "280"}
+    assert texts.count("280") / 1000 == pytest.approx(0.3, abs=0.05)
+    messages = (Message("user", "280+56"),)
+    texts = [environment.script("actor", task, messages, seed) for seed in range(1000)]
+    assert set(texts) == {"336", "236"}
+    assert texts.count("236") / 1000 == pytest.approx(0.5, abs=0.05)
+    assert environment.script("solver", task, messages, 0) == "336"
+    assert GSM8KSteps(path=folder, flaws={"solver": 1.0}).script("solver", task, messages, 0) == "236"
 
 
 def test_unfit_settings_and_files_are_errors(folder: str, tmp_path: Path) -> None:

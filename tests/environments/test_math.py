@@ -164,7 +164,7 @@ async def test_undecided_answers_are_compared_in_a_process(
 async def test_a_slow_comparison_is_incorrect_and_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with math_processes(size=1, limits=AnswerLimits(cpu_s=0.2, wall_s=0.9)) as hasty:
+    with math_processes(size=1, limits=AnswerLimits(cpu_s=0.2, wall_s=20.0)) as hasty:
         hasty.warm()
         monkeypatch.setattr(math_environment, "shared_math_processes", lambda: hasty)
         task = Task("train-0", "q", {"answer": r"\tan 5"})
@@ -244,8 +244,8 @@ async def test_the_script_writes_its_part_of_the_solution(tmp_path: Path) -> Non
         for index in range(size):
             task = environment.task(split, index)
             for agent in ("actor", "solver"):
-                said = environment.script(agent, task, (), 0)
-                assert (await environment.grade(said, task.data["answer"])).score == 1.0
+                solution = environment.script(agent, task, (), 0)
+                assert (await environment.grade(solution, task.data["answer"])).score == 1.0
 
 
 @pytest.mark.data
@@ -255,8 +255,8 @@ async def test_gsm8k(gsm8k_folder: Path) -> None:
     assert (environment.size("train"), environment.size("test")) == (7473, 1319)
     for index in range(0, 1319, 5):
         task = environment.task("test", index)
-        said = environment.script("solver", task, (), 0)
-        assert (await environment.grade(said, task.data["answer"])).score == 1.0
+        solution = environment.script("solver", task, (), 0)
+        assert (await environment.grade(solution, task.data["answer"])).score == 1.0
     assert environment.task("test", 0).data["answer"] == "18"
 
 

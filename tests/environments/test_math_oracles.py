@@ -54,13 +54,9 @@ def answered(source: Path, target: Path, answer: str) -> str:
 @pytest.mark.parametrize(
     ("file", "question", "answer", "size", "every"),
     [
-        pytest.param(
-            "deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40, marks=pytest.mark.long
-        ),
+        ("deepscaler_parts/train_math.json.gz", "problem", "answer", 7470, 40),
         ("deepscaler_parts/train_aime.json.gz", "problem", "answer", 975, 10),
-        pytest.param(
-            "deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40, marks=pytest.mark.long
-        ),
+        ("deepmath_sample/train.jsonl.gz", "prompt", "ground_truth", 4994, 40),
     ],
 )
 async def test_gold_answers_are_correct_and_cheats_are_not(
@@ -74,8 +70,8 @@ async def test_gold_answers_are_correct_and_cheats_are_not(
     assert len(tasks) == size
     for index, task in enumerate(tasks):
         gold = task.data["answer"]
-        said = environment.script("solver", task, (), 0)
-        assert (await environment.grade(said, gold)).score == 1.0, gold
+        solution = environment.script("solver", task, (), 0)
+        assert (await environment.grade(solution, gold)).score == 1.0, gold
         for what in CHEATS if index % every == 0 else ():
             grade = await environment.grade(cheat(what, gold, task.question), gold)
             assert grade.score == 0.0, (what, gold)
@@ -104,7 +100,7 @@ FORMS = (
 @pytest.mark.parametrize(
     ("file", "answer", "integers"),
     [
-        pytest.param("deepscaler_parts/train_math.json.gz", "answer", 4400, marks=pytest.mark.long),
+        ("deepscaler_parts/train_math.json.gz", "answer", 4400),
         ("deepmath_sample/train.jsonl.gz", "ground_truth", 1900),
     ],
 )

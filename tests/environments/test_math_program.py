@@ -17,7 +17,7 @@ def block(program: str) -> str:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
-    ("said", "score", "why"),
+    ("text", "score", "why"),
     [
         (block("print(1000)\nprint(1200 + 34)"), 1.0, ""),
         (block("print('1,234')"), 1.0, ""),
@@ -32,12 +32,12 @@ def block(program: str) -> str:
     ],
 )
 async def test_the_last_line_is_the_answer(
-    sandbox: Bubblewrap, tmp_path: Path, said: str, score: float, why: str
+    sandbox: Bubblewrap, tmp_path: Path, text: str, score: float, why: str
 ) -> None:
     environment = Math(path=folder(tmp_path), answer_by="program")
     environment.check(["solver"])
     world = environment.start(environment.task("train", 1), ["solver"], 0)
-    await world.step({"solver": said})
+    await world.step({"solver": text})
     outcome = world.outcome()
     assert outcome.rewards == {"solver": score}
     assert why in outcome.info["explanations"]["solver"]

@@ -162,13 +162,13 @@ def test_the_team_must_have_one_agent_per_player() -> None:
 def test_the_script_makes_legal_moves_of_every_kind() -> None:
     environment = Matrix(game="custom", payoffs={"UL": 1, "UR": 3, "DL": 5, "DR": 7})
     task = environment.task("train", 0)
-    heard = (
+    messages = (
         Message("user", "1/2 UD"),
         Message("assistant", "U"),
         Message("user", "You see 2/2 LR UL. Move:"),
     )
-    assert {environment.script("b", task, heard, seed) for seed in range(50)} == {"L", "R"}
-    assert {environment.script("a", task, heard[:1], seed) for seed in range(50)} == {"U", "D"}
+    assert {environment.script("b", task, messages, seed) for seed in range(50)} == {"L", "R"}
+    assert {environment.script("a", task, messages[:1], seed) for seed in range(50)} == {"U", "D"}
 
 
 RPS = {"RR": 0, "RP": -1, "RS": 1, "PR": 1, "PP": 0, "PS": -1, "SR": -1, "SP": 1, "SS": 0}
@@ -176,7 +176,7 @@ RPS = {"RR": 0, "RP": -1, "RS": 1, "PR": 1, "PP": 0, "PS": -1, "SR": -1, "SP": 1
 
 
 def test_exact_values_of_a_zero_sum_table_by_hand() -> None:
-    game = Matrix(game="custom", payoffs={joint: (paid, -paid) for joint, paid in RPS.items()})
+    game = Matrix(game="custom", payoffs={joint: (payoff, -payoff) for joint, payoff in RPS.items()})
     uniform = {"0": dict.fromkeys(range(3), 1 / 3), "1": dict.fromkeys(range(3), 1 / 3)}
     returns, gain = game.exact_values(uniform)
     assert (*returns, gain) == pytest.approx((0.0, 0.0, 0.0))
@@ -201,7 +201,9 @@ def test_exact_values_of_three_players() -> None:
 
 
 def test_information_states_are_the_observations() -> None:
-    game = Matrix(game="custom", payoffs={joint: (paid, -paid) for joint, paid in RPS.items()}, rules="none")
+    game = Matrix(
+        game="custom", payoffs={joint: (payoff, -payoff) for joint, payoff in RPS.items()}, rules="none"
+    )
     decisions = list(game.decisions())
     assert [(each.seat, each.text, each.moves) for each in decisions] == [
         (0, "1/2 RPS", ("R", "P", "S")),
@@ -219,7 +221,7 @@ def test_interchangeable_letters() -> None:
     assert Matrix(game="custom", payoffs=LEVERS).table.alike() == ["ABC", "D"]
     assert Matrix(game="xor").table.alike() == ["AB"]
     assert Matrix(game="climbing").table.alike() == ["A", "B", "C"]
-    pays = {joint: (paid, -paid) for joint, paid in RPS.items()}
+    pays = {joint: (payoff, -payoff) for joint, payoff in RPS.items()}
     assert Matrix(game="custom", payoffs=pays).table.alike() == ["R", "P", "S"]
 
 
@@ -228,10 +230,10 @@ async def test_other_play_renames_the_partners_letters() -> None:
     met = set()
     for seed in range(40):
         world = game.start(game.task("train", 0), ("a", "b"), seed)
-        paid = await world.step({"a": "A", "b": "A"})
+        rewards = await world.step({"a": "A", "b": "A"})
         meant = game.renamed(1, seed)
-        assert paid["a"] == paid["b"] == float(meant["A"] == "A")
-        own = {letter: said for said, letter in meant.items()}
+        assert rewards["a"] == rewards["b"] == float(meant["A"] == "A")
+        own = {letter: name for name, letter in meant.items()}
         assert world.observe("a") == f"1/2 ABCD A{meant['A']}"
         assert world.observe("b") == f"2/2 ABCD {own['A']}A"
         assert await world.step({"a": "D", "b": "D"}) == {"a": 0.9, "b": 0.9}

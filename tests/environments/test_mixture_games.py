@@ -135,7 +135,7 @@ def test_a_shared_reward_with_a_zero_sum_part_is_an_error() -> None:
 
 # Two games of one move each, whose stakes differ by a hundred.
 SMALL = {"AA": (1, 0), "AB": (0, 1), "BA": (0, 1), "BB": (1, 0)}
-LARGE = {joint: tuple(100 * paid for paid in pays) for joint, pays in SMALL.items()}
+LARGE = {joint: tuple(100 * payoff for payoff in pays) for joint, pays in SMALL.items()}
 
 
 def stakes() -> Mixture:
@@ -265,8 +265,8 @@ QUICK = (
 def test_the_recipe_trains_and_resumes_with_all_baselines(algorithm: str, tmp_path: Path) -> None:
     row = f"algorithm={{name: {algorithm}, group_size: 1, team_reward: individual}}"
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    said = call("train", "self_play_games", *QUICK, row, "training.steps=2", "--run-dir", str(whole))
-    assert said.code == 0, said.err
+    result = call("train", "self_play_games", *QUICK, row, "training.steps=2", "--run-dir", str(whole))
+    assert result.code == 0, result.err
     rows = read_metrics(whole)
     for agent in AGENTS:
         assert rows[0][f"samples/{agent}"] > 0
@@ -293,8 +293,8 @@ def test_exact_values_of_small_games(tmp_path: Path) -> None:
     )
     parts = f"environment.parts={{kuhn: {kuhn}, hanabi: {hanabi}}}"
     run = tmp_path / "run"
-    said = call("train", "self_play_games", *QUICK, parts, "training.steps=1", "--run-dir", str(run))
-    assert said.code == 0, said.err
+    result = call("train", "self_play_games", *QUICK, parts, "training.steps=1", "--run-dir", str(run))
+    assert result.code == 0, result.err
     exact = call("play", str(run), "--exact")
     assert exact.code == 0, exact.err
     assert "kuhn\npolicy" in exact.out

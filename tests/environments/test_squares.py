@@ -114,9 +114,9 @@ class TestRuns:
         files = {path.name for path in (tmp_path / "run" / "images").iterdir()}
         assert files >= {episode.turns[0].images[0].file for episode in episodes}
         (tmp_path / "run" / "images" / episodes[0].turns[0].images[0].file).unlink()
-        again = next(read_episodes(tmp_path / "run"))
-        assert again == episodes[0]
-        assert again.turns[0].images[0].data == b""
+        reread = next(read_episodes(tmp_path / "run"))
+        assert reread == episodes[0]
+        assert reread.turns[0].images[0].data == b""
 
     @pytest.mark.parametrize(
         ("more", "why"),

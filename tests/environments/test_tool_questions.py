@@ -119,8 +119,8 @@ async def test_a_long_result_is_cut() -> None:
 
 async def test_an_agent_without_an_answer_receives_no_reward() -> None:
     environment = Tools(questions=Arithmetic(), max_turns=2)
-    again = call("calculator", expression="132")
-    scripts = {"caller": lines(again, again), "solver": lines("132")}
+    repeated = call("calculator", expression="132")
+    scripts = {"caller": lines(repeated, repeated), "solver": lines("132")}
     [episode] = await play(environment, ToolUse(), [*scripts], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["caller", "solver", "caller"]
     assert episode.rewards == {"caller": 0.0, "solver": 1.0}

@@ -47,8 +47,8 @@ async def played(
     while movers := world.movers():
         views = {name: world.observe(name) for name in names}
         texts = {name: say[names.index(name), views[name]] for name in movers}
-        for name, paid in (await world.step(texts)).items():
-            total[name] += paid
+        for name, reward in (await world.step(texts)).items():
+            total[name] += reward
     outcome = world.outcome()
     assert outcome.success is not None
     return {name: total[name] + outcome.rewards[name] for name in names}, outcome.success
@@ -60,12 +60,12 @@ def views_of(game: Yardstick) -> list[tuple[int, str]]:
     for case in range(game.cases):
         open_: list[tuple[tuple[int, str], ...]] = [()]
         while open_:
-            said = open_.pop()
-            movers = game.movers(case, said)
-            found |= {(seat, game.sees(case, seat, said)): None for seat in movers}
+            history = open_.pop()
+            movers = game.movers(case, history)
+            found |= {(seat, game.sees(case, seat, history)): None for seat in movers}
             if movers:
                 open_ += [
-                    (*said, *zip(movers, texts, strict=True))
+                    (*history, *zip(movers, texts, strict=True))
                     for texts in itertools.product(game.texts, repeat=len(movers))
                 ]
     return list(found)
@@ -78,10 +78,10 @@ async def test_expected_rewards_are_those_of_episodes(settings: Mapping[str, Any
     draw = random.Random(0)
     for _ in range(3):
         say = {view: draw.choice(game.texts) for view in views}
-        paid = [await played(game, case, say) for case in range(game.cases)]
-        earned = [fmean(each[0][f"agent_{seat}"] for each in paid) for seat in range(game.seats)]
+        rewards = [await played(game, case, say) for case in range(game.cases)]
+        earned = [fmean(each[0][f"agent_{seat}"] for each in rewards) for seat in range(game.seats)]
         assert game.expected(lambda *view: {say[view]: 1.0}) == pytest.approx(earned)  # noqa: B023
-        assert all(0.0 <= success <= 1.0 for _, success in paid)
+        assert all(0.0 <= success <= 1.0 for _, success in rewards)
 
 
 @pytest.mark.parametrize("settings", GAMES, ids=str)
@@ -111,25 +111,25 @@ def test_seats_of_one_role_share_a_letter() -> None:
 async def test_weights_divide_the_reward() -> None:
     game = SumGame(seats=3, letters=2, riders=1, weights=(3.0, 1.0))
     say = {(0, "1/3 0"): "B", (1, "2/3 0"): "B", (2, "3/3 0"): "A"}
-    paid, success = await played(game, 0, say)
-    assert paid == {"agent_0": 0.0, "agent_1": 0.25, "agent_2": 0.0}
+    rewards, success = await played(game, 0, say)
+    assert rewards == {"agent_0": 0.0, "agent_1": 0.25, "agent_2": 0.0}
     assert success == 0.25
 
 
 async def test_noise_flips_a_reward() -> None:
     game = SumGame(seats=2, letters=2, noise=1.0)
     say = {(0, "1/2 0"): "A", (1, "2/2 0"): "A"}
-    paid, success = await played(game, 0, say)
-    assert paid == {"agent_0": 0.5, "agent_1": 1.0}  # 1 − 1/2, and 1 − 0
+    rewards, success = await played(game, 0, say)
+    assert rewards == {"agent_0": 0.5, "agent_1": 1.0}  # 1 − 1/2, and 1 − 0
     assert success == 0.5
 
 
 async def test_a_leader_must_write_a_letter() -> None:
     game = game_of({"name": "speaker", "letters": 3, "speaker": "leads"})
-    paid, _ = await played(game, 0, {(0, "1/2"): "B", (1, "2/2 B"): "B"})
-    assert paid == {"agent_0": 1.0, "agent_1": 1.0}
-    paid, success = await played(game, 0, {(0, "1/2"): "?", (1, "2/2 ?"): "?"})
-    assert paid == {"agent_0": 0.0, "agent_1": 0.0}
+    rewards, _ = await played(game, 0, {(0, "1/2"): "B", (1, "2/2 B"): "B"})
+    assert rewards == {"agent_0": 1.0, "agent_1": 1.0}
+    rewards, success = await played(game, 0, {(0, "1/2"): "?", (1, "2/2 ?"): "?"})
+    assert rewards == {"agent_0": 0.0, "agent_1": 0.0}
     assert success == 0.0
 
 
@@ -147,17 +147,17 @@ async def test_other_play_renames_letters_and_keeps_rewards(speaker: str) -> Non
         assert called[0] == {letter: letter for letter in "ABCD"}
         assert sorted(called[1].values()) == sorted(called[2].values()) == list("ABCD")
         assert worlds[0].observe("a") == worlds[1].observe("a")
-        paid = [await world.step({"a": "C"}) for world in worlds]
+        rewards = [await world.step({"a": "C"}) for world in worlds]
         for seat, name in ((1, "b"), (2, "c")):
             assert worlds[0].observe(name) == f"{seat + 1}/3 C"
             assert worlds[1].observe(name) == f"{seat + 1}/3 {called[seat]['C']}"
-        said = {"b": "C", "c": "A"}
-        paid += [
-            await worlds[0].step(said),
-            await worlds[1].step({name: called[names.index(name)][text] for name, text in said.items()}),
+        texts = {"b": "C", "c": "A"}
+        rewards += [
+            await worlds[0].step(texts),
+            await worlds[1].step({name: called[names.index(name)][text] for name, text in texts.items()}),
         ]
-        assert paid[0] == paid[1] == {}
-        assert paid[2] == paid[3]
+        assert rewards[0] == rewards[1] == {}
+        assert rewards[2] == rewards[3]
         assert worlds[0].outcome() == worlds[1].outcome()
     assert len(met) > 8
 
@@ -173,17 +173,17 @@ def test_with_other_play_codes_lose_their_reward() -> None:
         for seed in range(seeds):
             called = known.renamed(1, seed)
             for case, letter in enumerate("ABC"):
-                heard = called[code["ABC".index(letter)]]
-                answer = "ABC"[code.index(heard)]
+                received = called[code["ABC".index(letter)]]
+                answer = "ABC"[code.index(received)]
                 total += called["ABC"[case]] == answer
         return total / seeds / 3
 
     for code in ("ABC", "BCA", "BAC"):
-        said = {
+        policy = {
             **{(0, f"1/2 {letter}"): code["ABC".index(letter)] for letter in "ABC"},
             **{(1, f"2/2 {letter}"): "ABC"[code.index(letter)] for letter in "ABC"},
         }
-        assert game.expected(lambda *view: {said[view]: 1.0})[1] == pytest.approx(1.0)  # noqa: B023
+        assert game.expected(lambda *view: {policy[view]: 1.0})[1] == pytest.approx(1.0)  # noqa: B023
     assert reward("ABC", 100) == 1.0
     assert reward("BCA", 300) == pytest.approx(
         0.5, abs=0.1

@@ -119,10 +119,10 @@ async def test_agents_learn_nothing_of_a_hidden_test(mbpp: str) -> None:
     environment = Code(path=mbpp, max_attempts=2)
     says = lines(fenced(spy), fenced(spy))
     [episode] = await play(environment, Parallel(), ["coder"], {"coder": says}, environment.task("train", 0))
-    heard = "\n".join(message.content for turn in episode.turns for message in turn.heard)
-    assert "called with 2" in heard, "the shown test reports the error"
+    prompts = "\n".join(message.content for turn in episode.turns for message in turn.heard)
+    assert "called with 2" in prompts, "the shown test reports the error"
     for hidden in ("-7", "14", "double(3)", "called with 3", "6"):
-        assert hidden not in heard
+        assert hidden not in prompts
     assert environment.task("train", 0) == Task("train-0", episode.turns[0].heard[0].content)
 
 
@@ -140,7 +140,7 @@ async def test_cheats_receive_no_reward(sandbox: Bubblewrap, tmp_path: Path, for
 
 
 @pytest.mark.parametrize(
-    ("said", "score"),
+    ("text", "score"),
     [
         ("```python\n    return x // 2\n```", 1.0),
         ("```python\ndef halve(x):\n    return math.floor(x / 2)\n```", 1.0),
@@ -150,15 +150,15 @@ async def test_cheats_receive_no_reward(sandbox: Bubblewrap, tmp_path: Path, for
     ],
 )
 async def test_a_function_of_humaneval_is_continued_or_defined(
-    sandbox: Bubblewrap, tmp_path: Path, said: str, score: float
+    sandbox: Bubblewrap, tmp_path: Path, text: str, score: float
 ) -> None:
     bare = {**HALVE, "prompt": HALVE["prompt"].rstrip(), "task_id": "Halve/1"}
     environment = Code(path=folder(tmp_path, HALVE, bare), format="humaneval")
-    scripts = {"coder": lines(said)}
+    scripts = {"coder": lines(text)}
     [unended] = await play(environment, Solo(), ["coder"], scripts, environment.task("test", 0))
     assert unended.rewards == {"coder": score}
     [episode] = await play(
-        environment, Solo(), ["coder"], {"coder": lines(said)}, environment.task("train", 0)
+        environment, Solo(), ["coder"], {"coder": lines(text)}, environment.task("train", 0)
     )
     assert episode.rewards == {"coder": score}
     assert episode.turns[0].heard[0].content == HALVE["prompt"]

@@ -50,21 +50,21 @@ def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt
 
 async def episode(environment: Environment, workflow: Any = None, *agents: Agent) -> Episode:
     """Return an episode of the first task with agents that answer `ok`, or the record."""
-    seats = agents or (Agent("solver"),)
+    team_agents = agents or (Agent("solver"),)
     team = Team(
-        seats,
-        {a.name: Policy(a.name, base="", trained=False) for a in seats},
-        {a.name: a.name for a in seats},
+        team_agents,
+        {a.name: Policy(a.name, base="", trained=False) for a in team_agents},
+        {a.name: a.name for a in team_agents},
     )
 
     def say(request: Any) -> str:
         if isinstance(environment, Preferences | Trajectories):
             turn = sum(message.role == "assistant" for message in request.messages)
-            said = environment.recorded(request.agent, request.task, turn, request.sample)
-            return RENDERER.answer(said) if isinstance(said, Message) else said
+            record = environment.recorded(request.agent, request.task, turn, request.sample)
+            return RENDERER.answer(record) if isinstance(record, Message) else record
         return "ok"
 
-    engine = ScriptedEngine({a.name: say for a in seats}, {a.name: RENDERER for a in seats})
+    engine = ScriptedEngine({a.name: say for a in team_agents}, {a.name: RENDERER for a in team_agents})
     stage = Play(team, environment, workflow or Solo(), engine)
     environment.check(team.names)
     [group] = await rollout(stage, [environment.task("train", 0)], 1, 0)
@@ -156,9 +156,9 @@ async def test_agents_with_the_question_in_their_prompt_read_its_history() -> No
         Agent("judge", prompt="Rate {coder}"),
     )
     one = await episode(rewarded({"prompt": HISTORY}), Chain(), *agents)
-    asked = [{"role": "user", "content": "Plan: ok\nand 2+2?"}]
+    question = [{"role": "user", "content": "Plan: ok\nand 2+2?"}]
     assert prompt_of(one) == rendered(HISTORY)
-    assert prompt_of(one, 1) == rendered([*HISTORY[:3], *asked])
+    assert prompt_of(one, 1) == rendered([*HISTORY[:3], *question])
     assert prompt_of(one, 2) == rendered([HISTORY[0], {"role": "user", "content": "Rate ok"}])
 
 

@@ -123,9 +123,9 @@ def test_one_unusable_row_in_three_hundred_is_excluded(tmp_path: Path, bad: dict
 
 def test_too_many_unusable_rows_are_an_error(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "d", train=[*GOOD[:100], *BAD], test=GOOD[200:])
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as error:
         Math(path=path).check(["solver"])
-    message = str(refused.value)
+    message = str(error.value)
     assert "7 of 107 rows" in message
     assert [f"line {line}" in message for line in (101, 102, 103, 104)] == [True, True, True, False]
     assert message.endswith("and 4 more")

@@ -50,12 +50,12 @@ def test_it_makes_the_careful_players_moves_from_a_models_observation(
             seat = state.current_player()
             seen = [Message("user", show(state, seat, rules))]
             action = choose(state, seat, random.Random(0), bold=False)
-            said = environment.script("first", task, seen, seed)
+            text = environment.script("first", task, seen, seed)
             legal = [state.action_to_string(seat, each) for each in state.legal_actions(seat)]
             if "(Discard 0)" in legal or "Reveal" not in state.action_to_string(
                 seat, action
             ):  # nothing is drawn
-                assert understand(state, seat, said, rules) == action, seen
+                assert understand(state, seat, text, rules) == action, seen
             state.apply_action(action)
             played += 1
     assert played > 20
@@ -70,23 +70,23 @@ def test_slips_have_their_share() -> None:
         environment = OpenSpiel(
             game="hanabi", parameters=HALF, wording="short", demonstrator=Demonstrator(slips=slips)
         )
-        said = Counter(
+        counts = Counter(
             environment.script("first", environment.task("train", 0), seen, seed) for seed in range(2000)
         )
-        share[slips] = said["11"] / 2000  # the rank of the card that fits
+        share[slips] = counts["11"] / 2000  # the rank of the card that fits
     assert share[0.0] == 1.0
     assert share[0.5] == pytest.approx(0.5 + 0.5 / 6, abs=0.04)
     assert share[1.0] == pytest.approx(1 / 6, abs=0.03)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"game": "kuhn_poker", "wording": "short"}, "kuhn_poker"),
         ({"game": "hanabi"}, "wording"),
         ({"game": "hanabi", "wording": "short", "list_moves": False}, "list_moves"),
     ],
 )
-def test_unfit_settings_are_errors(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unfit_settings_are_errors(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         OpenSpiel.model_validate({**given, "demonstrator": {"slips": 0.2}}).check(["first", "second"])

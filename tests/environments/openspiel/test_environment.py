@@ -99,9 +99,11 @@ class TestColumns:
                 random.Random(seed),
             )
             while world.movers():
-                seat = world.state.current_player()
-                yield read_table(world.state.observation_string(seat)), world.observe(agents[seat])
-                asyncio.run(world.step({agents[seat]: draw.choice(read_listed(world.observe(agents[seat])))}))
+                player = world.state.current_player()
+                yield read_table(world.state.observation_string(player)), world.observe(agents[player])
+                asyncio.run(
+                    world.step({agents[player]: draw.choice(read_listed(world.observe(agents[player])))})
+                )
 
     @pytest.mark.parametrize("parameters", [HALF, {"players": 3, "hand_size": 4}, {"players": 5}])
     def test_they_contain_openspiels_observation(self, parameters: Mapping[str, int]) -> None:
@@ -162,9 +164,9 @@ def test_each_information_state_has_its_own_text(name: str, states: int, wording
     environment = game(name, wording=wording)
     texts: dict[str, set[str]] = {}
     for state in walk(environment.loaded):
-        seat = state.current_player()
-        texts.setdefault(state.information_state_string(seat), set()).add(
-            show(state, seat, environment.conduct)
+        player = state.current_player()
+        texts.setdefault(state.information_state_string(player), set()).add(
+            show(state, player, environment.conduct)
         )
     assert len(texts) == states
     assert all(len(shown) == 1 for shown in texts.values())
@@ -218,11 +220,11 @@ async def test_an_invalid_move_costs_more_than_a_random_one_can_win() -> None:
     totals, made = [], set()
     for seed in range(40):
         world = start(environment, "a", "b", seed=seed)
-        paid = await world.step({"a": "I win"})
-        assert paid == {"a": -4.0}
+        rewards = await world.step({"a": "I win"})
+        assert rewards == {"a": -4.0}
         while world.movers():
             await world.step(dict.fromkeys(world.movers(), "Pass"))
-        totals.append(paid["a"] + world.outcome().rewards["a"])
+        totals.append(rewards["a"] + world.outcome().rewards["a"])
         assert environment.reward_range == (-14.0, 2.0)
         made.add(world.outcome().info["moves"][0])
     assert max(totals) <= -2.0
@@ -300,9 +302,9 @@ def test_cards_have_their_probabilities() -> None:
 async def test_step_rewards_of_an_agent_wait_for_its_first_move() -> None:
     world, place = dealt_a_one(game("hanabi_very_small", step_rewards=True))
     assert await world.step({"a": f"Play {place}"}) == {"a": 1.0}
-    paid = await world.step({"b": read_listed(world.observe("b"))[-1]})
-    assert paid["b"] == 1.0
-    assert paid["a"] == 0.0
+    rewards = await world.step({"b": read_listed(world.observe("b"))[-1]})
+    assert rewards["b"] == 1.0
+    assert rewards["a"] == 0.0
 
 
 async def test_one_agent_can_be_all_players_of_a_common_payoff_game() -> None:
@@ -364,14 +366,14 @@ async def wander(environment: OpenSpiel, seed: int, invalid: float) -> tuple[dic
     world = start(environment, *agents, seed=seed)
     draw, totals = random.Random(seed), dict.fromkeys(agents, 0.0)
     while movers := world.movers():
-        said = {
+        texts = {
             agent: "nonsense" if draw.random() < invalid else draw.choice(read_listed(world.observe(agent)))
             for agent in movers
         }
-        for agent, paid in (await world.step(said)).items():
-            totals[agent] += paid
-    for agent, paid in world.outcome().rewards.items():
-        totals[agent] += paid
+        for agent, reward in (await world.step(texts)).items():
+            totals[agent] += reward
+    for agent, reward in world.outcome().rewards.items():
+        totals[agent] += reward
     return totals, world
 
 
@@ -398,8 +400,8 @@ def test_any_episode_stays_in_the_reward_range_and_repeats(
         assert not any(outcome.info["invalid"].values())
         if whole is not None:
             assert sum(totals.values()) == pytest.approx(whole)
-    again, repeated = asyncio.run(wander(environment, seed, share))
-    assert again == totals
+    repeated_totals, repeated = asyncio.run(wander(environment, seed, share))
+    assert repeated_totals == totals
     assert repeated.outcome().info["moves"] == outcome.info["moves"]
 
 
@@ -416,8 +418,8 @@ def test_the_script_prefers_a_move_in_each_observation() -> None:
     assert offers(environment, Scripted)
     assert not offers(environment, Answerable)
     task = environment.task("train", 0)
-    heard = [Message("user", "Well? 1/2 2 <Pass | Bet>")]
-    assert {environment.script("a", task, heard, seed) for seed in range(20)} == {"Pass", "Bet"}
+    messages = [Message("user", "Well? 1/2 2 <Pass | Bet>")]
+    assert {environment.script("a", task, messages, seed) for seed in range(20)} == {"Pass", "Bet"}
     bets = {
         view: sum(environment.script("a", task, [Message("user", view)], k) == "Bet" for k in range(400))
         for view in (f"1/2 {card} <Pass | Bet>" for card in range(3))

@@ -35,7 +35,7 @@ async def played(
     if deal is None:
         world = environment.start(environment.task("train", 0), agents, 0)
     else:
-        seats = {agent: (seat,) for seat, agent in enumerate(agents)}
+        seats = {agent: (player,) for player, agent in enumerate(agents)}
         world = GameWorld(environment.loaded, Players(seats, {}), environment.conduct, Recorded(deal), seed=0)
     for move in moves:
         await world.step(dict.fromkeys(world.movers(), move))
@@ -183,8 +183,8 @@ def test_a_run_on_a_curriculum_has_levels_and_measures_in_its_tables(tmp_path: P
         "environment.curriculum=[{tasks: 2, parameters: {colors: 1}}, {tasks: 3, parameters: {ranks: 2}}]"
     )
     short = "environment.wording=short"
-    said = call("train", "mars_hanabi_curriculum", *QUICK, levels, short, "--run-dir", str(run))
-    assert said.code == 0, said.err
+    result = call("train", "mars_hanabi_curriculum", *QUICK, levels, short, "--run-dir", str(run))
+    assert result.code == 0, result.err
     rows = read_metrics(run)
     # Two tasks a step: both of level 1; both of level 2; one of level 2 and the game itself; the game itself.
     assert [row["info/level"] for row in rows] == [1.0, 2.0, 2.5, 3.0]
@@ -198,10 +198,10 @@ def test_a_run_on_a_curriculum_has_levels_and_measures_in_its_tables(tmp_path: P
         } <= row.keys()
     for step, (colors, ranks) in zip((1, 2, 4), ((1, 3), (2, 2), (2, 3)), strict=True):
         for episode in read_episodes(run, step):
-            heard = episode.turns[0].heard[-1].content
-            stacks = heard.split(" F")[1].split(" ")[0]
+            observation = episode.turns[0].heard[-1].content
+            stacks = observation.split(" F")[1].split(" ")[0]
             assert len(stacks) == 2 * colors
-            assert f"{'RYGWB'[:colors]}{'12345'[:ranks]}" in heard
+            assert f"{'RYGWB'[:colors]}{'12345'[:ranks]}" in observation
     [middle] = read_evaluations(run)
     assert middle["step"] == 2
     assert {"level", "score", "lives", "fitted/first"} <= middle["info"].keys()

@@ -39,15 +39,15 @@ def test_an_observation_is_that_of_a_game_with_renamed_colours(wording: Any, see
     state, other = game.loaded.new_initial_state(), game.loaded.new_initial_state()
     moves = 0
     while not state.is_terminal():
-        seat = state.current_player()
+        player = state.current_player()
         legal = state.legal_actions()
         if not state.is_chance_node():
             for each in range(3):
                 assert show(state, each, renaming) == show(other, each, rules)
-            assert sorted(legal_moves(state, seat, renaming)) == sorted(legal_moves(other, seat, rules))
+            assert sorted(legal_moves(state, player, renaming)) == sorted(legal_moves(other, player, rules))
             moves += 1
         action = draw.choice(legal)
-        state_action = state.action_to_string(seat, action)
+        state_action = state.action_to_string(player, action)
         there = {other.action_to_string(other.current_player(), each): each for each in other.legal_actions()}
         state.apply_action(action)
         other.apply_action(there[called(state_action)])
@@ -70,14 +70,14 @@ async def test_moves_under_own_names_give_the_same_game(wording: Any) -> None:
         while movers := worlds[0].movers():
             assert worlds[1].movers() == movers
             (agent,) = movers
-            seat = names.index(agent)
+            player = names.index(agent)
             states = [world.state for world in worlds]
             assert states[0].history() == states[1].history()
             place = draw.randrange(len(states[0].legal_actions()))
-            said = [legal_moves(world.state, seat, world.rules_of(seat))[place] for world in worlds]
-            equal.add(said[0] == said[1])
-            paid = [await world.step({agent: text}) for world, text in zip(worlds, said, strict=True)]
-            assert paid[0] == paid[1]
+            texts = [legal_moves(world.state, player, world.rules_of(player))[place] for world in worlds]
+            equal.add(texts[0] == texts[1])
+            rewards = [await world.step({agent: text}) for world, text in zip(worlds, texts, strict=True)]
+            assert rewards[0] == rewards[1]
         assert worlds[0].outcome() == worlds[1].outcome()
     assert equal == {True, False}
 

@@ -89,11 +89,11 @@ async def test_a_recorded_game_is_reproduced_state_by_state(name: str) -> None:
     written, recorded = states(name)
     environment = OpenSpiel(game=written)
     game = environment.loaded
-    agents = {f"p{seat}": (seat,) for seat in range(game.num_players())}
+    agents = {f"p{player}": (player,) for player in range(game.num_players())}
     drawn = Recorded(chance_draws(environment.loaded, json.loads(recorded[-1]["History()"])))
     world = GameWorld(game, Players(agents, {}), environment.conduct, drawn, seed=0)
     place = compared = 0
-    paid = dict.fromkeys(agents, 0.0)
+    totals = dict.fromkeys(agents, 0.0)
     for fields in recorded:
         state, here = world.state, place
         place += len(json.loads(fields["actions"])) if "actions" in fields else 1
@@ -104,18 +104,19 @@ async def test_a_recorded_game_is_reproduced_state_by_state(name: str) -> None:
             compared += 1
         if not state.is_terminal():
             moves = recorded_moves(fields, state)
-            assert world.movers() == tuple(f"p{seat}" for seat in moves)
-            said = {
-                f"p{seat}": plain_move(state.action_to_string(seat, action)) for seat, action in moves.items()
+            assert world.movers() == tuple(f"p{player}" for player in moves)
+            texts = {
+                f"p{player}": plain_move(state.action_to_string(player, action))
+                for player, action in moves.items()
             }
-            for agent, reward in (await world.step(said)).items():
-                paid[agent] += reward
+            for agent, reward in (await world.step(texts)).items():
+                totals[agent] += reward
     assert compared >= 2
     assert world.state.is_terminal()
     returns = json.loads(recorded[-1]["Returns()"])
     for agent, reward in world.outcome().rewards.items():
-        paid[agent] += reward
-    assert list(paid.values()) == pytest.approx(returns)
+        totals[agent] += reward
+    assert list(totals.values()) == pytest.approx(returns)
     assert not world.outcome().truncated
 
 
@@ -124,19 +125,19 @@ def compare(world: GameWorld, fields: dict[str, str], players: int) -> None:
     state = world.state
     assert state.history() == json.loads(fields["History()"])
     assert state.is_terminal() == (fields["IsTerminal()"] == "True")
-    for seat in range(players):
-        if f"InformationStateString({seat})" in fields:
-            assert state.information_state_string(seat) == json.loads(
-                fields[f"InformationStateString({seat})"]
+    for player in range(players):
+        if f"InformationStateString({player})" in fields:
+            assert state.information_state_string(player) == json.loads(
+                fields[f"InformationStateString({player})"]
             )
-        if f"ObservationString({seat})" in fields:
-            assert state.observation_string(seat) == json.loads(fields[f"ObservationString({seat})"])
+        if f"ObservationString({player})" in fields:
+            assert state.observation_string(player) == json.loads(fields[f"ObservationString({player})"])
     if state.is_terminal():
         return
-    for seat, (legal, names) in recorded_legal(fields, state).items():
-        assert state.legal_actions(seat) == legal
-        assert [state.action_to_string(seat, action) for action in legal] == names
-        shown = read_listed(world.observe(f"p{seat}"))
+    for player, (legal, names) in recorded_legal(fields, state).items():
+        assert state.legal_actions(player) == legal
+        assert [state.action_to_string(player, action) for action in legal] == names
+        shown = read_listed(world.observe(f"p{player}"))
         assert len(shown) == len(set(shown)) == len(legal)
 
 
@@ -151,7 +152,10 @@ def recorded_legal(fields: dict[str, str], state: Any) -> dict[int, tuple[list[i
         names = json.loads(fields["StringLegalActions()"])
         return {state.current_player(): (json.loads(fields["LegalActions()"]), names)}
     return {
-        seat: (json.loads(fields[f"LegalActions({seat})"]), json.loads(fields[f"StringLegalActions({seat})"]))
-        for seat in range(state.num_players())
-        if f"LegalActions({seat})" in fields
+        player: (
+            json.loads(fields[f"LegalActions({player})"]),
+            json.loads(fields[f"StringLegalActions({player})"]),
+        )
+        for player in range(state.num_players())
+        if f"LegalActions({player})" in fields
     }

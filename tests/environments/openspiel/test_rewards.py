@@ -53,7 +53,7 @@ def wanderer(request: Request) -> str:
 
 
 async def wander(environment: OpenSpiel, seed: int) -> Episode:
-    agents = [f"p{seat}" for seat in range(environment.loaded.num_players())]
+    agents = [f"p{player}" for player in range(environment.loaded.num_players())]
     scripts = dict.fromkeys(agents, wanderer)
     [episode] = await play(
         environment, PlayWorkflow(max_rounds=400), agents, scripts, environment.task("train", seed), seed=seed
@@ -71,12 +71,12 @@ async def test_turns_and_terminal_rewards_add_up_to_the_games_returns(
     assert [episode.total(agent) for agent in episode.agents] == pytest.approx(
         episode.info["returns"], rel=1e-12, abs=1e-9
     )
-    paid = any(turn.reward for turn in episode.turns)
-    left = any(episode.rewards.values())
+    during_play = any(turn.reward for turn in episode.turns)
+    at_the_end = any(episode.rewards.values())
     if (name, parameters) in AT_THE_END:
-        assert not paid
+        assert not during_play
     else:
-        assert not left
+        assert not at_the_end
 
 
 async def replayed(environment: OpenSpiel, episode: Episode) -> list[tuple[int, list[float]]]:
@@ -107,10 +107,10 @@ async def test_a_reward_belongs_to_the_last_turn_of_its_agent_or_to_its_first(
         first = {agent: episode.by(agent)[0].index for agent in episode.agents if episode.by(agent)}
         for place, (mover, rewards) in enumerate(await replayed(environment, episode)):
             assert episode.turns[place].agent == f"p{mover}"
-            for seat, reward in enumerate(rewards):
-                spoken = [turn.index for turn in episode.by(f"p{seat}") if turn.index <= place]
-                if f"p{seat}" in first:
-                    expected[max(spoken, default=first[f"p{seat}"])] += reward
+            for player, reward in enumerate(rewards):
+                spoken = [turn.index for turn in episode.by(f"p{player}") if turn.index <= place]
+                if f"p{player}" in first:
+                    expected[max(spoken, default=first[f"p{player}"])] += reward
                 some += reward > 0
         assert [turn.reward for turn in episode.turns] == expected
     assert some

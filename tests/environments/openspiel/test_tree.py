@@ -43,7 +43,7 @@ def first_move(found: GameTree) -> Table:
 
 
 def nash_conv(found: GameTree, policy: Table) -> float:
-    best = [found.best_response(policy, seat)[0] for seat in range(found.players)]
+    best = [found.best_response(policy, player)[0] for player in range(found.players)]
     return sum(best) - sum(found.values(policy))
 
 
@@ -75,13 +75,13 @@ def test_a_player_who_always_folds_loses_its_ante() -> None:
 def test_a_best_response_earns_its_value_when_it_is_played(name: str) -> None:
     found = tree(name)
     policy = drawn(found, 2)
-    for seat in range(found.players):
-        value, moves = found.best_response(policy, seat)
+    for player in range(found.players):
+        value, moves = found.best_response(policy, player)
         played = {
             key: {action: float(action == moves[key]) for action in chances} if key in moves else chances
             for key, chances in policy.items()
         }
-        assert found.values(played)[seat] == pytest.approx(value, abs=1e-12)
+        assert found.values(played)[player] == pytest.approx(value, abs=1e-12)
         # A change of any move gains nothing.
         for key, move in list(moves.items())[::7]:
             other = {**played, key: {action: float(action != move) for action in played[key]}}
@@ -89,7 +89,7 @@ def test_a_best_response_earns_its_value_when_it_is_played(name: str) -> None:
             other[key] = (
                 {action: chance / total for action, chance in other[key].items()} if total else played[key]
             )
-            assert found.values(other)[seat] <= value + 1e-12
+            assert found.values(other)[player] <= value + 1e-12
 
 
 def test_visits_by_hand() -> None:

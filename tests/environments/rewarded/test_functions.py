@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("function", "paid"),
+    ("function", "reward"),
     [
         (exact, 1.0),
         (later, 6.5),
@@ -47,29 +48,29 @@ class Counted:
         (lambda: None, None),
     ],
 )
-async def test_arguments_are_passed_by_name(function: Callable[..., Any], paid: float | None) -> None:
+async def test_arguments_are_passed_by_name(function: Callable[..., Any], reward: float | None) -> None:
     read = read_function("f", function)
     read.check(COLUMNS, for_team=True)
-    assert await read(GIVEN) == paid
+    assert await read(GIVEN) == reward
 
 
 @pytest.mark.parametrize(
-    ("function", "paid"),
+    ("function", "reward"),
     [
         (lambda completions, **kwargs: [1.5], 1.5),
         (lambda completions, **kwargs: [None], None),
         (lambda prompts, completions, answer, completion_ids: [2], 2.0),
     ],
 )
-async def test_a_function_for_batches_returns_a_list_of_one(function: Any, paid: float | None) -> None:
+async def test_a_function_for_batches_returns_a_list_of_one(function: Any, reward: float | None) -> None:
     read = read_function("f", function)
     read.check(COLUMNS, for_team=True)
     batch = {"prompts": ["q"], "completions": ["42"], "completion_ids": [[1]], "answer": ["42"]}
-    assert await read(batch) == paid
+    assert await read(batch) == reward
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda anwser: 0.0, "`anwser`"),
         (lambda anwser: 0.0, "Did you mean 'answer'?"),
@@ -77,14 +78,13 @@ async def test_a_function_for_batches_returns_a_list_of_one(function: Any, paid:
         (lambda question: 0.0, "Rename the column"),
     ],
 )
-def test_a_parameter_without_a_value_is_an_error(function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_a_parameter_without_a_value_is_an_error(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read_function("f", function).check(COLUMNS | {"question"}, for_team=True)
-    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (3, "int"),
         (lambda *texts: 0.0, "`texts`"),
@@ -92,14 +92,13 @@ def test_a_parameter_without_a_value_is_an_error(function: Callable[..., Any], s
         (print.__class__.__call__, "takes"),
     ],
 )
-def test_what_cannot_be_called_by_keyword_is_an_error(function: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_what_cannot_be_called_by_keyword_is_an_error(function: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read_function("f", function)
-    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda: [1.0], "returned list"),
         (lambda: {"a": 1.0}, "returned dict"),
@@ -111,27 +110,26 @@ def test_what_cannot_be_called_by_keyword_is_an_error(function: Any, said: str) 
         (lambda: 1 / 0, "ZeroDivisionError"),
     ],
 )
-async def test_the_result_must_be_a_number(function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(EpisodeError) as refused:
+async def test_the_result_must_be_a_number(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(EpisodeError, match=re.escape(message)):
         await read_function("f", function)({})
-    assert said in str(refused.value)
 
 
 async def test_a_function_for_batches_must_return_a_list_of_numbers() -> None:
     def graded(completions: list[str], **rest: Any) -> list[dict[str, float]]:
         return [{"score": 1.0} for _ in completions]
 
-    with pytest.raises(EpisodeError) as refused:
+    with pytest.raises(EpisodeError) as error:
         await read_function("graded", graded)({"completions": ["2"]})
-    assert "`completions`" in str(refused.value)
+    assert "`completions`" in str(error.value)
 
 
 async def test_an_error_in_a_library_names_the_line_that_called_it() -> None:
     def parsed(completion: str) -> float:
         return float(yaml.safe_load(completion))
 
-    with pytest.raises(EpisodeError) as refused:
+    with pytest.raises(EpisodeError) as error:
         await read_function("parsed", functools.partial(parsed))({"completion": "a: ["})
     line = parsed.__code__.co_firstlineno + 1
-    assert "ParserError" in str(refused.value)
-    assert f"test_functions.py, line {line}" in str(refused.value)
+    assert "ParserError" in str(error.value)
+    assert f"test_functions.py, line {line}" in str(error.value)
