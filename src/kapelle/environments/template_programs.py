@@ -1,13 +1,14 @@
 """Run the statements and programs of `programming.toml` by walking their trees: a small part of Python, within a bound of steps.
 
 `kapelle.environments.programming` needs the results of its own programs, and of programs with a slip in them, which may never end.
-No text is handed to Python to execute. Statements, operators, comprehensions and the functions and methods below are all there is;
+Python never executes the texts. A program may use statements, operators, comprehensions, and the functions and methods below;
 anything else is a mistake in a template (`AssertionError`). Tests check that Python itself gives the same results.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -34,30 +35,8 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.Not: operator.not_,
 }
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    each.__name__: each
-    for each in (
-        *(
-            abs,
-            chr,
-            enumerate,
-            int,
-            len,
-            list,
-            max,
-            min,
-            ord,
-            range,
-            repr,
-            reversed,
-            set,
-            sorted,
-            str,
-            sum,
-            zip,
-        ),
-    )
-}
+_NAMES = "abs chr enumerate int len list max min ord range repr reversed set sorted str sum zip"
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {name: getattr(builtins, name) for name in _NAMES.split()}
 _METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset({"isdigit", "join", "lower", "split", "upper"}),
     list: frozenset({"append", "count", "pop"}),
