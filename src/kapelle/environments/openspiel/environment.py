@@ -319,9 +319,9 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
         shift = derive_seed("seats", seed) % count if self.rotate else 0
         free = [player for player in range(count) if player + 1 not in self.opponents]
         owners = list(agents) if len(agents) == len(free) else [agents[0]] * len(free)
-        players_of: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
+        owned: dict[str, tuple[int, ...]] = dict.fromkeys(agents, ())
         for owner, player in zip(owners, free, strict=True):
-            players_of[owner] = tuple(sorted((*players_of[owner], (player + shift) % count)))
+            owned[owner] = tuple(sorted((*owned[owner], (player + shift) % count)))
         opponents: dict[int, Choose] = {}
         names: dict[int, str] = {}
         for given, opponent in self.opponents.items():
@@ -329,15 +329,15 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Opposed, PlaysSeats, Progr
             opponents[player] = opponent.open(game, derive_seed("opponent", player, seed))
             names[player] = opponent.name
         for agent, opponent_name in task.seats_of_world.items():
-            for player in players_of[agent]:
+            for player in owned[agent]:
                 opponents[player] = opponent_named(opponent_name).open(
                     game, derive_seed("opponent", player, seed)
                 )
                 names[player] = opponent_name
-        players = Players(players_of, opponents, names, self.rotate)
+        players = Players(owned, opponents, names, self.rotate)
         level = task.data.get("level")
         conduct = self._conduct(game)
-        human = players_of.get(self._reader, ())
+        human = owned.get(self._reader, ())
         own = dict.fromkeys(human, self._in_sentences._conduct(game)) if human else {}  # noqa: SLF001 - its own class
         for player in range(1, count) if self.other_play else ():
             colours = Colours.drawn(game, derive_seed("other-play", player, seed))
@@ -454,7 +454,7 @@ def _moving(state: Any) -> tuple[int, ...]:
 class Players:
     """The agent or opponent of each player."""
 
-    players_of: Mapping[str, tuple[int, ...]]
+    owned: Mapping[str, tuple[int, ...]]
     """Agent → its players, from 0."""
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
@@ -491,13 +491,13 @@ class GameWorld(KnowsMoves):
         self._forfeited: set[int] = set()
         self._acted: set[str] = set()
         self._paid = [0.0] * game.num_players()
-        self._pending = dict.fromkeys(players.players_of, 0.0)
+        self._pending = dict.fromkeys(players.owned, 0.0)
         self._advance()
 
     def observe(self, agent: str) -> str:
         """Return the observation of the player that the agent moves for now, else of its first one."""
-        players_of = self._players.players_of[agent]
-        player = next((player for player in _moving(self.state) if player in players_of), players_of[0])
+        owned = self._players.owned[agent]
+        player = next((player for player in _moving(self.state) if player in owned), owned[0])
         return show(self.state, player, self.rules_of(player))
 
     def rules_of(self, player: int) -> Rules:
@@ -508,7 +508,7 @@ class GameWorld(KnowsMoves):
         """Return the legal moves of the player that the agent moves for now."""
         if agent not in self.movers():
             return ()
-        player = next(player for player in _moving(self.state) if player in self._players.players_of[agent])
+        player = next(player for player in _moving(self.state) if player in self._players.owned[agent])
         return legal_moves(self.state, player, self._rules)
 
     def movers(self) -> tuple[str, ...]:
@@ -517,9 +517,7 @@ class GameWorld(KnowsMoves):
             return ()
         moving = [player for player in _moving(self.state) if player not in self._players.opponents]
         return tuple(
-            agent
-            for agent, players_of in self._players.players_of.items()
-            if not set(players_of).isdisjoint(moving)
+            agent for agent, owned in self._players.owned.items() if not set(owned).isdisjoint(moving)
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
@@ -531,9 +529,7 @@ class GameWorld(KnowsMoves):
         charged: Counter[str] = Counter()
         joint: dict[int, int] = {}
         for player in _moving(self.state):
-            agent = next(
-                (name for name, players_of in self._players.players_of.items() if player in players_of), None
-            )
+            agent = next((name for name, owned in self._players.owned.items() if player in owned), None)
             if agent is None or player in self._players.opponents:
                 joint[player] = self._players.opponents[player](self.state, player)
                 continue
@@ -595,10 +591,8 @@ class GameWorld(KnowsMoves):
     def _add_rewards(self) -> None:
         """Add the new rewards of their players to agents; an agent receives them with its next move."""
         returns = self._returns()
-        for agent, players_of in self._players.players_of.items():
-            self._pending[agent] += sum(returns[player] - self._paid[player] for player in players_of) / len(
-                players_of
-            )
+        for agent, owned in self._players.owned.items():
+            self._pending[agent] += sum(returns[player] - self._paid[player] for player in owned) / len(owned)
         self._paid = returns
 
     def outcome(self) -> Outcome:
@@ -614,18 +608,17 @@ class GameWorld(KnowsMoves):
                 "moves": list(self._moves),
                 "returns": returns,
                 "seats": {
-                    agent: [player + 1 for player in players_of]
-                    for agent, players_of in self._players.players_of.items()
+                    agent: [player + 1 for player in owned] for agent, owned in self._players.owned.items()
                 },
                 "opponents": {str(player + 1): name for player, name in sorted(self._players.names.items())},
-                "invalid": {agent: self._invalid[agent] for agent in self._players.players_of},
+                "invalid": {agent: self._invalid[agent] for agent in self._players.owned},
                 "forfeited": [player + 1 for player in sorted(self._forfeited)],
                 **self._measured(returns, together=together),
             },
             truncated=not self._forfeited and not self.state.is_terminal(),
             roles={
-                agent: "+".join(f"seat_{player + 1}" for player in players_of)
-                for agent, players_of in self._players.players_of.items()
+                agent: "+".join(f"seat_{player + 1}" for player in owned)
+                for agent, owned in self._players.owned.items()
             }
             if self._players.drawn
             else {},
@@ -633,24 +626,23 @@ class GameWorld(KnowsMoves):
 
     def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
         """Return the measures of this game; an agent's value is the sum or, for shares, the mean over its players."""
-        players_of = self._players.players_of
+        owned = self._players.owned
         found: dict[str, Json] = {} if self._level is None else {"level": self._level}
         found["lost_by_form"] = {
-            agent: float(any(player in self._forfeited for player in own))
-            for agent, own in players_of.items()
+            agent: float(any(player in self._forfeited for player in own)) for agent, own in owned.items()
         }
         if not together and len(returns) > 1 and (self._forfeited or self.state.is_terminal()):
             best = max(returns)
             alone = returns.count(best) == 1
             found["won"] = {
                 agent: float(alone and any(returns[player] == best for player in own))
-                for agent, own in players_of.items()
+                for agent, own in owned.items()
             }
             found["draw"] = float(min(returns) == best)
         game, by_seat = self._tally.found(self.state)
         found |= game
         for name, each in by_seat.items():
-            for agent, own in players_of.items():
+            for agent, own in owned.items():
                 known = [each[player] for player in own if player in each]
                 if name in self._tally.shares:
                     value = sum(known) / len(known) if known else None
