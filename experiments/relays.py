@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.yardsticks import Relay, Said, Say, Yardstick
+from kapelle.environments.yardsticks import History, Relay, Say, Yardstick
 from kapelle.types import Message, Task
 
 
@@ -44,19 +44,19 @@ class Calls(Yardstick):
         """One for each number of calls."""
         return len(self.counts)
 
-    def movers(self, case: int, said: Said) -> tuple[int, ...]:
+    def movers(self, case: int, said: History) -> tuple[int, ...]:
         """Caller and called in turn."""
         return (len(said) % 2,) if len(said) < 2 * self.counts[case] else ()
 
-    def sees(self, case: int, seat: int, said: Said) -> str:
+    def sees(self, case: int, seat: int, said: History) -> str:
         """Its place, and for the second the case if it is told."""
         return f"{seat + 1}/2 {case if seat and self.told else ''}".strip()
 
-    def right(self, case: int, seat: int, said: Said) -> str:
+    def right(self, case: int, seat: int, said: History) -> str:
         """The first letter."""
         return "A"
 
-    def earned(self, case: int, said: Said) -> tuple[float, ...]:
+    def earned(self, case: int, said: History) -> tuple[float, ...]:
         """The share of calls that were answered rightly, for the second seat, once all are over."""
         if self.movers(case, said):
             return (0.0, 0.0)

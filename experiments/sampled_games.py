@@ -147,7 +147,7 @@ class SampledGame:
         if plan.credit == "group":
             gain_N = (paid - np.repeat(paid.reshape(deals, group).mean(1), group))[game_N]
         else:
-            worth_H = tree._worth(tree._steps(policy_E), tree._paid[:, 0])
+            worth_H = tree._values(tree._steps(policy_E), tree._paid[:, 0])
             earned_N = paid[game_N] if plan.credit == "value" else worth_H[after_N]
             gain_N = earned_N - worth_H[tree._parent[after_N]]
         move_N = tree._entry[after_N]

@@ -55,11 +55,11 @@ def test_open_r1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         chatml(("system", system), ("user", row["problem"])) for row in rows
     }
     right = "<think>\nZero.\n</think>\n<answer>\n0\n</answer>"
-    rewards = [
+    earned = [
         port.earned({"agent_0": text}).rewards["agent_0"]
         for text in (right, "<answer>0</answer>", "It is 0.")
     ]
-    assert rewards == [2.0, 1.0, 0.0]
+    assert earned == [2.0, 1.0, 0.0]
 
 
 @pytest.mark.long

@@ -189,9 +189,10 @@ def prepare(
     tested = {_normal(row, chosen.key) for row in rows["test"]}
     separate = [row for row in rows["train"] if _normal(row, chosen.key) not in tested]
     shared = len(rows["train"]) - len(separate)
-    kept: dict[Split, list[Fields]] = {
+    sides: dict[Split, list[Fields]] = {"train": separate, "test": rows["test"]}
+    kept = {
         split: list({json.dumps(row, sort_keys=True): row for row in own}.values())  # each row once
-        for split, own in (("train", separate), ("test", rows["test"]))
+        for split, own in sides.items()
     }
     for split, own in kept.items():
         if not own:
