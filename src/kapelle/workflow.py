@@ -1,4 +1,4 @@
-"""What a workflow is: a short async program over seats and a world.
+"""Workflows: a workflow is a short async program over the sessions of a team's agents and an environment.
 
     async def run(self, scene):
         draft = await scene["writer"].say(scene.task.question)
@@ -6,9 +6,8 @@
         final = await scene["writer"].say(notes.text)
         await scene.step({"writer": final.text}, final=final.text)
 
-`say` generates, records and returns the turn. Debate, chains and votes are workflows, not
-environments: a workflow runs on every environment that it is compatible with, and `check` refuses
-the others before a model is loaded.
+`say` generates, records and returns the turn. Debate, chains and votes are workflows, not environments. A workflow runs on every
+compatible environment; `check` raises ConfigError for the others before a model is loaded.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from kapelle.types import Constraint, Message, Task, Turn, as_text, worded
 
 
 class Seat(Protocol):
-    """One agent in one episode; it keeps the agent's own conversation."""
+    """One agent in one episode, with its conversation."""
 
     @property
     def agent(self) -> Agent:
-        """The agent that sits here."""
+        """The agent."""
         ...
 
     @property
     def renderer(self) -> object:
-        """How its conversation becomes tokens in its next turn; of a model that is here, it is one of `TokenizesChats`."""
+        """Converter of its conversation to tokens in its next turn; `TokenizesChats` if the model is on this machine."""
         ...
 
     async def say(self, *messages: Message | str, fresh: bool = False) -> Turn:
-        """Add messages to the agent's conversation, let it speak, record and return the turn.
+        """Add messages to the agent's conversation, generate its completion, record and return the turn.
 
-        A plain string is a user message. The conversation continues from exactly the tokens that the
-        agent sampled before; with `fresh` it starts anew with the agent's system message.
+        A plain string is a user message. The conversation continues from the exact tokens that the agent sampled before.
+        With `fresh` a new conversation starts with the agent's system message.
         """
         ...
 
 
 @runtime_checkable
 class TokenizesChats(Protocol):
-    """A renderer that hands out the tokeniser of its model."""
+    """A renderer with access to the tokeniser of its model."""
 
     @property
     def tokenizer(self) -> Any:
-        """The tokeniser, in the form of transformers."""
+        """The tokeniser, with the interface of transformers."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -68,9 +67,9 @@ class TokenizesChats(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written(Message):
-    """The last message of a new conversation that a workflow has put into the model's tokens itself.
+    """The last message of a new conversation that the workflow itself has converted to the model's tokens.
 
-    The agent reads `ids` in place of what its chat template would make of the messages, unless it has a system message.
+    The agent reads `ids` instead of the rendered messages, unless it has a system message.
     """
 
     ids: tuple[int, ...] = ()
@@ -79,94 +78,94 @@ class Written(Message):
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """What an agent is asked in a conversation that its caller keeps."""
+    """A request to an agent in a conversation that the caller maintains."""
 
     messages: tuple[Message, ...]
-    """What it reads; without `after`, the whole conversation, system message included."""
+    """New messages; without `after`, the whole conversation, system message included."""
     after: int | None
-    """Index of the turn of its own that the messages follow; None begins a conversation."""
+    """Index of the agent's turn that the messages follow; None starts a conversation."""
     max_tokens: int | None = None
-    """Most tokens of the answer, where the agent's own limit is not lower."""
+    """Maximum tokens of the completion; the agent's own limit holds too."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer, beside the agent's own. All else that sampling depends on is the agent's: the trainer
-    has to find the same log-probs."""
+    """Strings that end the completion, in addition to the agent's own. Other sampling settings are the agent's, so that the
+    trainer computes the same log-probs."""
     constraint: Constraint | None = None
-    """What the answer has to look like, in place of the agent's own; the turn records it, and the trainer masks likewise."""
+    """Constraint of the completion, in place of the agent's own; the turn records it for the trainer."""
     caller: int | None = None
-    """Index of another agent's turn that calls for this one, where that is known (`Turn.caller`)."""
+    """Index of another agent's turn that requested this one, if known (`Turn.caller`)."""
 
 
 class Scene(Protocol):
-    """What a workflow's program gets: the task, the seats in order, and the world's moves."""
+    """The argument of a workflow's program: the task, the agents' sessions, and the environment's episode."""
 
     @property
     def task(self) -> Task:
-        """The problem."""
+        """The task."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Agent names in seat order."""
+        """Names of the agents in team order."""
         ...
 
     @property
     def seed(self) -> int:
-        """Seed of this episode, for a workflow that draws lots."""
+        """Seed of this episode, for random choices of a workflow."""
         ...
 
     @property
     def one_seat(self) -> bool:
-        """Whether the world takes one text a move, from any agent (`OneSeat`); others take one answer, or say who moves."""
+        """Whether the environment takes one text per move, from any agent (`OneSeat`)."""
         ...
 
     def __getitem__(self, name: str) -> Seat:
-        """Return the seat of an agent."""
+        """Return the session of an agent."""
         ...
 
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Let several agents speak at the same moment; none sees another's text. See `Seat.say`."""
+        """Generate turns of several agents at the same moment; none reads another's completion. See `Seat.say`."""
         ...
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
-        """Let several agents answer at the same moment, each in a conversation that the workflow has put together.
+        """Generate turns of several agents at the same moment, each in a conversation that the workflow maintains.
 
-        May be called while it is under way, for the same agents too: a turn is recorded when it is complete.
+        Calls can overlap, for the same agents too: a turn is recorded when it is complete.
         """
         ...
 
     def allow_answers(self, most: int) -> None:
-        """Let the world of a question stay open after a wrong final text, for at most `most` texts in all.
+        """Keep the episode of a question open after an incorrect final text, for at most `most` texts in total.
 
-        Other worlds decide through `movers` whether they continue.
+        Other environments decide through `movers` whether they continue.
         """
         ...
 
     def observe(self, agent: str) -> str:
-        """Return what the world shows this agent now."""
+        """Return the current observation of an agent."""
         ...
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move in the world now."""
+        """Return the agents that may move now."""
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Hand the agents' texts to the world; what it pays is added to their last turns."""
+        """Pass the agents' texts to the environment; its rewards are added to their last turns."""
         ...
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text; None where there is none, or where the environment has no answers."""
+        """Return the final answer of a text; None if there is none, or if the environment has no answers."""
         ...
 
     def leave_out(self) -> None:
-        """Do not train on the turns recorded so far; they stay in the episode."""
+        """Exclude the turns recorded so far from training; they stay in the episode."""
         ...
 
     async def score(self, turn: Turn) -> float:
-        """Score a turn's text as its agent's answer, record it in `Turn.score` and return it.
+        """Score a turn's text as its agent's answer, record the score in `Turn.score` and return it.
 
-        Nothing is paid and the world stays as it is. EpisodeError where the world cannot score a text.
+        Rewards and the episode's state stay unchanged. Raises EpisodeError if the environment cannot score a text.
         """
         ...
 
@@ -176,15 +175,15 @@ class Workflow(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which its class is found; a settings field."""
+        """Name by which its class is found; a settings field."""
         ...
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError when these agents or this environment cannot play it."""
+        """Raise ConfigError if the workflow does not support these agents or this environment."""
         ...
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         ...
 
 
@@ -192,7 +191,7 @@ class Drawable:
     """A workflow that can be drawn."""
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return a Mermaid flowchart of who reads whom; `names` are the agents in seat order."""
+        """Return a Mermaid flowchart of which agent reads which; `names` are the agents in team order."""
         raise NotImplementedError
 
 
@@ -204,17 +203,17 @@ class ScoresRounds:
 
 
 class CountsTurns:
-    """A workflow that knows from its settings how many turns an agent takes in an episode."""
+    """A workflow whose settings determine the maximum number of turns of an agent in an episode."""
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the most turns of each agent; `names` are the agents in seat order."""
+        """Return the maximum number of turns of each agent; `names` are the agents in team order."""
         raise NotImplementedError
 
 
 class GoesOnWithout:
-    """A workflow that goes on without agents that are removed: they are missing in `Scene.names`, unless all are.
+    """A workflow that continues without removed agents: they are absent from `Scene.names`, unless all are removed.
 
-    In any other workflow a removed agent is asked and says nothing.
+    In other workflows a removed agent keeps its place and its messages are empty.
     """
 
 
@@ -224,10 +223,7 @@ def workflow_class(name: str) -> type:
 
 
 def workflow_files() -> Any:
-    """Return the module that reads files which describe a whole workflow, such as siiRL's (`kapelle.workflows.dag_file`).
-
-    Like a class of a workflow it is found by name, so that this module knows none.
-    """
+    """Return the module that reads files that describe a whole workflow (`kapelle.workflows.dag_file`), found by name."""
     return import_module(import_module("kapelle.workflows").FILES)
 
 
@@ -235,40 +231,44 @@ _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace `{name}` by its value; braces around anything unknown stay as they are.
+    """Replace `{name}` by its value; braces around unknown names stay unchanged.
 
-    Nothing is evaluated and values are not scanned again, so that an agent's text cannot change the
-    template.
+    Nothing is evaluated, and values are not scanned again, so an agent's text cannot change the template.
     """
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
 
 
+def observation_prompt(scene: Scene, name: str) -> str:
+    """Return an agent's prompt with its current observation as `{question}`; without a prompt, the observation."""
+    return fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})
+
+
 def instructions(agent: Agent, task: Task) -> list[Message]:
-    """Return the system message of an agent in a task: its own, then the task's unless it is the same; empty without any."""
-    said = dict.fromkeys(text for text in (agent.system, task.system) if text)
-    return [Message("system", "\n\n".join(said))] if said else []
+    """Return the system message of an agent in a task: its own text, then the task's if it differs; empty without both."""
+    texts = dict.fromkeys(text for text in (agent.system, task.system) if text)
+    return [Message("system", "\n\n".join(texts))] if texts else []
 
 
 def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
-    """Return a message before an agent's turn (from 0), with the conversation of the task's row in place of its text.
+    """Return a message before an agent's turn (from 0), with the task's conversation as messages in place of its text.
 
-    A row's conversation is one text where a prompt is made of it. What stands around that text goes into the row's last message
-    if that is the user's; otherwise the text remains.
+    A prompt contains a task's conversation as one text. Text around it moves into the conversation's last message if that is
+    a user message; otherwise the message stays unchanged.
     """
     if turn >= len(task.messages) or message.role != "user" or message.structured is not None:
         return [message]
     *before, last = task.messages[turn]
-    whole = as_text((*before, last))
-    if message.content == whole:
+    text = as_text((*before, last))
+    if message.content == text:
         return [*before, replace(last, images=message.images)]
-    if last.role != "user" or whole not in message.content:
+    if last.role != "user" or text not in message.content:
         return [message]
-    asked = worded(last, lambda text: message.content.replace(whole, text, 1))
-    return [*before, replace(message, content=asked.content, structured=asked.structured)]
+    question = worded(last, lambda content: message.content.replace(text, content, 1))
+    return [*before, replace(message, content=question.content, structured=question.structured)]
 
 
 def opening(agent: Agent, task: Task) -> list[Message]:
-    """Return what an agent reads first of a question, as far as a workflow adds nothing to it."""
+    """Return the first messages that an agent reads of a question, if the workflow adds nothing to them."""
     prompt = (agent.prompt or "{question}").replace("{question}", task.question)
     return [*instructions(agent, task), *conversation(Message("user", prompt), task)]
 
@@ -279,21 +279,21 @@ def append_texts(question: str, texts: Mapping[str, str]) -> str:
 
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
-    """Raise ConfigError for a game: `does` describes what the workflow needs an answer for."""
+    """Raise ConfigError for an environment without answers: `does` says why the workflow needs one."""
     if not asks_questions(environment):
         own = (
-            " If it asks questions, let its class inherit from `kapelle.Answerable` and have `extract`."
+            " If its tasks are questions, let its class inherit from `kapelle.Answerable` and define `extract`."
             if ":" in environment.name
             else ""
         )
         raise ConfigError(
-            f"`workflow.name: {workflow}` {does}, and `{environment.name}` is a game of moves. "
-            f"Set `workflow.name: play` where agents take turns, `parallel` where all move at once.{own}"
+            f"`workflow.name: {workflow}` {does}, but `{environment.name}` is a game of moves. Set `workflow.name: play` "
+            f"for a game with turns, or `parallel` if all agents move at once.{own}"
         )
 
 
 def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
-    """Raise ConfigError for a single agent: `what` describes what the workflow needs more agents for."""
+    """Raise ConfigError for a team of one agent: `what` says why the workflow needs more."""
     if len(agents) < 2:
         raise ConfigError(
             f"{what}, but the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
@@ -301,7 +301,7 @@ def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> 
 
 
 def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
-    """Raise ConfigError when an agent has the name of a field that templates already use."""
+    """Raise ConfigError if an agent has the name of a template field."""
     for agent in agents:
         if agent.name in taken:
             raise ConfigError(
@@ -315,7 +315,7 @@ def braced(names: Sequence[str]) -> str:
 
 
 def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
-    """Raise ConfigError when an agent's prompt uses a field that does not exist."""
+    """Raise ConfigError if an agent's prompt uses an unknown field."""
     for name in _FIELD.findall(agent.prompt or ""):
         if name not in known:
             raise ConfigError(

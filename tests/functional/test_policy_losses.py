@@ -129,11 +129,11 @@ def test_the_soft_gate_by_hand(
 def test_a_completion_has_strayed_by_its_mean_and_is_left_out_where_it_was_bad() -> None:
     # Mean log-ratios: (−0.1 − 0.2 − 0.6)/3 = −0.3, though one token has moved by 0.6, and +0.4.
     known = (BEHAVIOUR_K, LOGP_K, tensor(-1.0, 2.0, -1.0, -1.0), MASK_K, SEGMENT_K, 2)
-    assert policy_losses.strayed_and_bad(*known, threshold=0.31).tolist() == [False] * 4
-    assert policy_losses.strayed_and_bad(*known, threshold=0.29).tolist() == [True, False, True, False]
+    assert policy_losses.off_policy_mask(*known, threshold=0.31).tolist() == [False] * 4
+    assert policy_losses.off_policy_mask(*known, threshold=0.29).tolist() == [True, False, True, False]
     # A masked token has no say: without the third the mean is −0.15.
     masked = (*known[:3], tensor(1.0, 1.0, 0.0, 1.0), *known[4:])
-    assert policy_losses.strayed_and_bad(*masked, threshold=0.29).tolist() == [False] * 4
+    assert policy_losses.off_policy_mask(*masked, threshold=0.29).tolist() == [False] * 4
 
 
 @pytest.mark.parametrize("difference", [25.0, 1e4, math.inf])

@@ -1,4 +1,4 @@
-"""Built-in algorithms, found by name. To add one, write its module and give it a line here, and one below for editors."""
+"""Built-in algorithms by name. To add one, write its module, a line in `BUILTIN`, and an import below for editors."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ BUILTIN: Mapping[str, str] = {
     "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
-"""Name in a recipe → `module:Class`, imported when asked for."""
+"""Name in a recipe → `module:Class`, imported on first use."""
 
 HOMES: Mapping[str, str] = classes(BUILTIN)
 """Class → module that defines it: `from kapelle.algorithms import GRPO`."""

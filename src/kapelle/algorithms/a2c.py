@@ -1,14 +1,18 @@
-"""A2C: plain policy gradients against a critic, one update for each step of sampling (1602.01783, without its threads).
+"""A2C: policy gradients with a critic, one update per step of sampling (1602.01783, synchronous).
 
-    loss = −ρ·A·log π(token) − c·entropy,  ρ = π/π_sampler without a gradient
+    loss = −ρ·A·log π(token) − c·entropy,    ρ = π/π_sampler, without a gradient
 
-Where the weights that sampled are those that learn, ρ is 1: then the gradient is that of PPO's clipped surrogate before anything is clipped,
-so that PPO with one epoch and one minibatch is A2C. On samples of older weights (`training.overlap`) ρ corrects the
-expectation, unclipped. The critic, GAE and the sharing of rewards are PPO's; with λ = 1 the advantage is the return less V, and the
-critic's value stands in for what a limit cut off, as the paper's n-step returns have it.
+On-policy, ρ is 1. The gradient is then that of PPO's clipped surrogate before clipping, so PPO with one epoch and one
+minibatch equals A2C. For samples of older weights (`training.overlap`), ρ corrects the expectation and is not clipped.
 
-Deviations from the paper: several actors are the episodes of one step in place of threads that update at any time (A3C); the mean over
-tokens in place of the sum; Adam in place of shared RMSProp.
+The critic, GAE and reward sharing are those of PPO. With λ = 1 the advantage is the return minus V. After a truncation,
+the critic's value replaces the missing future, as in the paper's n-step returns.
+
+Deviations from the paper:
+
+- The episodes of one step replace the asynchronous threads of A3C.
+- The loss is a mean over tokens, not a sum.
+- Adam replaces shared RMSProp.
 """
 
 from __future__ import annotations
@@ -31,11 +35,11 @@ from kapelle.settings.base import Settings
 
 
 class A2C(Settings):
-    """Settings of A2C. One update for each step of sampling: there are no epochs, minibatches or clip bounds to set."""
+    """Settings of A2C: one update per step of sampling, so it has no epochs, minibatches or clip bounds."""
 
     name: Literal["a2c"] = "a2c"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; a critic needs no group."""
+    """Episodes per task; 1 is enough with a critic."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     gae: GAEConfig = GAEConfig(lam=1.0, normalise="none")
@@ -43,12 +47,12 @@ class A2C(Settings):
     """Weight of the entropy bonus, per nat."""
     value_loss: ValueLossConfig = ValueLossConfig()
     order: OrderConfig = Joint()
-    """Which policies a step updates."""
+    """Order of the policies' updates."""
     reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy of `gae.kl_in_reward`; 0 never refreshes it."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row: PPO's with one pass over the samples, and a loss without clipping."""
+        """Return the algorithm's row: that of PPO with one pass over the samples and an unclipped loss."""
         row = actor_critic_row(
             IPPO(
                 group_size=self.group_size,

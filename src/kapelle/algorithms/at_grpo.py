@@ -1,24 +1,25 @@
-"""AT-GRPO: comparison sets by agent and turn, and tree sampling that makes them exact (2510.11062).
+"""AT-GRPO: group-relative advantages per agent and turn, with tree sampling that makes the groups exact (2510.11062).
 
-Without a tree a set holds the same agent's turns of the same number in the episodes of a task, each worth its
-return from that turn on. From the second turn on their prompts differ, so they are not quite comparable.
+    A = (R_t − mean R_t) / (std R_t + ε)
 
-With `tree: true` one episode per task is played, and at every turn of a trained agent `group_size` candidates are
-sampled from the same prompt (the paper's K). Its worth is what the agent earns when the episode continues
-from it (`tree.py`). The episode continues with the best one (the first of equals), and all of them, the best included,
-are trained on in one set. An agent that writes no answer itself, such as the Reasoner of a chain, is thus judged by what
-the others achieve with its text.
+Without a tree, a set holds the same agent's turns of the same number in the episodes of a task, each with its return R_t
+from that turn on. From the second turn on their prompts differ, so the comparison is approximate.
+
+With `tree: true`, each task has one episode. At every turn of a trained agent, `group_size` candidates (the paper's K) are
+sampled from the same prompt. The value of a candidate is the mean return of the agent when the episode continues from it
+(`tree.py`). The episode continues with the best candidate (the first of ties). All candidates are trained on in one set. An
+agent that writes no answer itself, such as the Reasoner of a chain, is thus judged by what the others achieve with its text.
 
 Deviations from the paper:
 
-- A candidate's worth is a return, sampled by `continuations` episodes. The paper gives each candidate the reward of
-  its own turn at once, r = α·r_team + r_local, by rules written for each task and role, which a user's world lacks. An
-  immediate reward is part of the return.
-- `team_reward` takes the place of α. It says how what the agents earn becomes what one is trained on (`mean` and `sum` are
-  the team's alone, `individual` is each agent's own). A world that pays agents α·team + local gives the paper's mix.
-- Where agents move at the same moment, a candidate is judged together with the others' first candidates, and each
-  agent continues with its own best; the best ones together have not been tried.
-- A world uses the episode's seed in every continuation: all candidates get the same cards.
+- A candidate's value is a return, estimated from `continuations` episodes. The paper uses the reward of the candidate's own
+  turn, r = α·r_team + r_local, by rules per task and role that a user's environment lacks. The return includes such an
+  immediate reward.
+- `team_reward` replaces α: it defines how the agents' rewards become each agent's training reward. `mean` and `sum` use the
+  team's reward alone, `individual` each agent's own. An environment that gives α·team + local reproduces the paper's mix.
+- If several agents move at the same moment, a candidate is evaluated together with the others' first candidates. Each agent
+  continues with its own best candidate; the combination of the best ones is not evaluated.
+- An environment uses the episode's seed in every continuation, so all candidates meet the same cards.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ATGRPO(TreeSampling):
 
     name: Literal["at_grpo"] = "at_grpo"
     scale: Literal["std", "none"] = "std"
-    """`std`: divided by the spread of the candidates; `none`: differences from their mean alone."""
+    """`std` divides differences from the mean by the standard deviation; `none` does not."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -50,6 +51,6 @@ class ATGRPO(TreeSampling):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return credit without a tree: each turn's return-to-go against those of its number and agent."""
+        """Return credit without a tree: each turn's return-to-go, compared for the same agent and turn number."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
         return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))

@@ -1,35 +1,44 @@
-"""C3: a nested tree whose every node is trained on (2603.06859).
+"""C3: a nested tree in which every node is trained on and compared with its siblings (2603.06859).
 
-With `widths: [w₁, w₂, …]` each first moment of a task is sampled w₁ times, each second moment after it w₂ times, and so on, so that a group has w₁·w₂·…
-episodes, which share the turns before they part. A moment is one at which trained agents speak, at once or one alone; frozen agents do not branch. The worth W of a
-node is the mean return of the episodes under it, and
+With `widths: [w₁, w₂, …]`, each first moment of a task is sampled w₁ times, each second moment after it w₂ times, and so on. A
+group has w₁·w₂·… episodes, which share their turns up to the moment at which they branch. A moment is one at which trained
+agents move, one alone or several at once; frozen agents do not branch. With W the mean return of the episodes under a node,
 
-    A = W − mean W of its siblings,
+    A = W − mean W of its siblings
 
-which read the same prompt. At moments beyond the last width, and where a width is 1, an agent is compared as the last moment was that branched. Every sampled turn is trained on once.
-A node of depth d is w₁·…·w_d times as frequent as a first one, so its advantage is weighed by the number of episodes under it, over the mean of that number among
-its policy's turns: with that the expected update is ∇J (`tests/algorithms/test_expected_replays.py`), and one policy for all agents weighs early and late turns as one episode does.
+The siblings have the same prompt. At moments beyond the last width, and at moments of width 1, a turn is compared at the
+deepest moment before it that branches. Every sampled turn is trained on once.
 
-Tokens are sampled and counted once: 4 × 3 episodes of two turns of equal length cost 16 turns, where 12 of GRPO cost 24.
+A node at depth d is w₁·…·w_d times as frequent as a turn of a plain episode. Its advantage is therefore weighted by the number
+of episodes under it, divided by the mean of that number over its policy's turns. The expected update is then a multiple of ∇J
+(`tests/algorithms/test_expected_replays.py`). If all agents share one policy, early and late turns have the weights that they
+have in plain episodes.
 
-With `replay: false` episodes share nothing (the paper's ablation): each is compared with all others of its group, as RLOO does.
+Shared tokens are sampled and counted once: 4 × 3 episodes of two turns of equal length cost 16 turns; 12 GRPO episodes cost 24.
 
-**With a critic.** The authors' code knows two more variants, here under their names. Q is a central critic's value after a turn; it learns W.
+With `replay: false` episodes share nothing (the paper's ablation): each is compared with all others of its group, as in RLOO.
+
+The authors' code has two more variants, available under their names. Q is a central critic's value after a turn, fitted to W.
 
     reward_only     A = W − mean W of the siblings
     value_assisted  A = W − (1 − α) · mean W of the siblings − α · mean Q of the siblings
     value_only      A = Q − mean Q of the siblings
 
-Siblings' words do not depend on the turn's own, so that `value_assisted` is unbiased with any critic; `value_only` follows the critic, and is unbiased where that is right.
+The siblings' completions are independent of the turn's own, so `value_assisted` is unbiased with any critic. `value_only` follows
+the critic, and is unbiased if the critic is correct.
 
-Deviations from the paper: the return of each agent (`team_reward`) in place of the team's outcome alone; `reward_only` unless set, where the code's default is `value_assisted` with
-α = 1; the critic also reads prompts, and learns from each node once; the clipped surrogate.
+Deviations from the paper:
+
+- Each agent has its own return (`team_reward`); the paper uses the team's outcome alone.
+- `reward_only` is the default; that of the code is `value_assisted` with α = 1.
+- The critic also reads prompts, and learns from each node once.
+- The loss is the clipped surrogate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -37,7 +46,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, CriticSpec
-from kapelle.algorithms.shared.groups import LEFT_OUT, Earlier, by_agent, compare
+from kapelle.algorithms.shared.groups import LEAVE_ONE_OUT, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
@@ -48,19 +57,20 @@ from kapelle.types import Episode, Group
 
 
 class C3(MonteCarlo):
-    """Settings of the nested tree."""
+    """Settings of C3, the nested tree."""
 
     name: Literal["c3"] = "c3"
     widths: tuple[int, ...] = Field(default=(4, 3), min_length=1)
-    """How often the first moment is sampled, the second one after each of those, and so on."""
+    """Number of samples at the first moment, at each second moment after those, and so on."""
     group_size: int = Field(default=12, ge=2)
-    """The product of `widths`. Given alone, it is that of two widths as equal as they can be: 8 is 4 × 2."""
+    """Episodes per task, the product of `widths`. If only this is set, it is split into two widths as equal as possible: 8 is
+    4 × 2."""
     replay: bool = True
-    """Whether episodes share the turns before they part; without, they are compared as whole attempts."""
+    """Whether episodes share their turns up to a branch; with false, whole episodes are compared."""
     variant: Literal["reward_only", "value_assisted", "value_only"] = "reward_only"
-    """What a turn was worth and what it is compared with: returns; returns, and a critic's values of its siblings; or the critic's values alone."""
+    """Form of the advantage: returns only, returns with a critic's values of the siblings, or the critic's values only."""
     alpha: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Share of the critic's values in what is subtracted, with `variant: value_assisted`."""
+    """α, the share of the critic's values in the baseline, with `variant: value_assisted`."""
     value_loss: ValueLossConfig = ValueLossConfig()
 
     @model_validator(mode="before")
@@ -74,25 +84,29 @@ class C3(MonteCarlo):
             return {**given, "widths": (count // second, second) if second > 1 else (count,)}
         widths = given.get("widths", (4, 3))
         if not all(type(width) is int and width >= 1 for width in widths):
-            raise ValueError(f"`widths` are whole numbers of 1 or more, and not {list(widths)!r}")
+            raise ValueError(f"`widths` is {list(widths)!r}; give whole numbers of 1 or more")
         return {"group_size": math.prod(widths), **given}
 
     @model_validator(mode="after")
     def _leaves(self) -> C3:
         if self.group_size != math.prod(self.widths):
             raise ValueError(
-                f"`group_size` is {self.group_size}, and the product of `widths` {math.prod(self.widths)}; remove `group_size`"
+                f"`group_size` is {self.group_size}, but the product of `widths` is {math.prod(self.widths)}; remove `group_size`"
             )
         if self.order.build().sequential:
-            raise ValueError("`order: sequential` multiplies ratios round by round; set `order: joint`")
-        if self.umad.confidence or self.umad.relative or self.umad.influence:
-            raise ValueError("`umad` compares whole episodes, and a tree the turns of one prompt; remove it")
+            raise ValueError(
+                "`order: sequential` multiplies ratios over rounds of one episode; set `order: joint`"
+            )
+        if self.umad.active:
+            raise ValueError(
+                "`umad` compares whole episodes, but a tree compares turns of one prompt; remove it"
+            )
         if self.variant != "reward_only" and not self.replay:
             raise ValueError(
-                f"`variant: {self.variant}` values siblings, and `replay: false` has none; remove one of them"
+                f"`variant: {self.variant}` needs siblings, but `replay: false` has none; remove one of them"
             )
         if self.alpha != 1.0 and self.variant != "value_assisted":
-            raise ValueError("`alpha` goes with `variant: value_assisted`; set both or neither")
+            raise ValueError("`alpha` needs `variant: value_assisted`; set both or neither")
         return self
 
     def build(self) -> Algorithm:
@@ -110,40 +124,40 @@ class C3(MonteCarlo):
         return replace(row, data=replace(row.data, widths=self.widths if self.replay else ()))
 
     def returns(self, episode: Episode) -> Mapping[str, float]:
-        """Return what each agent is trained on."""
+        """Return each agent's return after reward sharing and penalties."""
         return agent_returns(episode, self.team_reward, self.forms)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each sampled turn's worth less that of its siblings, weighed by the episodes under it."""
+        """Return W minus the mean W of the siblings for each sampled turn, weighted by the number of episodes under it."""
         if not self.replay:
             members = by_agent(groups, self.rewards(groups, signals))
-            return spread(self, groups, compare(members, LEFT_OUT, earlier))
-        better: dict[TurnKey, float] = {}
-        worth: dict[TurnKey, float] = {}
-        under: dict[str, dict[TurnKey, int]] = {}
+            return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
+        value: dict[TurnKey, float] = {}
+        difference: dict[TurnKey, float] = {}
+        leaves_of: dict[str, dict[TurnKey, int]] = {}
         for g, group in enumerate(groups):
             for node in nodes(g, group, self.widths, self.returns):
                 turn = group.episodes[node.key.episode].turns[node.key.turn]
-                worth[node.key] = node.worth
+                value[node.key] = node.worth
                 if node.siblings:
-                    better[node.key] = self._better(node, signals)
-                    under.setdefault(turn.policy, {})[node.key] = node.leaves
+                    difference[node.key] = self._difference(node, signals)
+                    leaves_of.setdefault(turn.policy, {})[node.key] = node.leaves
         advantage: dict[TurnKey, float] = {}
-        for own in under.values():
+        for own in leaves_of.values():
             mean = fmean(own.values())
-            advantage |= {key: better[key] * leaves / mean for key, leaves in own.items()}
+            advantage |= {key: difference[key] * leaves / mean for key, leaves in own.items()}
         credit = spread(self, groups, advantage)
         if self.variant == "reward_only":
             return credit
         return {
-            key: replace(given, return_T=torch.tensor([worth[key]])) if key in worth else given
+            key: replace(given, return_T=torch.tensor([value[key]])) if key in value else given
             for key, given in credit.items()
         }
 
-    def _better(self, node: TreeTurn, signals: Signals) -> float:
-        """Return how much better a turn was than its siblings."""
+    def _difference(self, node: TreeTurn, signals: Signals) -> float:
+        """Return the unweighted advantage of a turn over its siblings."""
         worths = fmean(sibling.worth for sibling in node.siblings)
         if self.variant == "reward_only":
             return node.worth - worths
@@ -154,66 +168,66 @@ class C3(MonteCarlo):
 
 
 class Sibling(NamedTuple):
-    """Another branch of the moment that a turn is compared at."""
+    """Another branch at the moment at which a turn is compared."""
 
     worth: float
     """Mean return of its episodes."""
     keys: tuple[TurnKey, ...]
-    """The turn that the agent took there; all of that moment, where another agent speaks."""
+    """The agent's turn at that moment, or all turns of the moment if only other agents move there."""
 
 
 class TreeTurn(NamedTuple):
-    """A turn that is trained on."""
+    """A trained turn with the returns under it and its siblings."""
 
     key: TurnKey
     worth: float
     """Mean return of the episodes under it."""
     siblings: tuple[Sibling, ...]
-    """Empty where no moment up to the turn's has branched, and where the others failed."""
+    """Empty if no moment up to the turn's has branched, or if the other branches failed."""
     leaves: int
-    """Episodes under it, failed ones too."""
+    """Number of episodes under it, including failed ones."""
 
 
-def nodes(g: int, group: Group, widths: Sequence[int], returns: Any) -> list[TreeTurn]:
-    """Return each turn that is trained on.
-
-    A turn that several episodes share is that of the first one which did not fail.
-    """
-    paid = {e: returns(episode) for e, episode in enumerate(group.episodes) if episode.error is None}
-    moments = {e: _moments(group.episodes[e]) for e in paid}
+def nodes(
+    g: int, group: Group, widths: Sequence[int], returns: Callable[[Episode], Mapping[str, float]]
+) -> list[TreeTurn]:
+    """Return each trained turn once; a turn that several episodes share is that of the first one that did not fail."""
+    returns_of = {e: returns(episode) for e, episode in enumerate(group.episodes) if episode.error is None}
+    moments = {e: _moments(group.episodes[e]) for e in returns_of}
+    # Number of episodes that share the first `depth` moments.
     under = [math.prod(widths[depth:]) for depth in range(len(widths) + 1)]
-    """Episodes that share the first moments, by how many of these there are."""
     found: list[TreeTurn] = []
-    for e in paid:
+    for e in returns_of:
         depth_of = {seen: k + 1 for k, seen in enumerate(moments[e])}
         for turn in group.episodes[e].turns:
             if not turn.trained:
                 continue
             depth = min(depth_of[turn.seen], len(widths))
             first = e - e % under[depth]
-            if any(other in paid for other in range(first, e)):
-                continue  # an episode before it has the turn
-            # The deepest moment up to here that has branched.
+            if any(other in returns_of for other in range(first, e)):
+                continue  # an earlier episode has this turn
+            # The deepest moment up to this one that branches.
             branched = next((k for k in range(depth, 0, -1) if widths[k - 1] > 1), 0)
             siblings = []
             for start in _siblings(e, under, branched):
-                leaves = _leaves(paid, turn.agent, start, under[branched])
+                leaves = _leaves(returns_of, turn.agent, start, under[branched])
                 if leaves:
                     seen = moments[leaves[0]][branched - 1]
-                    there = [
-                        each for each in group.episodes[leaves[0]].turns if each.trained and each.seen == seen
-                    ]
-                    own = [each for each in there if each.agent == turn.agent] or there
-                    worth = fmean(paid[leaf][turn.agent] for leaf in leaves)
-                    siblings.append(Sibling(worth, tuple(TurnKey(g, leaves[0], each.index) for each in own)))
-            worth = fmean(paid[leaf][turn.agent] for leaf in _leaves(paid, turn.agent, first, under[depth]))
+                    episode = group.episodes[leaves[0]]
+                    there = [other for other in episode.turns if other.trained and other.seen == seen]
+                    own = [other for other in there if other.agent == turn.agent] or there
+                    worth = fmean(returns_of[leaf][turn.agent] for leaf in leaves)
+                    keys = tuple(TurnKey(g, leaves[0], other.index) for other in own)
+                    siblings.append(Sibling(worth, keys))
+            leaves = _leaves(returns_of, turn.agent, first, under[depth])
+            worth = fmean(returns_of[leaf][turn.agent] for leaf in leaves)
             found.append(TreeTurn(TurnKey(g, e, turn.index), worth, tuple(siblings), under[depth]))
     return found
 
 
-def _leaves(paid: Mapping[int, Mapping[str, float]], agent: str, start: int, count: int) -> list[int]:
-    """Return the episodes of a branch that did not fail and paid an agent."""
-    return [leaf for leaf in range(start, start + count) if leaf in paid and agent in paid[leaf]]
+def _leaves(returns: Mapping[int, Mapping[str, float]], agent: str, start: int, count: int) -> list[int]:
+    """Return the valid episodes of a branch in which an agent has a return."""
+    return [leaf for leaf in range(start, start + count) if agent in returns.get(leaf, {})]
 
 
 def _moments(episode: Episode) -> list[int]:
@@ -221,9 +235,9 @@ def _moments(episode: Episode) -> list[int]:
 
 
 def _siblings(e: int, under: Sequence[int], branched: int) -> list[int]:
-    """Return the first episodes of the other branches that part at a moment."""
+    """Return the first episode of every other branch at a moment."""
     if not branched:
         return []
-    size, whole = under[branched], under[branched - 1]
-    start, own = e - e % whole, e - e % size
-    return [first for first in range(start, start + whole, size) if first != own]
+    size, total = under[branched], under[branched - 1]
+    start, own = e - e % total, e - e % size
+    return [first for first in range(start, start + total, size) if first != own]

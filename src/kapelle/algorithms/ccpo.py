@@ -1,14 +1,20 @@
-"""CCPO: what the team earns without an agent (2603.21563).
+"""CCPO: credit by removal, the team's return compared with its return without the agent (2603.21563).
 
-D_i = R(τ) − (1/K) Σ_k R(τ without i),  A_i = D_i − mean of the group's other attempts' D_i
+    D_i = R(τ) − (1/K) Σ_k R(τ without i),    A_i = D_i − mean D_i of the group's other episodes
 
-for all turns of agent i. Without i, the agent says nothing from its first turn on: its message is empty, or the workflow goes on without it where it can (`debate`,
-`vote`). What was said before is replayed, and what others say at the same moment; all after it is live. Nothing that is subtracted depends on what i says in this attempt, so that the expected
-update is ∇J. Where the team can do without i, the luck of the task and of the partners is in both terms of D_i and cancels; where it cannot, R(τ without i) is a constant, and A_i is that of `rloo`.
+A_i is used for all turns of agent i. To remove i, its message is empty from its first turn on, or the workflow continues
+without it if it can (`debate`, `vote`). Earlier turns and simultaneous turns of other agents are replayed. All later turns
+are sampled again. What is subtracted is independent of i's completions in this episode, so the expected update is ∇J.
 
-R is what the team earns, counted once (`team_reward` says how), for every agent the same.
+If the team can do without i, both terms of D_i share the luck of the task and of the partners, and it cancels. If it cannot,
+R(τ without i) is constant, and A_i is that of `rloo`.
 
-Deviations from the paper: the difference is compared with that of the other attempts, and not divided by a running spread, which would change the direction of the update.
+R is the team's return, counted once (`team_reward` defines it), the same for every agent.
+
+Deviations from the paper:
+
+- The difference is compared with that of the other episodes. The paper divides it by a running standard deviation, which
+  would change the direction of the update.
 """
 
 from __future__ import annotations
@@ -19,8 +25,7 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
-from kapelle.algorithms.shared.monte_carlo import spread
-from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, team_return
+from kapelle.algorithms.shared.replays import Replays, by_agent_of, spread_members, team_return
 from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
 from kapelle.types import Episode, Group
@@ -36,11 +41,11 @@ class CCPO(Replays):
         return self.replaying(self.name, self.credit, self.changes, self.earned)
 
     def earned(self, episode: Episode) -> Mapping[str, float]:
-        """Return what the team earned, as every agent's return."""
+        """Return agent → the team's return, the same for every agent."""
         return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return the removal of every agent that is trained."""
+        """Return one removal per trained agent."""
         turns = group.episodes[number].turns
         return [
             Change("remove", (agent,))
@@ -50,20 +55,17 @@ class CCPO(Replays):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return what the agent adds to what the team earns, less the mean of what it adds in the group's other attempts."""
+        """Return D_i minus the mean D_i of the group's other episodes."""
 
-        def added(episode: Episode, agent: str) -> tuple[float, str]:
+        def difference(episode: Episode, agent: str) -> tuple[float, str]:
             earned = self.earned(episode)[agent]
             without = [
-                paid[agent]
-                for each in episode.interventions
-                if each.agents == (agent,)
-                for paid in each.returns
+                returns[agent]
+                for intervention in episode.interventions
+                if intervention.agents == (agent,)
+                for returns in intervention.returns
             ]
             return (earned - fmean(without), "added") if without else (earned, "earned")
 
-        members = [member for _, member in by_agent_of(groups, added)]
-        advantage: dict[TurnKey, float] = {}
-        for member, better in zip(members, against_others(members, earlier), strict=True):
-            advantage |= dict.fromkeys(member.keys, better)
-        return spread(self, groups, advantage)
+        members = [member for _, member in by_agent_of(groups, difference)]
+        return spread_members(self, groups, members, earlier)

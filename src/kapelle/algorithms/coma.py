@@ -1,24 +1,26 @@
-"""COMA: each turn against what its agent might have said instead, by a central critic (1705.08926).
+"""COMA: the advantage of a turn over other completions of its agent, estimated by a central critic (1705.08926).
 
-A_i = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) (eq. 4). Q is a critic over messages: its value after the turn, when it has read everything that
-all agents read and said until then, the answers of others at the same moment included. It is fitted to what the team earned from
-the turn on. The alternatives a_i^k are answers of the same agent to the same prompt in the task's other episodes: samples of
-its policy, which the critic reads in the turn's place. No episode is played again, for worlds in which none can be.
+    A_i = Q(s, a) − mean_k Q(s, (a_−i, a_i^k))        (eq. 4)
 
-The baseline does not depend on what the turn said, so it bends nothing, whatever the critic thinks. Q(s, a) does: with
-`worth: value`, the paper's, the update follows the critic, and is a multiple of ∇J where the critic is right. With `worth: return` what was
-earned stands in its place, and the update is a multiple of ∇J with any critic.
+Q is a critic over messages: its value after the turn, given everything that all agents read and wrote until then, including
+simultaneous completions of other agents. It is fitted to the return from the turn on. The alternatives a_i^k are the same
+agent's completions of the same prompt in the task's other episodes, which are samples of its policy. The critic reads each
+in place of the turn. No episode is continued, so the environment need not repeat.
+
+The baseline is independent of the turn's completion, so it adds no bias with any critic. Q(s, a) can: with `worth: value`,
+the paper's form, the update follows the critic, and is a multiple of ∇J if the critic is correct. With `worth: return` the
+sampled return replaces Q(s, a), and the update is a multiple of ∇J with any critic.
 
 Deviations from the paper:
 
-- `worth: return` unless set. A critic over messages that explains nothing yet leads the policies astray with `value`
-  (docs/algorithms/coma.md has figures).
-- The expectation over an agent's actions is a mean over samples, since a language has no list of them; the turn's own answer is not
-  among them.
-- Where no other episode has the same prompt (later turns), the mean is over Q of the agent's turns of the same number in the other
-  episodes, in their own histories; where there are none, nothing is subtracted.
-- The critic is fitted to returns in place of TD(λ) with a target network.
-- Agents of one policy share it by `team.sharing`; there is no agent number among what they read.
+- `worth: return` is the default. A critic over messages that explains nothing yet leads the policies astray with `value`
+  (figures in docs/algorithms/coma.md).
+- The expectation over an agent's actions is a mean over samples, because the actions of a language cannot be listed. The
+  turn's own completion is excluded.
+- If no other episode has the same prompt (later turns), the mean is over Q of the agent's turns of the same number in the
+  other episodes, in their own histories. If there are none, nothing is subtracted.
+- The critic is fitted to returns, not by TD(λ) with a target network.
+- `team.sharing` decides which agents share a policy; prompts contain no agent number.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ class COMA(MonteCarlo):
 
     name: Literal["coma"] = "coma"
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task; the answers of the others are a turn's alternatives."""
+    """Episodes per task; the other episodes provide a turn's alternatives."""
     worth: Literal["value", "return"] = "return"
-    """What a turn was worth: what was earned from it on, or as in the paper the critic's value after it."""
+    """First term of the advantage: the return from the turn on, or the critic's value after the turn, as in the paper."""
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
-    """Over whose turns of the update advantages are whitened."""
+    """Set over which the advantages of an update are whitened."""
     value_loss: ValueLossConfig = ValueLossConfig()
 
     def build(self) -> Algorithm:
@@ -65,7 +67,7 @@ class COMA(MonteCarlo):
         return self.row(self.name, credit=self.credit, needs=(CounterfactualValues(critic),))
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return A = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for every token of each turn, and the return as the critic's target."""
+        """Return A = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for every token, and the return as the critic's target."""
         same_turn: dict[tuple[int | str, ...], list[TurnKey]] = {}
         earned: dict[TurnKey, float] = {}
         for member in by_agent_turn(groups, self.rewards(groups, signals)):
@@ -75,17 +77,18 @@ class COMA(MonteCarlo):
         advantage: dict[TurnKey, float] = {}
         for keys in same_turn.values():
             for key in keys:
-                instead_K = signals[COUNTERFACTUAL][key]
-                if not len(instead_K) and len(keys) > 1:
-                    instead_K = torch.cat([signals.values[other] for other in keys if other != key])
-                baseline = float(instead_K.mean()) if len(instead_K) else 0.0
-                worth = earned[key] if self.worth == "return" else float(signals.values[key])
-                advantage[key] = worth - baseline
-        judged = [(key, turn) for key, turn in turns_of(groups) if key in advantage]
-        advantage_K = torch.tensor([advantage[key] for key, _ in judged], dtype=torch.float64)
-        turns = [turn for _, turn in judged]
-        whitened = normalised(advantage_K, turns, [1] * len(turns), self.normalise).tolist() if judged else []
-        credit = spread(self, groups, dict(zip([key for key, _ in judged], whitened, strict=True)))
+                alternative_K = signals[COUNTERFACTUAL][key]
+                if not len(alternative_K) and len(keys) > 1:
+                    alternative_K = torch.cat([signals.values[other] for other in keys if other != key])
+                baseline = float(alternative_K.mean()) if len(alternative_K) else 0.0
+                value = earned[key] if self.worth == "return" else float(signals.values[key])
+                advantage[key] = value - baseline
+        if not advantage:
+            return spread(self, groups, {})
+        found, turns = zip(*((key, turn) for key, turn in turns_of(groups) if key in advantage), strict=True)
+        advantage_K = torch.tensor([advantage[key] for key in found], dtype=torch.float64)
+        advantage_K = normalised(advantage_K, turns, [1] * len(turns), self.normalise)
+        credit = spread(self, groups, dict(zip(found, advantage_K.tolist(), strict=True)))
         return {
             key: replace(given, return_T=torch.tensor([earned[key]])) if key in earned else given
             for key, given in credit.items()

@@ -1,15 +1,17 @@
-"""CORY: pioneer and observer learn together and exchange roles (2410.06101).
+"""CORY: a pioneer and an observer learn together and exchange roles (2410.06101).
 
-The pioneer answers a question; the observer answers it having read the pioneer's answer (workflow `cory`). Both are
-paid r_1 + r_2, and every `swap_every` steps the two policies exchange roles: their weights are swapped, together
-with their optimiser state, counters and references. `base` estimates advantages and updates the weights; it may be any
-algorithm that learns from rollouts. Without a swap CORY is that algorithm on the sum of rewards.
+The pioneer answers a question. The observer reads the question and the pioneer's answer, and answers too (workflow `cory`).
+Both receive the reward r_1 + r_2. Every `swap_every` steps the two policies exchange roles: their weights are swapped,
+together with optimiser state, counters and references. `base` computes advantages and updates the weights; it can be any
+algorithm that learns from rollouts. Without a swap, CORY equals `base` on the sum of rewards.
 
-Critics stay with their roles: they judge what a role reads, whichever weights play it. The phase (which weights play
-which role) follows from the number of the step; the checkpoint holds the weights by role.
+Critics stay with their roles, because they evaluate what a role reads. The phase (which weights have which role) follows
+from the step number; the checkpoint holds the weights by role.
 
-Deviations from the paper: the paper's base is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`);
-here it may be anything. Exchange is every `swap_every` optimiser updates in the paper, steps of the loop here.
+Deviations from the paper:
+
+- The paper's base is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`); here any base is possible.
+- `swap_every` counts steps of the loop; the paper counts optimiser updates.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from kapelle.team import Team
 
 
 class CORY(Settings):
-    """Settings of sequential cooperation with exchange of roles."""
+    """Settings of CORY: sequential cooperation with an exchange of roles."""
 
     name: Literal["cory"] = "cory"
     base: Annotated[AlgorithmSettings, Plugged()]
-    """Settings of the algorithm that learns; its `team_reward` is `sum`."""
+    """Settings of the base algorithm, with `team_reward: sum`."""
     swap_every: int = Field(default=5, ge=0)
-    """Steps between exchanges; 0 never."""
+    """Steps between exchanges; 0 never exchanges roles."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -44,7 +46,7 @@ class CORY(Settings):
         if "name" not in given:
             raise ValueError("`base` needs a `name`, for example `base: {name: grpo}`")
         if given.get("team_reward", "sum") != "sum":
-            raise ValueError("CORY pays both agents the sum of their rewards; leave `base.team_reward` out")
+            raise ValueError("CORY gives both agents the sum of their rewards; remove `base.team_reward`")
         found = algorithm_class(str(given["name"]))
         if "team_reward" not in found.model_fields:  # type: ignore[attr-defined]
             raise ValueError(f"`base: {given['name']}` does not learn from rollouts; set grpo, rloo or ippo")
@@ -59,19 +61,19 @@ class CORY(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Lets the team's first two policies change places, every so many steps."""
+    """Hook that exchanges the weights of the team's first two policies every `every` steps."""
 
     every: int
     moves_weights: ClassVar[bool] = True
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Exchange them if the step is due."""
+        """Exchange the weights if the step number is a multiple of `every`."""
         if step % self.every == 0:
             engine.exchange(*team.trained[:2])
 
 
 def check_pair(team: Team) -> None:
-    """Raise ConfigError unless two agents learn, with weights of the same shape that can be swapped."""
+    """Raise ConfigError unless the team has two trained agents whose weights have the same shapes."""
     if len(team.names) != 2 or len(team.trained) != 2:
         raise ConfigError(
             f"`cory` exchanges the weights of two agents; this team has {len(team.names)} agents and "

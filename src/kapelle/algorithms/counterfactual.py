@@ -1,18 +1,22 @@
-"""Counterfactual credit: what the same moment is worth when one agent says something else there.
+"""Counterfactual credit: a turn's return compared with returns after other completions of the same prompt.
 
-A_i = R(τ) − (1/K) Σ_k R(τ with turn i sampled anew, and all after it). It is the advantage of COMA (1705.08926, equation 4) with
-continuations in place of a learned Q, and the difference reward of Wolpert and Tumer (2002) with the policy's own other actions as the
-default action. What the partners have said before is replayed, and so is what they say at the same moment: their luck is in both terms.
-The baseline does not depend on the turn, so that the expected update is ∇J.
+    A_i = R(τ) − (1/K) Σ_k R(τ with turn i and all later turns sampled again)
 
-`alternatives: siblings` takes what other episodes of the group said to the same prompt as the other actions, the first `continuations`
-of them; only what follows is sampled. Where no other episode read that prompt the turn is sampled anew.
+This is COMA's advantage (1705.08926, eq. 4) with continuations in place of a learned Q. It is also the difference reward of
+Wolpert and Tumer (2002) with the policy's own other actions as the default action. Earlier turns and simultaneous turns of
+partners are replayed, so their luck is in both terms. The baseline is independent of the turn, so the expected update is ∇J.
 
-Within a `budget` those turns are played on after whose prompts the other attempts' returns disagree most; a turn that is not is compared
-with the mean of the group's other attempts.
+With `alternatives: siblings`, the other actions are completions of the same prompt in other episodes of the group, the first
+`continuations` of them; only later turns are sampled. If no other episode has that prompt, the turn is sampled again.
 
-Deviations from COMA: no critic, so that worlds have to repeat (`coma` learns one); a return takes the place of Q(s, a), so that A has
-its noise; the clipped surrogate.
+Within a `budget`, the turns chosen for continuation are those after whose prompts the other episodes' returns vary most. A
+turn without continuations is compared with the mean of the group's other episodes.
+
+Deviations from COMA:
+
+- There is no critic, so the environment must repeat (`coma` learns a critic).
+- A sampled return replaces Q(s, a), so A has the return's noise.
+- The loss is the clipped surrogate.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ class Counterfactual(Replays):
 
     name: Literal["counterfactual"] = "counterfactual"
     alternatives: Literal["resampled", "siblings"] = "resampled"
-    """Where an agent's other actions come from: sampled anew, or said by other episodes of the group to the same prompt."""
+    """Source of an agent's other actions: sampled again, or taken from other episodes with the same prompt."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -46,48 +50,45 @@ class Counterfactual(Replays):
         )
 
     def returns(self, episode: Episode) -> Mapping[str, float]:
-        """Return what each agent is trained on."""
+        """Return each agent's return after reward sharing and penalties."""
         return agent_returns(episode, self.team_reward, self.forms)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return a change of every trained turn; several, where others stand in its place."""
-        episode = group.episodes[number]
+        """Return the changes of every trained turn: one per sibling, or one resampled turn."""
         found: list[Change] = []
-        for turn in episode.turns:
+        for turn in group.episodes[number].turns:
             if turn.trained:
-                anew = Change("resample", (turn.agent,), turn.index)
-                found += self._siblings(group, number, turn) or [anew]
+                siblings = self._siblings(group, number, turn) if self.alternatives == "siblings" else []
+                found += siblings or [Change("resample", (turn.agent,), turn.index)]
         return found
 
     def _siblings(self, group: Group, number: int, turn: Turn) -> list[Change]:
-        """Return what other episodes of the group said to the prompt of a turn, in its place; nothing where turns are sampled anew."""
-        place = sum(one.agent == turn.agent for one in group.episodes[number].turns[: turn.index])
-        said = [
-            one.by(turn.agent)[place]
-            for k, one in enumerate(group.episodes)
-            if k != number and one.error is None and place < len(one.by(turn.agent))
+        """Return replacements of a turn by the group's other completions of its prompt."""
+        place = sum(other.agent == turn.agent for other in group.episodes[number].turns[: turn.index])
+        others = [
+            episode.by(turn.agent)[place]
+            for k, episode in enumerate(group.episodes)
+            if k != number and episode.error is None and place < len(episode.by(turn.agent))
         ]
-        if self.alternatives == "resampled":
-            return []
-        same = [other for other in said if other.prompt_ids == turn.prompt_ids]
+        same = [other for other in others if other.prompt_ids == turn.prompt_ids]
         return [Change("replace", (turn.agent,), turn.index, other) for other in same[: self.continuations]]
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's return less what the moment is worth with another turn."""
+        """Return each turn's return minus the mean return after its alternatives."""
         members = by_agent_of(groups, lambda episode, agent: (self.returns(episode)[agent], ""))
         plain = against_others([member for _, member in members], earlier)
         advantage: dict[TurnKey, float] = {}
-        for (episode, member), better in zip(members, plain, strict=True):
+        for (episode, member), difference in zip(members, plain, strict=True):
             agent = str(member.place[1])
             for key in member.keys:
                 others = [
-                    paid[agent]
-                    for each in episode.interventions
-                    if each.turn == key.turn and each.agents == (agent,)
-                    for paid in each.returns
-                    if agent in paid
+                    returns[agent]
+                    for intervention in episode.interventions
+                    if intervention.turn == key.turn and intervention.agents == (agent,)
+                    for returns in intervention.returns
+                    if agent in returns
                 ]
-                advantage[key] = member.value - fmean(others) if others else better
+                advantage[key] = member.value - fmean(others) if others else difference
         return spread(self, groups, advantage)

@@ -1,22 +1,29 @@
-"""Distillation on policy: each policy learns from a frozen teacher on its own samples.
+"""On-policy distillation: each policy learns from a frozen teacher on its own samples.
 
-The loss is the reverse KL to the teacher over whole completions y of the prompts x that the team meets,
-KL(π(·|x) ‖ T(·|x)) = E_{y~π}[Σ_t log π(y_t) − log T(y_t)] (generalised knowledge distillation of 2306.13649 with λ = 1 and
-the reverse KL; MiniLLM, 2306.08543, eq. 2). Its gradient is E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the
-advantage of a token is
+The loss is the reverse KL to the teacher over whole completions y of the team's prompts x,
 
-    R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean of R_t in the task's other episodes
+    KL(π(·|x) ‖ T(·|x)) = E_{y~π}[Σ_t log π(y_t) − log T(y_t)]
 
-with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t: it does not depend on
-the judged sample, and subtracts what all attempts have in common, which is most of R_t while the two are far apart. Where
-no other episode has such a token it is a running mean over earlier steps, kept in the checkpoint. `discount: 0` keeps each token's own term: the sum of per-token KLs at the positions that the policy
-reaches, as if its tokens had no effect on later positions. It learns from the teacher alone, without rewards and without a critic.
+(generalised knowledge distillation of 2306.13649 with λ = 1 and the reverse KL; MiniLLM, 2306.08543, eq. 2). Its gradient is
+E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the advantage of a token is
 
-Deviations from the papers: the divergence is sampled instead of summed over the vocabulary (a teacher's logits are not
-kept); the clipped surrogate stands for plain policy gradient, and with one pass over the data they are the same;
-MiniLLM's length normalisation and mixed-in teacher samples are left out. Both log-probs are at the agent's sampling
-temperature. Prompts are taken as given: the gradient ignores that a policy's text shapes later prompts.
-With `training.max_staleness` log π is that of the weights that sampled.
+    R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean R_t in the task's other episodes
+
+with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t. It is independent of the
+sample, and removes what all episodes have in common, which is most of R_t while policy and teacher are far apart. If no other
+episode has such a token, the baseline is a running mean over earlier steps, which the checkpoint keeps.
+
+`discount: 0` keeps only each token's own term: the sum of per-token KLs at the positions that the policy reaches, ignoring
+the effect of tokens on later positions. Rewards and critics are not used.
+
+Deviations from the papers:
+
+- The divergence is sampled, not summed over the vocabulary, because a teacher's logits are not kept.
+- The clipped surrogate replaces plain policy gradient; with one pass over the data they are equal.
+- MiniLLM's length normalisation and its mixed-in teacher samples are omitted.
+- Both log-probs are at the agent's sampling temperature.
+- Prompts are given: the gradient ignores that a policy's text shapes later prompts.
+- With `training.max_staleness`, log π is that of the weights that sampled.
 """
 
 from __future__ import annotations
@@ -40,16 +47,17 @@ from kapelle.types import Group
 
 
 class Distill(Settings, Taught):
-    """Settings of distillation on policy."""
+    """Settings of on-policy distillation."""
 
     name: Literal["distill"] = "distill"
     teacher: str | dict[str, str]
-    """Path of the model that teaches; an earlier run, of which each policy is taught by its own (`RUN`, `RUN@best`, `RUN@STEP`);
-    or the PEFT folder of an adapter. One for all policies, or one for each, by policy. Resolved settings hold the folders."""
+    """Teacher: a model's path, the PEFT folder of an adapter, or an earlier run (`RUN`, `RUN@best`, `RUN@STEP`), in which
+    each policy's teacher is the policy of the same name. One for all policies, or a mapping from policies to teachers.
+    Resolved settings hold the folders."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """γ: 1 lowers the divergence of whole completions, 0 that of each token alone."""
+    """γ: 1 minimises the divergence of whole completions, 0 that of single tokens."""
     group_size: int = Field(default=4, ge=1)
-    """Episodes per task; one alone is compared with a running mean of earlier steps."""
+    """Episodes per task; with 1, the baseline is a running mean of earlier steps."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -67,21 +75,21 @@ class Distill(Settings, Taught):
         )
 
 
-AT_ITS_PLACE = Comparison(leave_one_out, start=0.0)
-"""Before there are earlier returns a token is compared with 0, the return of a policy that equals its teacher."""
+BY_POSITION = Comparison(leave_one_out, start=0.0)
+"""Before there are earlier returns, a token is compared with 0, the return of a policy that equals its teacher."""
 
 
 class TaughtCredit:
-    """Advantages by a teacher's log-probs; a `CreditMemory` of earlier divergences, at each position.
+    """Advantages from a teacher's log-probs; a `CreditMemory` of earlier returns per position.
 
-    It also shows how far each policy is from its teacher.
+    Its metrics report each policy's divergence from its teacher.
     """
 
     def __init__(self, discount: float) -> None:
         """Take γ."""
         self._discount = discount
         self._earlier = Earlier()
-        self._row: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each token's advantage."""
@@ -99,22 +107,21 @@ class TaughtCredit:
                 Member((key.group, turn.agent, k, t), value, 1, (key,), (*place, k, t))
                 for t, value in enumerate(return_T.tolist())
             ]
-        advantage_K = torch.tensor(compared_values(members, AT_ITS_PLACE, self._earlier))
+        advantage_K = torch.tensor(compared_values(members, BY_POSITION, self._earlier))
         pieces = advantage_K.split([len(reward_T) for reward_T in reward])
         policies = [turn.policy for _, turn, _ in turns]
-        row: dict[str, float] = {}
+        self._metrics = {}
         for name in dict.fromkeys(policies):
             own = [reward_T for policy, reward_T in zip(policies, reward, strict=True) if policy == name]
-            row[f"teacher_kl/{name}"] = -float(torch.cat(own).mean())
-        self._row = row
+            self._metrics[f"teacher_kl/{name}"] = -float(torch.cat(own).mean())
         return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
 
     def metrics(self) -> Mapping[str, float]:
         """Return each policy's reverse KL to its teacher, nats per token, as sampled."""
-        return self._row
+        return self._metrics
 
     def state(self) -> dict[str, object]:
-        """Return the earlier returns' means and variances."""
+        """Return the means and variances of earlier returns."""
         return {"earlier": self._earlier.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

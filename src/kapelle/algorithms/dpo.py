@@ -1,18 +1,23 @@
-"""DPO for teams: each agent's turns in the better episode against its turns in the worse one.
+"""DPO for teams: each agent's turns in the better episode are preferred to its turns in the worse one.
 
-Direct preference optimisation (2305.18290, eq. 7): −log σ(β·Δ), Δ = log π/π_ref of the chosen side minus that of
-the rejected side, log-probs summed over the side's tokens. `label_smoothing` is the probability that a label is
-wrong. `kind: ipo` is (Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over the side's tokens.
-Both ask for a difference alone, which both sides can reach by losing; `nll` = α adds −α·log π of the chosen side per token
-(iterative reasoning preference optimisation, 2404.19733, eq. 1).
+Direct preference optimisation (2305.18290, eq. 7) minimises
 
-Pairs. From rollouts: the episodes of a task with the highest and the lowest return make one pair *for each agent*,
-and a side is all turns of the agent in its episode, summed. A task whose episodes all earned the
-same has no pair. From recorded preferences (`data: recorded` on environment `preferences`): the recorded pair.
+    −log σ(β·Δ),    Δ = log π/π_ref of the chosen side − log π/π_ref of the rejected side
 
-Deviations from the papers: with rollouts the pairs come from the current policy, again at every step (online
-DPO); prompts of an agent's later turns differ between the sides, since their histories differ; IPO's average over
-tokens is not in its paper.
+with log-probs summed over a side's tokens. `label_smoothing` is the probability that a label is wrong. `kind: ipo` is
+(Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over a side's tokens. Both losses depend only on a difference, so
+both sides can become less likely. `nll` = α adds −α·log π of the chosen side per token (iterative reasoning preference
+optimisation, 2404.19733, eq. 1).
+
+Pairs. From rollouts, the episodes of a task with the highest and the lowest return make one pair *for each agent*. A side is
+the sum over all turns of the agent in its episode. A task whose episodes have equal returns gives no pair. From recorded
+preferences (`data: recorded` on environment `preferences`), the recorded pair is used.
+
+Deviations from the papers:
+
+- With rollouts, the pairs come from the current policy at every step (online DPO).
+- Prompts of an agent's later turns differ between the sides, because their histories differ.
+- IPO's average over tokens is not in its paper.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from kapelle.algorithm import Algorithm, Credit, Data, Loss, Outputs, PolicyLoss, Targets, Update
+from kapelle.algorithms.shared.groups import valid_episodes
 from kapelle.algorithms.shared.rewards import TeamReward, agent_returns
 from kapelle.algorithms.signals.reference import ReferenceLogProbs, refreshed
 from kapelle.functional import preferences
@@ -40,18 +46,18 @@ class DPO(Settings):
 
     name: Literal["dpo"] = "dpo"
     data: Literal["rollout", "recorded"] = "rollout"
-    """`rollout`: the team plays and its episodes are compared. `recorded`: recorded pairs of the environment, or
-    the answers of its script."""
+    """Source of pairs: `rollout` compares the team's own episodes; `recorded` uses the environment's recorded pairs or its
+    scripted answers."""
     kind: Literal["dpo", "ipo"] = "dpo"
-    """`dpo` (2305.18290) or `ipo` (2310.12036)."""
+    """Loss: `dpo` (2305.18290) or `ipo` (2310.12036)."""
     beta: float = Field(default=0.1, gt=0.0)
-    """How strongly the policy is kept close to its reference."""
+    """β, the strength of the constraint to the reference."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
-    """Probability that a pair is the wrong way round."""
+    """Probability that a pair's label is wrong."""
     nll: float = Field(default=0.0, ge=0.0)
-    """α of a further term, −log π of the chosen side per token (2404.19733 eq. 1), which holds its likelihood up."""
+    """α of the additional loss −log π of the chosen side per token (2404.19733 eq. 1), which keeps its likelihood high."""
     group_size: int = Field(default=2, ge=1)
-    """Episodes per task, of which the best and the worst are compared."""
+    """Episodes per task; the best and the worst one form a pair."""
     team_reward: TeamReward = "mean"
     reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy; 0 never refreshes it."""
@@ -64,11 +70,11 @@ class DPO(Settings):
     def _makes_pairs(self) -> DPO:
         if self.group_size < 2:
             raise ValueError(
-                "a group of one has no pair to compare; set `algorithm.group_size: 2` or more, or take recorded pairs "
-                "with `algorithm.data: recorded`, `algorithm.group_size: 2` and `environment.name: preferences`"
+                "a group of one has no pair; set `algorithm.group_size: 2` or more. Recorded pairs need it too: "
+                "`algorithm.data: recorded` with `environment.name: preferences`"
             )
         if self.kind == "ipo" and self.label_smoothing:
-            raise ValueError("`label_smoothing` goes with `kind: dpo`; IPO has none")
+            raise ValueError("`label_smoothing` needs `kind: dpo`; remove it for `kind: ipo`")
         return self
 
     def build(self) -> Algorithm:
@@ -82,11 +88,11 @@ class DPO(Settings):
             update=Update(self.epochs, self.minibatches),
             returns=partial(agent_returns, how=self.team_reward),
             after_update=refreshed(self.reference_every),
-            lacks="no pairs, as every attempt at a task earned the same",
+            lacks="no pairs, because all episodes of each task have equal returns",
         )
 
     def loss(self) -> PolicyLoss:
-        """Return the loss over pairs: DPO's sums log-probs over a side's tokens, IPO's averages them."""
+        """Return the loss over pairs: DPO sums log-probs over a side's tokens, IPO averages them."""
         if self.kind == "ipo":
             ipo = partial(preferences.ipo_loss, beta=self.beta)
             return partial(loss_over_pairs, reduce=segment_mean, pair_loss=ipo, nll=self.nll)
@@ -94,7 +100,7 @@ class DPO(Settings):
         return partial(loss_over_pairs, reduce=segment_sum, pair_loss=dpo, nll=self.nll)
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return +1 for turns of a pair's chosen side, −1 for those of its rejected side; others weigh nothing."""
+        """Return advantage +1 for turns of a chosen side, −1 for a rejected side, and weight 0 for other turns."""
         sides: dict[tuple[int, int, str], tuple[int, float]] = {}
         pairs = 0
         for g, group in enumerate(groups):
@@ -112,18 +118,18 @@ class DPO(Settings):
 def pairs_of(group: Group, how: TeamReward) -> dict[str, tuple[int, int]]:
     """Return, by agent, the indices of its best and its worst episode; the first of ties.
 
-    An agent that is not trained, or that earned the same in all episodes, is absent.
+    Frozen agents, and agents with equal returns in all episodes, are absent.
     """
-    earned: dict[str, dict[int, float]] = {}
-    for e, episode in enumerate(group.episodes):
-        if episode.error is None:
-            returns = agent_returns(episode, how)
-            for agent in {turn.agent: None for turn in episode.turns if turn.trained}:
-                earned.setdefault(agent, {})[e] = returns[agent]
+    returns_of: dict[str, dict[int, float]] = {}
+    for _, e, episode in valid_episodes([group]):
+        returns = agent_returns(episode, how)
+        for agent in {turn.agent: None for turn in episode.turns if turn.trained}:
+            returns_of.setdefault(agent, {})[e] = returns[agent]
     pairs: dict[str, tuple[int, int]] = {}
-    for agent, by_episode in earned.items():
-        best, worst = max(by_episode, key=by_episode.__getitem__), min(by_episode, key=by_episode.__getitem__)
-        if by_episode[best] > by_episode[worst]:
+    for agent, returns_by_episode in returns_of.items():
+        best = max(returns_by_episode, key=returns_by_episode.__getitem__)
+        worst = min(returns_by_episode, key=returns_by_episode.__getitem__)
+        if returns_by_episode[best] > returns_by_episode[worst]:
             pairs[agent] = best, worst
     return pairs
 
@@ -136,12 +142,12 @@ def loss_over_pairs(
     pair_loss: Callable[[Tensor, Tensor, Tensor, Tensor], PreferenceLoss],
     nll: float = 0.0,
 ) -> Loss:
-    """Return the sum over the batch's pairs of `pair_loss` and of `nll` times the chosen side's −log π per token, and their number.
+    """Return the sum over pairs of `pair_loss` plus `nll` times the chosen side's −log π per token, and the number of pairs.
 
-    `pair_loss` gets log-probs [N] of the chosen and the rejected sides of N pairs, then the reference's; each is `reduce`
-    (`segment_sum` or `segment_mean`) over the side's tokens.
+    `pair_loss` takes log-probs [N] of the chosen and rejected sides of N pairs under the policy, then under the reference.
+    Each is reduced over a side's tokens by `reduce` (`segment_sum` or `segment_mean`).
     """
-    assert targets.pair_S is not None, "pairs are compared"
+    assert targets.pair_S is not None, "every sequence belongs to a pair"
     numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
     pair_K, pairs = pair_S[targets.segment_K], len(numbers_N)
     chosen_K = (targets[Column.ADVANTAGE] > 0) & targets.mask_K.bool()

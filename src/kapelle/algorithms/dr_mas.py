@@ -1,8 +1,10 @@
-"""Dr.MAS: every agent normalised by its own mean and std, over all its turns in the group.
+"""Dr.MAS: GRPO with a separate mean and standard deviation for each agent, over all its turns in the group.
 
-Agents of one team can differ much in what they earn and how often they act; a mean and std over all of them would scale one agent's
-gradient by another's spread. Here the set is the agent's own turns in the task's episodes, each with the agent's
-return, so that an episode with many turns of the agent counts as many times.
+    A = (R − mean) / (std + ε)
+
+Agents of one team can differ in their returns and in how often they act. One mean and standard deviation over all agents
+would scale one agent's gradient by another agent's spread. Here a set holds one agent's turns in the task's episodes, each
+with the agent's return, so an episode with k turns of the agent counts k times.
 """
 
 from __future__ import annotations

@@ -1,20 +1,29 @@
-"""GRPO for teams: a completion is judged by how much better it is than the others of its group.
+"""GRPO for teams: each completion's return is compared with the mean of the completions in its group.
 
-Group relative policy optimisation (2402.03300), A = (R − mean_g) / (std_g + ε). Options give its relatives:
+Group relative policy optimisation (2402.03300):
 
-- `scale: none` is Dr.GRPO's advantage (2503.20783); with `loss.aggregation: sequence_sum` its whole loss.
-- `loss.level: sequence` is GSPO (2507.18071); `loss.kind: cispo` is CISPO (2506.13585),
-  `loss.kind: sapo` SAPO (2511.20347).
+    A = (R − mean_g) / (std_g + ε)
+
+Options give its variants:
+
+- `scale: none` is Dr.GRPO's advantage (2503.20783); with `loss.aggregation: sequence_sum` it is Dr.GRPO's whole loss.
+- `loss.level: sequence` is GSPO (2507.18071), `loss.kind: cispo` is CISPO (2506.13585), `loss.kind: sapo` is SAPO
+  (2511.20347).
 - `loss.clip_high` above `clip_low`, `redraw` and `penalties.overlong_buffer` are DAPO (2503.14476).
 
-With `compare: agent` an agent's return, after team-reward sharing, is compared with the same agent's in the group;
-with `compare: episode` the whole episode's return is compared, the team's rewards counted once, and every agent gets
-its advantage. They differ only where agents are paid differently. All turns of a trajectory get its advantage.
-`compare: prompt` compares turns that read the same, those of all agents with one policy, by their agents' own returns from there on:
-R-Zero's groups (2508.05004), in which a solver's answers to one problem are compared with one another.
+`compare` defines the set. All turns of a trajectory get its advantage.
 
-Deviations from the paper: no KL penalty by default (`loss.kl_coefficient` turns it on), tokens of the global
-batch weigh the same (`loss.aggregation: sequence_mean` is the paper's), one update per batch by default.
+- `agent`: an agent's return, after team-reward sharing, is compared with the same agent's returns in the group.
+- `episode`: the whole episode's return is compared, with the team's rewards counted once, and every agent gets its advantage.
+  The two differ only if agents receive different rewards.
+- `prompt`: turns with the same prompt are compared, across all agents of one policy, by their agents' own returns from there
+  on. These are R-Zero's groups (2508.05004), in which a solver's answers to one problem are compared.
+
+Deviations from the paper:
+
+- There is no KL penalty by default; `loss.kl_coefficient` turns it on.
+- All tokens of the global batch have equal weight; `loss.aggregation: sequence_mean` is the paper's form.
+- There is one update per batch by default.
 """
 
 from __future__ import annotations
@@ -36,19 +45,19 @@ class GRPO(MonteCarlo):
 
     name: Literal["grpo"] = "grpo"
     compare: Literal["agent", "episode", "prompt"] = "agent"
-    """`agent` compares an agent's return with its own in the group's other episodes, `episode` the whole episode's return, `prompt`
-    the returns of all turns of a policy that read the same; that needs `team_reward: individual`."""
+    """Comparison set: an agent's returns in the group (`agent`), whole episodes' returns (`episode`), or the returns of all
+    turns of a policy with the same prompt (`prompt`, which needs `team_reward: individual`)."""
     scale: Literal["std", "none"] = "std"
-    """`std` as in GRPO; `none` as in Dr.GRPO (2503.20783)."""
+    """`std` divides by the standard deviation, as in GRPO; `none` does not, as in Dr.GRPO (2503.20783)."""
     redraw: int = Field(default=0, ge=0)
-    """DAPO's dynamic sampling: how often a group without variance is replaced by another task's."""
+    """Maximum replacements of a group without variance by another task's group (DAPO's dynamic sampling)."""
 
     @model_validator(mode="after")
-    def _own_pay_for_one_prompt(self) -> GRPO:
+    def _own_reward_per_prompt(self) -> GRPO:
         if self.compare == "prompt" and self.team_reward != "individual":
             raise ValueError(
-                f"`compare: prompt` compares agents of one episode, and `team_reward: {self.team_reward}` pays each for what the others "
-                "said: set `team_reward: individual`, or `compare: agent`"
+                f"`compare: prompt` compares agents of one episode, but `team_reward: {self.team_reward}` gives them a common "
+                "reward; set `team_reward: individual`, or `compare: agent`"
             )
         return self
 
@@ -59,11 +68,11 @@ class GRPO(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return A = (R − mean_g) / (std_g + ε) for every token of each turn; without `scale` A = R − mean_g."""
+        """Return A = (R − mean_g) / (std_g + ε) for every token of each turn; with `scale: none`, A = R − mean_g."""
         if self.compare == "episode":
-            attempts = by_episode(groups, self.joint_rewards(groups, signals))
+            members = by_episode(groups, self.joint_rewards(groups, signals))
+        elif self.compare == "prompt":
+            members = by_prompt(groups, self.rewards(groups, signals))
         else:
-            attempts = {"agent": by_agent, "prompt": by_prompt}[self.compare](
-                groups, self.rewards(groups, signals)
-            )
-        return spread(self, groups, compare(attempts, BY_SCALE[self.scale], earlier))
+            members = by_agent(groups, self.rewards(groups, signals))
+        return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))

@@ -1,15 +1,20 @@
-"""HAPPO: agents improve one after another, each given the changes of those before it (2109.11251).
+"""HAPPO: agents are updated one after another, each given the changes of the agents before it (2109.11251).
 
-In a fresh random order i_1 … i_n: M¹ = Â, and after agent i_m's update M^{m+1} = M^m · ρ_new of its turn in the
-same round; i_m maximises E[min(ρM^m, clip(ρ)M^m)]. The advantages are MAPPO's, by one central critic. ρ of an agent
-is the ratio of its turn as one action, also where the loss clips token by token, with the log-sum clamped to ±20, against
-the same old policy as the loss's own ratio: the one that sampled, or with `loss.importance_cap` the trainer's own before
-the update.
+Each step draws a new random order i_1 … i_n:
 
-Every agent needs weights of its own: with shared weights an agent's update would change the others too, and the
-monotonic improvement that the order guarantees would be lost.
+    M¹ = Â,    M^{m+1} = M^m · ρ_new of i_m's turn in the same round
+    agent i_m maximises E[min(ρM^m, clip(ρ)M^m)]
 
-Deviations from the paper: none in the update; the critic learns together with the first agent in the order.
+The advantages are MAPPO's, from one central critic. ρ of an agent is the ratio of its turn as one action, even if the loss
+clips per token; its log-sum is clamped to ±20. The old policy is that of the loss's own ratio: the policy that sampled, or
+with `loss.importance_cap` the trainer's policy before the update.
+
+Each agent needs its own policy. With shared weights, an agent's update would change the other agents too, and the monotonic
+improvement that the order guarantees would be lost.
+
+Deviations from the paper:
+
+- The update follows the paper. The critic learns together with the first agent of the order.
 """
 
 from __future__ import annotations

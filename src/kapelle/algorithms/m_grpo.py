@@ -1,20 +1,26 @@
-"""M-GRPO: a main agent that calls sub-agents 0, 1 … k times, normalised by level (2511.13288).
+"""M-GRPO: GRPO for a main agent that calls sub-agents 0, 1 … k times, normalised per level (2511.13288).
 
-An agent's return is compared with its own in the task's other attempts, so that the levels, which differ in how
-often they act and what they earn, are never mixed. Sub-agents are called a varying number of times. The paper aligns
-their trajectories: from an attempt with few calls some are drawn again, from one with many some are dropped, until all have as many.
-Here every call of an attempt with k calls weighs k̄/k, k̄ the mean number of calls of the step's attempts that have any: what drawing does
-on average, without its noise. An attempt then counts once for an agent, however often it was called.
+An agent's return is compared with its own returns in the task's other episodes. Levels differ in how often they act and in
+their returns, so they are never mixed.
 
-A call is an agent's turns that the same turn of another agent called for (`Turn.caller`); where that is unknown, its turns until
-somebody of a higher level speaks again. It is worth the agent's whole return in the attempt.
+The number of calls of a sub-agent varies between episodes. The paper aligns their trajectories: it duplicates some of an
+episode with few calls and drops some of an episode with many, until all have the same number. Here every call of an episode
+with k calls has the weight k̄/k, where k̄ is the mean number of calls over the step's episodes with calls. This is the
+expectation of the paper's resampling, without its noise. Each episode counts once for an agent, however often it is called.
 
-`compare: main` gives every call the main agent's advantage, which with `align: none` and one policy for all agents is MATPO's idea
-(2510.04678): workers have no score of their own, the planner's answer judges every rollout. Its code normalises over all
-rollouts, workers' included; here each attempt counts once.
+A call is the set of an agent's turns that one turn of another agent requested (`Turn.caller`). If that is unknown, it is the
+agent's turns until an agent of a higher level moves again. Its return is the agent's whole return in the episode.
 
-Deviations from the paper: weights in place of drawing; any number of levels and of agents in them, where the paper has two agents;
-rewards are the environment's (`team_reward: mean` pays all the same), where the paper's sub-agent is also judged by an expert.
+`compare: main` gives every call the main agent's advantage. With `align: none` and one policy for all agents this is the idea
+of MATPO (2510.04678): workers have no score of their own, and the planner's answer scores every rollout. MATPO's code
+normalises over all rollouts, including workers'; here each episode counts once.
+
+Deviations from the paper:
+
+- Weights replace resampling.
+- There can be any number of levels and of agents per level; the paper has two agents.
+- Rewards are the environment's (`team_reward: mean` gives all agents the same); the paper adds an expert's score for the
+  sub-agent.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import BY_SCALE, Earlier, by_agent, compare
+from kapelle.algorithms.shared.groups import BY_SCALE, Earlier, by_agent, compare, valid_episodes
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.errors import ConfigError, need_known
 from kapelle.rows import Signals, TurnKey, turns_of
@@ -37,29 +43,29 @@ Levels = tuple[tuple[str, ...], ...]
 
 
 class MGRPO(MonteCarlo):
-    """Settings of multi-agent GRPO for teams with a main agent."""
+    """Settings of M-GRPO: GRPO for a main agent and its sub-agents."""
 
     name: Literal["m_grpo"] = "m_grpo"
     levels: Levels = ()
-    """Agents by level: the main agent alone, then those that it calls, then those that they call, such as
+    """Agents by level: the main agent, then the agents it calls, then the agents these call, for example
     `[[planner], [search, code]]`. Empty: the team's first agent calls all others."""
     align: Literal["weights", "none"] = "weights"
-    """`weights`: of k calls each weighs 1/k, over the mean of 1/k; `none`: a call weighs as much in any attempt."""
+    """Weight of one of k calls in an episode: k̄/k (`weights`) or 1 (`none`)."""
     compare: Literal["level", "main"] = "level"
-    """`level`: an agent's return with its own in other attempts; `main`: all get the main agent's advantage (MATPO)."""
+    """Advantage of a sub-agent: from its own returns (`level`), or the main agent's advantage (`main`, MATPO)."""
     scale: Literal["std", "none"] = "std"
-    """`std`: divided by the spread of the returns that are compared; `none`: differences from their mean alone."""
+    """`std` divides differences from the mean by the standard deviation; `none` does not."""
 
     @model_validator(mode="after")
     def _one_main_agent(self) -> MGRPO:
         named = [name for level in self.levels for name in level]
         if self.levels and (len(self.levels) < 2 or len(self.levels[0]) != 1 or not all(self.levels)):
             raise ValueError(
-                "`levels` begins with the main agent alone and has at least one level below it, such as "
+                "`levels` needs one main agent in its first level and at least one level below it, for example "
                 "`[[planner], [search, code]]`"
             )
-        if twice := [name for name in named if named.count(name) > 1]:
-            raise ValueError(f"`levels` names '{twice[0]}' twice; every agent has one level")
+        if repeated := [name for name in named if named.count(name) > 1]:
+            raise ValueError(f"`levels` names '{repeated[0]}' twice; give each agent one level")
         return self
 
     def build(self) -> Algorithm:
@@ -70,7 +76,7 @@ class MGRPO(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage, a sub-agent's times its weight."""
+        """Return each turn's advantage, multiplied by its weight for sub-agents."""
         members = by_agent(groups, self.rewards(groups, signals))
         if self.compare == "main":
             turns: dict[tuple[int, int], list[TurnKey]] = {}
@@ -78,10 +84,9 @@ class MGRPO(MonteCarlo):
                 turns.setdefault((key.group, key.episode), []).append(key)
             mains = []
             for member in members:
-                group, episode, turn = member.keys[0]
-                played = groups[group].episodes[episode]
-                if played.turns[turn].agent == self._levels_of(played)[0][0]:
-                    mains.append(member._replace(keys=tuple(turns[group, episode])))
+                g, e, _ = member.keys[0]
+                if member.place[1] == self._levels_of(groups[g].episodes[e])[0][0]:
+                    mains.append(member._replace(keys=tuple(turns[g, e])))
             members = mains
         advantage = compare(members, BY_SCALE[self.scale], earlier)
         weight = self._weights(groups) if self.align == "weights" else {}
@@ -93,11 +98,9 @@ class MGRPO(MonteCarlo):
     def _weights(self, groups: Sequence[Group]) -> dict[TurnKey, float]:
         """Return the weight k̄/k of every turn of a sub-agent."""
         calls: dict[str, dict[tuple[int, int], int]] = {}
-        for g, group in enumerate(groups):
-            for e, episode in enumerate(group.episodes):
-                if episode.error is None:
-                    for agent, count in self._calls(episode).items():
-                        calls.setdefault(agent, {})[g, e] = count
+        for g, e, episode in valid_episodes(groups):
+            for agent, count in self._calls(episode).items():
+                calls.setdefault(agent, {})[g, e] = count
         mean = {agent: sum(counts.values()) / len(counts) for agent, counts in calls.items()}
         return {
             key: mean[turn.agent] / calls[turn.agent][key.group, key.episode]
@@ -106,30 +109,32 @@ class MGRPO(MonteCarlo):
         }
 
     def _calls(self, episode: Episode) -> dict[str, int]:
-        """Return how often each sub-agent that spoke was called."""
+        """Return the number of calls of each sub-agent with a turn."""
         level_of = {name: n for n, level in enumerate(self._levels_of(episode)) for name in level}
         calls: dict[str, int] = {}
-        called: set[str] = set()
+        active: set[str] = set()
         callers: set[tuple[str, int]] = set()
         for turn in episode.turns:
             level = level_of[turn.agent]
-            called = {name for name in called if level_of[name] <= level}  # those below have returned
+            active = {
+                name for name in active if level_of[name] <= level
+            }  # agents of lower levels have returned
             if level > 0 and turn.caller is not None:
                 if (turn.agent, turn.caller) not in callers:
                     calls[turn.agent] = calls.get(turn.agent, 0) + 1
                     callers.add((turn.agent, turn.caller))
-            elif level > 0 and turn.agent not in called:
+            elif level > 0 and turn.agent not in active:
                 calls[turn.agent] = calls.get(turn.agent, 0) + 1
-                called.add(turn.agent)
+                active.add(turn.agent)
         return calls
 
 
 def _check_levels(team: Team, levels: Levels, by_main: bool) -> None:
-    """Raise ConfigError unless every agent of the team has a level, and the main agent learns where all get its advantage."""
+    """Raise ConfigError unless each agent has a level, and with `compare: main` the main agent is trained."""
     names = [agent.name for agent in team.agents]
     if len(names) < 2:
         raise ConfigError(
-            "`m_grpo` is for a main agent and those that it calls. Add agents, or set `algorithm.name: grpo`."
+            "`m_grpo` needs a main agent and sub-agents. Add agents, or set `algorithm.name: grpo`."
         )
     for level in levels:
         for name in level:
@@ -137,10 +142,10 @@ def _check_levels(team: Team, levels: Levels, by_main: bool) -> None:
     listed = [name for level in levels for name in level] or names
     if missing := [name for name in names if name not in listed]:
         raise ConfigError(
-            f"`algorithm.levels` leaves out '{missing[0]}'. Add it to the level of those that are called with it."
+            f"`algorithm.levels` does not contain the agent '{missing[0]}'. Add it to the level at which it is called."
         )
     main = levels[0][0] if levels else names[0]
     if by_main and not team.policy(main).trained:
         raise ConfigError(
-            f"`algorithm.compare: main` gives all agents the advantage of '{main}', which is frozen and has none. Leave `compare` out."
+            f"`algorithm.compare: main` needs a trained main agent, but '{main}' is frozen. Remove `compare`."
         )

@@ -1,20 +1,27 @@
 """MAGRPO: one joint comparison for the whole team (2508.04652).
 
-The G episodes of a task are G joint attempts. In every round the set holds the team's return from that round on, and
-all agents that acted in it get the same advantage: (R − mean_g) / (std_g + ε).
+    A = R_k − mean_g R_k    (with `scale: std`, divided by std_g + ε)
 
-Prompts of later rounds differ inside a set (see `groups.py`). With `tree: true` they do not: all G
-joint attempts at a moment continue one history (`tree.py`). `joint` defines how attempts are made of the agents'
-candidates: `aligned` takes the k-th of each, `cross` every combination, and a candidate is then worth the mean of
-those that it is part of. The episode continues with the first candidates, a plain sample of the team's play.
+The G episodes of a task are G joint samples. In round k, the set holds the team's return R_k from that round on. All agents
+that acted in the round get the same advantage.
 
-Deviations of the tree from the authors' code (comlrl 1.4.3, `MAGRPOTrainer`): it expands every joint attempt to the
-end and trains on all of it, Gᵗ histories at round t; here one history continues, and the others end in `continuations`
-plain episodes that are not trained on. The mean over those stands for its mean over a node's children. With `cross`
-it sums where this takes the mean, which is G^(n−1) times as much. Its threshold that stops good branches early is not
-here. Agents that act one after another branch one after another.
+Prompts of later rounds differ inside a set (see `groups.py`). With `tree: true` they are equal: all G joint samples at a
+moment continue one history (`tree.py`). `joint` defines how joint samples are made of the agents' candidates: `aligned` takes
+the k-th candidate of each agent. `cross` takes every combination; a candidate's value is then the mean over those that contain
+it. The episode continues with the first candidates, a plain sample of the team's policies.
 
-Deviations from the paper: the ratio is clipped; the paper's trainer takes one on-policy step, for which nothing is clipped.
+Deviations of the tree from the authors' code (comlrl 1.4.3, `MAGRPOTrainer`):
+
+- The code expands every joint sample to the end and trains on all of it, Gᵗ histories at round t. Here one history
+  continues, and the other joint samples are completed by `continuations` plain episodes, which are not trained on. Their
+  mean replaces the code's mean over a node's children.
+- With `cross` the code sums where this takes the mean, which is a factor of G^(n−1).
+- The code's threshold that stops good branches early is omitted.
+- Agents that act one after another branch one after another.
+
+Deviations from the paper:
+
+- The ratio is clipped. The paper's trainer takes one on-policy step, for which clipping has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ from kapelle.types import Episode, Group
 
 
 class SummedSurrogate(SurrogateConfig):
-    """The clipped surrogate, its log-probs summed over a turn and averaged over turns unless told otherwise."""
+    """Settings of the clipped surrogate, by default summed over a turn's tokens and averaged over turns."""
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = "sequence_sum"
     constant: int = Field(default=1, ge=1)
@@ -43,7 +50,7 @@ class SummedSurrogate(SurrogateConfig):
     @model_validator(mode="before")
     @classmethod
     def _a_whole_turn_is_a_sum(cls, given: Any) -> Any:
-        """With one ratio per turn there is already one loss per turn, and nothing to sum."""
+        """Use no sum with one ratio per turn, which has one loss per turn already."""
         if isinstance(given, dict) and given.get("level", "token") != "token":
             return {"aggregation": None, **given}
         return given
@@ -54,15 +61,15 @@ class MAGRPO(TreeSampling):
 
     name: Literal["magrpo"] = "magrpo"
     scale: Literal["std", "none"] = "none"
-    """`std` divides by the group's spread, as GRPO does; the paper's estimator does not."""
+    """`std` divides by the standard deviation, as GRPO does; `none` does not, as in the paper."""
     loss: SummedSurrogate = SummedSurrogate()
     joint: Literal["aligned", "cross"] = "aligned"
-    """Which joint attempts a moment of a tree has; only `tree: true` reads it."""
+    """Joint samples at a moment of a tree; used with `tree: true`."""
 
     @model_validator(mode="after")
     def _joint_of_a_tree(self) -> MAGRPO:
         if self.joint == "cross" and not self.tree:
-            raise ValueError("`joint: cross` goes with `tree: true`; set both or neither")
+            raise ValueError("`joint: cross` needs `tree: true`; set both or neither")
         return self
 
     def build(self) -> Algorithm:
@@ -75,11 +82,11 @@ class MAGRPO(TreeSampling):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return credit without a tree: the team's return from each round on, against those of the other episodes."""
+        """Return credit without a tree: the team's return from each round on, compared with that of the other episodes."""
         members = by_round(groups, self.joint_rewards(groups, signals))
         return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))
 
     def earned_together(self, episode: Episode) -> Mapping[str, float]:
-        """Return what the team earned, once, as every agent's return."""
+        """Return agent → the team's return, counted once and the same for every agent."""
         total = sum(chain_rewards(episode, self.team_reward, self.forms).values())
         return dict.fromkeys(episode.agents, total)

@@ -1,33 +1,36 @@
-"""MAPoRL: debaters trained together by PPO, paid for their answers now and later and for moving one another.
+"""MAPoRL: PPO for debating agents, rewarded for their answers and for their influence on one another (2502.18439).
 
-2502.18439. v_t^i in [0, 1] scores agent i's answer at debate turn t: by a trained verifier (`verifier`, see
-`verifier.py`), or by the environment where none is named (`workflow.score_rounds: true`). With γ = `discount` and
-V_t the mean of the agents' scores at t (`sharing: all`) or the agent's own (`individual`):
+v_t^i in [0, 1] is the score of agent i's answer at debate turn t. It comes from a trained verifier (`verifier`, see
+`verifier.py`), or from the environment if no verifier is named (`workflow.score_rounds: true`). With γ = `discount` and V_t
+the mean of the agents' scores at t (`sharing: all`) or the agent's own score (`individual`), the reward R_t^i is
 
-    discounted_sum    R_t^i = [v_t^i + Σ_{t'>t} γ^{t'−t}·V_t'] / Σ_{t'≥t} γ^{t'−t}
-    last              R_t^i = V_T        (T the last turn)
-    current           R_t^i = V_t
+    discounted_sum    [v_t^i + Σ_{t'>t} γ^{t'−t}·V_t'] / Σ_{t'≥t} γ^{t'−t}
+    last              V_T        (T is the last turn)
+    current           V_t
 
-Influence terms α0…α3 pay for correction and persuasion (`functional.shaping.maporl_influence`): helping others to
-the truth pays, misleading them costs. "Right" is v > ½, or the environment's score where `correctness: label`;
-the others are right when more than half of them are.
+The influence terms α0…α3 reward correction and persuasion (`functional.shaping.maporl_influence`): an agent gains if it helps
+others to the correct answer, and loses if it misleads them. An answer is correct if v > ½, or by the environment's score with
+`correctness: label`. The others are correct if more than half of them are.
 
-An agent that has stopped answering (its own consensus, `settled_after`) keeps the score of its last answer, which
-is still valid: it enters the means of later turns, and its influence on others is paid on that last turn. Rounds that
-were not played do not exist. The environment's rewards are not used: v takes their place.
+An agent that has stopped answering (its own consensus, `settled_after`) keeps the score of its last answer, which is still
+valid. That score enters the means of later turns, and its influence on others is rewarded on that last turn. Rounds that were
+not played do not count. v replaces the environment's rewards.
 
-Deviations. R_t holds the future already, so GAE does not pass it on from turn to turn by default (`gae.gamma_turn:
-0`): each turn is an action of its own, as each is one PPO sample in the authors' code. That code seems to have α2
-and α3 with other signs and places; here they follow the meaning in words. A team may share weights or have an adapter or
-a model for each agent, or an adapter for each agent and turn as the authors' (`weights: {per_turn: 3}`); critics belong to
-agents in either case.
+A verifier that cannot separate correct from incorrect answers to one question rewards noise. `least_auc` is the AUC that it
+must have reached on held-out questions (see `training/held_out.py`).
 
-A verifier that cannot tell right from wrong answers to one question pays noise: `least_auc` is the AUC that it must
-have reached on held-out questions (see `training/held_out.py`).
+Deviations from the paper and the authors' code:
+
+- R_t already contains the future. By default GAE passes nothing from turn to turn (`gae.gamma_turn: 0`), so each turn is an
+  action of its own, as each is one PPO sample in the authors' code.
+- That code seems to have other signs and places of α2 and α3; here they follow the meaning stated above.
+- A team can share weights, or have an adapter or a model per agent, or an adapter per agent and turn as in the authors' code
+  (`weights: {per_turn: 3}`). Critics belong to agents in every case.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -37,6 +40,7 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAEConfig, GAECredit
+from kapelle.algorithms.shared.groups import valid_episodes
 from kapelle.algorithms.signals.verifier import Together, VerifierScores
 from kapelle.errors import ConfigError
 from kapelle.features.reward_model.settings import RefreshConfig
@@ -49,7 +53,7 @@ NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
 
 
 class TurnwiseGAE(GAEConfig):
-    """GAE that by default passes nothing on from turn to turn: R_t holds the future already."""
+    """Settings of GAE, by default without backup from turn to turn, because R_t already contains the future."""
 
     gamma_turn: float = Field(default=0.0, ge=0.0, le=1.0)
 
@@ -59,47 +63,45 @@ class MAPoRL(ActorCritic):
 
     name: Literal["maporl"] = "maporl"
     verifier: str | tuple[str, ...] | None = None
-    """Folder of a trained verifier, or of several that judge together; null takes the environment's own score of each answer."""
+    """Folder of a trained verifier, or folders of several; null uses the environment's score of each answer."""
     together: Together = "mean"
-    """What several verifiers give an answer: the mean of their probabilities, or the least of them."""
+    """Combined score of several verifiers: the mean of their probabilities, or the lowest (`least`)."""
     least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
-    """Least area under the curve that the verifier must have reached among answers to one held-out question, with an
-    interval above ½, before it may pay; null lets any verifier pay."""
+    """Minimum AUC of the verifier among answers to one held-out question, with an interval above ½; null accepts any
+    verifier."""
     refresh: RefreshConfig | None = None
-    """Lets the verifier go on learning from graded answers of the team that it pays; null leaves it as it was saved."""
+    """Continued training of the verifier on graded answers of the team; null keeps it frozen."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
-    """Which scores pay a turn: this one and the discounted later ones, the last one, or this one."""
+    """Scores in a turn's reward: the current and the discounted later ones, the last one, or the current one."""
     sharing: Literal["all", "individual"] = "all"
-    """Whether a turn is paid for the scores of all agents, or for its own agent's."""
+    """Agents whose scores are in a turn's reward: all, or its own agent."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """γ of R_t; read with `horizon: discounted_sum`."""
+    """γ of R_t; used with `horizon: discounted_sum`."""
     influence: tuple[float, float, float, float] = NO_INFLUENCE
     """α0, α1, α2, α3."""
     correctness: Literal["score", "label"] = "score"
-    """What decides which answers were right: v, or the environment's score (`workflow.score_rounds: true`)."""
+    """Source of correctness in the influence terms: v, or the environment's score (`workflow.score_rounds: true`)."""
     gae: TurnwiseGAE = TurnwiseGAE()
 
     @model_validator(mode="after")
     def _consistent(self) -> MAPoRL:
         if self.team_reward != "mean":
-            raise ValueError(
-                "`team_reward` means nothing here; `algorithm.sharing` decides whose scores count"
-            )
+            raise ValueError("`maporl` does not use `team_reward`; remove it, and set `algorithm.sharing`")
         if self.refresh is not None and self.verifier is None:
             raise ValueError(
-                "`refresh` lets a verifier go on learning, but the environment pays. Name one with `verifier`, or remove it"
+                "`refresh` trains a verifier, but none is named. Name one with `verifier`, or remove `refresh`"
             )
         if isinstance(self.verifier, tuple) and not self.verifier:
             raise ValueError("`verifier` is an empty list. Name a folder in it, or set it to null")
         if self.refresh is not None and len(self.folders) > 1:
             raise ValueError(
-                "`refresh` lets one verifier go on learning, and `verifier` names several. Name one, or remove it"
+                "`refresh` trains one verifier, but `verifier` names several. Name one, or remove `refresh`"
             )
         return self
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of all verifiers."""
+        """Folders of all verifiers."""
         if self.verifier is None:
             return ()
         return (self.verifier,) if isinstance(self.verifier, str) else self.verifier
@@ -116,27 +118,24 @@ class MAPoRL(ActorCritic):
         return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return R_t^i and what is paid for influence on others, for every turn."""
-        paid = {
+        """Return R_t^i plus the influence terms, for every turn."""
+        rewards = {
             TurnKey(g, e, index): reward
-            for g, group in enumerate(groups)
-            for e, episode in enumerate(group.episodes)
-            if episode.error is None
+            for g, e, episode in valid_episodes(groups)
             for index, reward in self._of_episode((g, e), episode, signals).items()
         }
-        return self.umad.with_influence(paid, groups, signals) if self.umad.influence else paid
+        return self.umad.with_influence(rewards, groups, signals)
 
     def _of_episode(self, place: tuple[int, int], episode: Episode, signals: Signals) -> Mapping[int, float]:
         own = {agent: turns for agent in episode.agents if (turns := episode.by(agent))}
         if not own:
             return {}
-        scores = {
-            turn.index: signals.score.get(TurnKey(*place, turn.index))
-            for turns in own.values()
-            for turn in turns
-        }
-        score_TA = _standing(own, lambda turn: _label(turn) if (s := scores[turn.index]) is None else s)
-        # Sharing `all`: every agent gets the mean score of all agents at the turn.
+        scores: dict[int, float] = {}
+        for turn in itertools.chain(*own.values()):
+            score = signals.score.get(TurnKey(*place, turn.index))
+            scores[turn.index] = _label(turn) if score is None else score
+        score_TA = _by_turn(own, lambda turn: scores[turn.index])
+        # With `sharing: all`, every agent gets the mean score of all agents at the turn.
         counted_TA = score_TA
         if self.sharing == "all":
             counted_TA = score_TA.mean(dim=-1, keepdim=True).expand(score_TA.shape)
@@ -146,21 +145,23 @@ class MAPoRL(ActorCritic):
             reward_TA = counted_TA[-1:].expand(counted_TA.shape)
         else:
             reward_TA = counted_TA
-        moved_TA = torch.zeros_like(score_TA)
+        influence_TA = torch.zeros_like(score_TA)
         if self.influence != NO_INFLUENCE and len(own) > 1:
-            right_TA = score_TA if self.correctness == "score" else _standing(own, _label)
-            moved_TA = shaping.maporl_influence(right_TA > 0.5, alpha=self.influence)
-        paid: dict[int, float] = {}
+            correct_TA = score_TA if self.correctness == "score" else _by_turn(own, _label)
+            influence_TA = shaping.maporl_influence(correct_TA > 0.5, alpha=self.influence)
+        rewards: dict[int, float] = {}
         for a, turns in enumerate(own.values()):
             for t, turn in enumerate(turns):
-                # The influence of an answer that is still valid is paid on the turn that gave it.
-                moved = moved_TA[t:, a].sum() if turn is turns[-1] else moved_TA[t, a]
-                paid[turn.index] = float(reward_TA[t, a] + moved) + self.penalties.of(turn) * turn.trained
-        return paid
+                # The last answer stays valid in later rounds; their influence terms are placed on its turn.
+                influence = influence_TA[t:, a].sum() if turn is turns[-1] else influence_TA[t, a]
+                rewards[turn.index] = (
+                    float(reward_TA[t, a] + influence) + self.penalties.of(turn) * turn.trained
+                )
+        return rewards
 
 
-def _standing(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]) -> Tensor:
-    """Return the value `_TA` of every agent's standing answer at every turn."""
+def _by_turn(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]) -> Tensor:
+    """Return the values `_TA` of all agents' answers by debate turn; a last answer is repeated."""
     length = max(len(turns) for turns in own.values())
     columns = []
     for turns in own.values():

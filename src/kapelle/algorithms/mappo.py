@@ -1,10 +1,13 @@
 """MAPPO: clipped actors with one central critic (2103.01955).
 
-The critic, and only the critic, reads everything that all agents read and wrote before a turn, private views included. All else is PPO's row. The view (`signals.samples.central_prompt`) leaves out the answers of other agents
-at the same moment, so that the baseline does not depend on simultaneous actions.
+Only the critic reads everything that all agents read and wrote before a turn, private views included. Everything else is the
+row of PPO. The critic's view (`signals.samples.central_prompt`) excludes simultaneous completions of other agents, so the
+baseline is independent of simultaneous actions.
 
-Deviations from the paper: value normalisation by running statistics (rewards here are bounded and declared) and death
-masking (an agent that stopped has no tokens to train on) are left out.
+Deviations from the paper:
+
+- Value normalisation by running statistics is omitted: rewards are bounded and declared.
+- Death masking is omitted: an agent that has stopped has no tokens to train on.
 """
 
 from __future__ import annotations

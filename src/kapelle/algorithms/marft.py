@@ -1,18 +1,23 @@
 """MARFT: reinforcement fine-tuning of a team as one chain of turns (2504.16129).
 
-The agents of a round act one after another, each reading the turns of those before it, so the whole episode is one
-sequence of decisions: δ = r + γ·V(next observation in the chain) − V(this observation), the next observation being
-the next agent's, and after the last agent the first one's in the following round. What the team earns is placed once,
-on the chain's last turn. A central critic, with one value before each turn, judges them all.
+The agents of a round act one after another, and each reads the turns of those before it. The whole episode is one sequence of
+decisions:
 
-`level: action` (the paper's first form): one ratio per turn, the product over its tokens, one value and one loss per
-turn, so that a turn weighs the same however long it is.
-`level: token`: a ratio and a value for each token; γ crosses turns only.
+    δ = r + γ·V(next observation in the chain) − V(this observation)
 
-Deviations from the paper: the critic reads the global state through the base model's own layers, in place of an
-additional encoder; `team_reward: last` is the paper's public code with `share_reward_in_agent: false`. That code
-allocates advantages as integers, and reads the seat number 0 in `share_critic_with` as "no"; here advantages are floats
-and seat 0 is a seat.
+The next observation is that of the next agent; after the last agent, that of the first agent in the following round. The
+team's reward is placed once, on the chain's last turn. One central critic, with one value before each turn, evaluates all.
+
+- `level: action` (the paper's first form): one ratio per turn (the product over its tokens), one value and one loss per turn.
+  A turn's weight is independent of its length.
+- `level: token`: one ratio and one value per token; γ applies between turns only.
+
+Deviations from the paper:
+
+- The critic reads the global state through the base model's own layers, without an additional encoder.
+- `team_reward: last` is the paper's public code with `share_reward_in_agent: false`.
+- That code stores advantages as integers, and treats agent number 0 in `share_critic_with` as "no". Here advantages are
+  floats, and 0 is a valid agent.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from pydantic import model_validator
 from kapelle.algorithm import Algorithm
 from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 from kapelle.algorithms.shared.gae import GAECredit
-from kapelle.algorithms.shared.rewards import chain_rewards, paid_later, step_rewards
+from kapelle.algorithms.shared.rewards import chain_rewards, deferred_rewards, step_rewards
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Group
@@ -37,24 +42,23 @@ class MARFT(ActorCritic):
 
     name: Literal["marft"] = "marft"
     level: Literal["action", "token"] = "action"
-    """What one decision is; it sets `loss.level` and `gae.unit`, which must not be set as well."""
+    """Unit of one decision. It determines `loss.level` and `gae.unit`, which must keep their defaults."""
 
     @model_validator(mode="after")
     def _one_level(self) -> MARFT:
         for section, key, given in (("loss", "level", self.loss.level), ("gae", "unit", self.gae.unit)):
-            if given != "token":  # the default, which a resolved run file repeats
+            if given != "token":  # the default, which resolved settings contain
                 raise ValueError(f"`{section}.{key}` follows from `level: {self.level}`; remove it")
         self._leveled()
         return self
 
     def _leveled(self) -> MARFT:
-        """Return the settings with the level in loss and GAE; ValueError for a loss that does not fit it."""
+        """Return the settings with the level in `loss` and `gae`; ValueError if the loss does not fit it."""
         action = self.level == "action"
         if action and self.loss.aggregation not in (None, "sequence_mean"):
             raise ValueError(
-                f"`level: action` has one loss per turn, and `loss.aggregation: {self.loss.aggregation}` would count it once "
-                "for every token: remove `loss.aggregation`, or set `level: token`. A run made before this was refused has it "
-                "in its config.yaml; remove the line there, its weights stay as they are"
+                f"`loss.aggregation: {self.loss.aggregation}` weights the one loss per turn of `level: action` by its "
+                "length; remove `loss.aggregation`, or set `level: token`"
             )
         loss = self.loss.model_dump() | {"level": "turn" if action else "token"}
         gae = self.gae.model_copy(update={"unit": "turn" if action else "token"})
@@ -63,11 +67,11 @@ class MARFT(ActorCritic):
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         settings = self._leveled()
-        later = partial(paid_later, how=self.team_reward, placed=chain_rewards)
+        later = partial(deferred_rewards, how=self.team_reward, chain=True)
         chain = GAECredit(settings.gae, self.rewards, later, chain=True)
         return actor_critic_row(settings, self.name, "central", chain)
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the reward of every turn in one chain through all agents, the team's counted once."""
+        """Return the reward of every turn in one chain through all agents; the team's reward counts once."""
         chain = step_rewards(groups, chain_rewards, self.team_reward, self.penalties)
-        return self.umad.with_influence(chain, groups, signals) if self.umad.influence else chain
+        return self.umad.with_influence(chain, groups, signals)

@@ -1,13 +1,16 @@
-"""MARS: turn-level returns, normalised for each player (2510.15414).
+"""MARS: turn-level returns, normalised separately for each player (2510.15414).
 
-Players of a game face different odds: the second player of Kuhn poker wins more than the first. Each turn's
-return-to-go (γ = 1, over the player's own turns) is normalised over all turns of its player in the step, so that no
-seat is better than another on average. `sum_then_normalise` is the paper's order; `normalise_then_sum` that of its
-public code: rewards normalised per player, then summed, then centred on the mean of each player's distinct sums.
+    A_t = (R_t − mean) / (std + ε),    R_t = Σ_{t'≥t} r_t' over the player's own turns, γ = 1
 
-Global whitening is left out, because it would undo the centring. A player is an agent in one game of a mixture (`Task.part`),
-and in one seat where seats are drawn (`Episode.roles`); with one policy in all seats the normalisation is still per
-seat. The authors' settings for several games group by the game's tag and by player too.
+The mean and standard deviation are over all turns of the player in the step. Players of a game face different odds: the second
+player of Kuhn poker wins more than the first. Normalisation per player gives every role the same average advantage.
+
+`sum_then_normalise` is the paper's order. `normalise_then_sum` is that of its public code: rewards are normalised per player,
+then summed, then centred on the mean of each player's distinct sums. There is no global whitening, because it would undo the
+centring.
+
+A player is an agent in one game of a mixture (`Task.part`), and in one role if roles are drawn (`Episode.roles`). With one
+policy in all roles, normalisation is still per role. The authors' settings for several games also group by game and player.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ class MARS(MonteCarlo):
 
     name: Literal["mars"] = "mars"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; players are compared over the whole step, not within a group."""
+    """Episodes per task; players are compared over the whole step, so 1 is enough."""
     team_reward: TeamReward = "individual"
     normalise: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
-    """Whether a player's returns are summed and then normalised, or the turns' scores are normalised and then summed."""
+    """Order of the two operations on a player's rewards: sum over turns, and normalisation."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""

@@ -1,23 +1,28 @@
-"""MMD: magnetic mirror descent (2206.05825), for play that is to settle.
+"""MMD: magnetic mirror descent, which converges to regularised equilibria in two-player zero-sum games (2206.05825).
 
     π' = argmax_π  E_π[A] − α·KL(π‖μ) − (1/η)·KL(π‖π_t)
 
-α, the `temperature`, draws play towards the magnet μ: uniform play, or a reference that follows the policy at intervals
-(`magnet: moving`). η, the `step_size`, says how far one step may go. Where A is exact and every choice has logits of its own, π' is proportional to
-(π_t · μ^{αη} · e^{ηA})^{1/(1 + αη)}, and two players of a zero-sum game come to the equilibrium with this pull by a factor of 1/(1 + αη) a
-step in KL, for η ≤ α/L² (L bounds how much one player's choice changes what another's are worth). With a moving magnet the pull
-goes, and what play comes to is an equilibrium of the game.
+α, the `temperature`, pulls the policy towards the magnet μ: the uniform policy, or a reference that follows the policy at
+intervals (`magnet: moving`). η, the `step_size`, limits the change per step. If A is exact and every choice has its own logits,
+π' is proportional to (π_t · μ^{αη} · e^{ηA})^{1/(1 + αη)}. Two players of a zero-sum game then approach the equilibrium with this
+pull by a factor of 1/(1 + αη) per step in KL, for η ≤ α/L² (L bounds how much one player's choice changes the values of another's
+choices). With a moving magnet the pull vanishes, and the limit is an equilibrium of the game.
 
-Here the maximum is approached by `epochs` passes over the step's samples, each token a choice. Sampled by π_t, with ρ = π/π_t and A = R − mean of
-the other attempts' R:
+Here the maximum is approximated by `epochs` passes over the step's samples, with each token a choice. For samples of π_t, with
+ρ = π/π_t and A = R − mean R of the other episodes:
 
-    loss = −ρ·A + α·K(μ) + (1/η)·K(π_t),  K(ν) = ρ·log(π/ν) − ρ + 1
+    loss = −ρ·A + α·K(μ) + (1/η)·K(π_t),    K(ν) = ρ·log(π/ν) − ρ + 1
 
-K(ν) has the expectation and the gradient of KL(π‖ν), however far π has moved; for uniform play it is the entropy of all tokens instead, known
-without sampling. At π = π_t the last term has no gradient: with one pass and one minibatch this is REINFORCE with an entropy bonus.
+K(ν) has the expectation and the gradient of KL(π‖ν), however far π has moved. For the uniform magnet, the negative entropy over
+the vocabulary replaces it, which is known without sampling. At π = π_t the last term has no gradient: with one pass and one
+minibatch, MMD is REINFORCE with an entropy bonus.
 
-Deviations: sampled returns of one's own play for exact values; gradient steps for the maximum; a mean over tokens, whose conditional divergences
-are taken where π_t leads (the paper's deep variant is PPO with these two terms in place of its clip).
+Deviations from the paper:
+
+- Sampled returns of self-play replace exact values.
+- Gradient steps replace the exact maximum.
+- The loss is a mean over tokens; conditional divergences are taken at the positions that π_t reaches (the paper's deep variant
+  is PPO with these two terms in place of its clip).
 """
 
 from __future__ import annotations
@@ -43,22 +48,22 @@ class MMD(Settings):
 
     name: Literal["mmd"] = "mmd"
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task; each is compared with the others."""
+    """Episodes per task; each is compared with the mean of the others."""
     team_reward: TeamReward = "individual"
     penalties: PenaltyConfig = FREE
     temperature: float = Field(default=0.05, gt=0.0)
-    """α: weight of the pull to the magnet, in units of what is earned, per nat."""
+    """α, the weight of the pull to the magnet, in units of reward per nat."""
     temperature_end: float | None = Field(default=None, ge=0.0)
-    """The temperature that the run comes to in a straight line, with which play comes nearer to an equilibrium of the game; null
-    keeps `temperature`."""
+    """Temperature at the end of the run, reached linearly; null keeps `temperature`. A lower final value brings the policies
+    closer to an equilibrium of the game."""
     step_size: float = Field(default=1.0, gt=0.0)
-    """η: how far a step may go; 1/η is the weight of the divergence from the policy that sampled, in units of what is earned, per nat."""
+    """η, the step size; 1/η is the weight of the divergence from the policy that sampled, in units of reward per nat."""
     magnet: Literal["uniform", "moving"] = "uniform"
-    """μ: uniform play, or a copy of the policy that is made anew every `reference_every` steps."""
+    """μ, the magnet: the uniform policy, or a copy of the policy from every `reference_every` steps."""
     reference_every: int = Field(default=0, ge=0)
-    """Steps between two copies, with `magnet: moving`; 0 keeps the policy of the start."""
+    """Steps between two copies, with `magnet: moving`; 0 keeps the initial policy."""
     order: OrderConfig = Joint()
-    """Which policies a step updates."""
+    """Order of the policies' updates."""
     epochs: int = Field(default=4, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -68,14 +73,14 @@ class MMD(Settings):
     def _only_a_moving_magnet_moves(self) -> MMD:
         if self.reference_every and self.magnet == "uniform":
             raise ValueError(
-                "`reference_every` moves the magnet, and `magnet: uniform` stays where it is: set `magnet: moving`, or leave it out"
+                "`reference_every` needs `magnet: moving`, because `magnet: uniform` is fixed; set both or neither"
             )
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm's row: RLOO's with this loss."""
+        """Return the algorithm's row: that of RLOO with this loss."""
         uniform = self.magnet == "uniform"
-        # The two coefficients ask for entropies, and for the reference and its refreshing.
+        # The coefficients only make the row provide entropies, or a reference and its refreshes.
         surrogate = SurrogateConfig(
             entropy_coefficient=self.temperature if uniform else 0.0,
             kl_coefficient=0.0 if uniform else self.temperature,
@@ -101,7 +106,7 @@ class MMD(Settings):
 def mmd_loss(outputs: Outputs, targets: Targets, *, temperature: float, step_size: float) -> Loss:
     """Return the sum over tokens, their number and the metrics of one batch; [K] target tokens.
 
-    The magnet is the reference where the targets have one, else uniform play.
+    The magnet is the reference if the targets have one, else the uniform policy.
     """
     logp_K, behaviour_K, mask_K = outputs.logp_K, targets[Column.BEHAVIOUR], targets.mask_K
     log_ratio_K = policy_losses.token_log_ratio(logp_K, behaviour_K)
@@ -113,10 +118,8 @@ def mmd_loss(outputs: Outputs, targets: Targets, *, temperature: float, step_siz
         pull_K = -outputs.entropy_K
     loss_K = temperature * pull_K + step_K / step_size - log_ratio_K.exp() * targets[Column.ADVANTAGE]
     total, weight = masking.token_mean(loss_K, mask_K, targets.columns.get(Column.WEIGHT))
-    measured = {"drift": step_K, "kl": pull_K} if Column.REFERENCE in targets.columns else {"drift": step_K}
     tokens = mask_K.sum()
-    return Loss(
-        total,
-        weight,
-        {name: (masking.masked_sum(each_K.detach(), mask_K), tokens) for name, each_K in measured.items()},
-    )
+    metrics = {"drift": (masking.masked_sum(step_K.detach(), mask_K), tokens)}
+    if Column.REFERENCE in targets.columns:
+        metrics["kl"] = (masking.masked_sum(pull_K.detach(), mask_K), tokens)
+    return Loss(total, weight, metrics)

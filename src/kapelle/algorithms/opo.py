@@ -1,6 +1,8 @@
-"""OPO: the baseline of least variance when longer answers have noisier gradients (2505.23585).
+"""OPO: a group baseline weighted by length, which has the least variance if longer completions have noisier gradients (2505.23585).
 
-A = R − Σ len·R / Σ len over the group, lengths in tokens of the agent's trajectory. On-policy: one update per batch.
+    A = R − Σ len·R / Σ len
+
+over the agent's trajectories in the group, with lengths in tokens. Training is on-policy: one update per batch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kapelle.types import Group
 
 
 class OPO(MonteCarlo):
-    """Settings of on-policy RL with the length-weighted baseline."""
+    """Settings of OPO: on-policy RL with a length-weighted baseline."""
 
     name: Literal["opo"] = "opo"
 
@@ -29,7 +31,7 @@ class OPO(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage within its agent's attempts at the task."""
+        """Return each turn's advantage among its agent's returns for the task."""
         members = by_agent(groups, self.rewards(groups, signals))
         length_B = torch.tensor([member.tokens for member in members])
         how = Comparison(lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n), resized=True)

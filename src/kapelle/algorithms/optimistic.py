@@ -1,17 +1,20 @@
-"""Optimistic group credit: an action is worth what it earned in the best attempts in which it was played.
+"""Optimistic group credit: an action's value is its mean return over the best episodes in which it was chosen.
 
-Where agents must change together, an agent that moves first is punished for what its partners have not learned yet: in the climbing
-game the optimum lies beside a loss of 30, and the mean return leads everybody to the safe answer. Here the attempts of a
-group in which an agent said the same after the same prompt are put together, and that action is worth the mean of the best
-`best_share` of their returns: what it can earn with partners who play along. Worths are compared over the task's attempts, by agent and number
-of its turn.
+    Q(a) = mean of the best `best_share` of the returns after a,    A = (Q(a) − mean Q) / (std Q + ε)
 
-Known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006), and for `best_share` → 0 as the optimistic
-assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000); there over the time of a table of actions, here within one group.
+If agents must change together, an agent that changes first is penalised for what its partners have not learned yet. In the
+climbing game the optimum is next to a loss of 30, and mean returns lead all agents to the safe action. Here the episodes of a
+group in which an agent gave the same completion to the same prompt are pooled as one action. Its value is the mean of the best
+`best_share` of their returns: what it can achieve with cooperating partners. Values are compared over the task's episodes, per
+agent and turn number.
 
-With `best_share: 1` and `scale: none` the update is AT-GRPO's, a multiple of ∇J: each action has the mean of its returns in place of single
-ones. Below 1 it climbs another objective: luck counts as partners' skill, and a risky action is overrated where rewards are
-stochastic.
+The idea is known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006), and for `best_share` → 0 as the optimistic
+assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000). These use a table of actions over time; here all
+returns are from one group.
+
+With `best_share: 1` and `scale: none` the expected update is that of AT-GRPO, a multiple of ∇J: each action has the mean of its
+returns in place of single returns. Below 1 the objective differs from J: luck counts as the partners' skill, and risky actions
+are overrated if rewards are stochastic.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ class Optimistic(MonteCarlo):
 
     name: Literal["optimistic"] = "optimistic"
     scale: Literal["std", "none"] = "std"
-    """`std`: divided by the spread of the worths that are compared; `none`: differences from their mean alone."""
+    """`std` divides differences from the mean by the standard deviation; `none` does not."""
     best_share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Share of an action's attempts, the best ones, whose mean return it is worth; of n at least one, and rounded up."""
+    """Share of an action's best returns that its value averages, rounded up, at least one."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -45,25 +48,25 @@ class Optimistic(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each action's worth against the other attempts' at the same task, agent and number of its turn."""
+        """Return each action's value, compared with those of the same task, agent and turn number."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
-        played: dict[object, list[float]] = {}
         actions = [self._action(groups, member) for member in members]
+        returns: dict[object, list[float]] = {}
         for action, member in zip(actions, members, strict=True):
-            played.setdefault(action, []).append(member.value)
-        worth: dict[object, float] = {}
-        for action, values in played.items():
-            # 0.28 · 25 is a little above 7 in floating point.
-            best = sorted(values, reverse=True)[: math.ceil(self.best_share * len(values) - 1e-9)]
-            worth[action] = math.fsum(best) / len(best)
-        judged = [
-            member._replace(value=worth[action]) for action, member in zip(actions, members, strict=True)
+            returns.setdefault(action, []).append(member.value)
+        value: dict[object, float] = {}
+        for action, own in returns.items():
+            # In floating point 0.28 · 25 is slightly above 7.
+            best = sorted(own, reverse=True)[: math.ceil(self.best_share * len(own) - 1e-9)]
+            value[action] = math.fsum(best) / len(best)
+        members = [
+            member._replace(value=value[action]) for action, member in zip(actions, members, strict=True)
         ]
-        return spread(self, groups, compare(judged, BY_SCALE[self.scale], earlier))
+        return spread(self, groups, compare(members, BY_SCALE[self.scale], earlier))
 
     @staticmethod
     def _action(groups: Sequence[Group], member: Member) -> object:
-        """Return what makes a turn the same as another's: its set, what the agent read and what it said."""
+        """Return the key of a turn's action: its set, prompt and completion."""
         (key,) = member.keys
         turn = groups[key.group].episodes[key.episode].turns[key.turn]
         return member.place, turn.prompt_ids, turn.images, turn.completion_ids

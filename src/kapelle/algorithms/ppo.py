@@ -1,8 +1,8 @@
-"""PPO for teams: clipped actors whose advantages come from a critic that sees what the agent sees.
+"""PPO for teams: clipped actors with advantages from a critic that sees what its agent sees.
 
-PPO (1707.06347) with GAE over an agent's own completion tokens, all its turns in a row (`gae.py`). With several
-agents and a critic for each this is IPPO (2011.09533); `ppo` is the same row with one agent. MAPPO, MARFT and
-HAPPO differ in the critic's view, the path of GAE and the order of updates: a few lines each, over this file.
+PPO (1707.06347) with GAE over an agent's own completion tokens, over all its turns in a row (`gae.py`). With several agents
+and a critic for each, this is IPPO (2011.09533); `ppo` is the same row with one policy. MAPPO, MARFT and HAPPO differ in the
+critic's view, the path of GAE and the order of updates. Each is a few lines on top of this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kapelle.algorithms.shared.rewards import (
     PenaltyConfig,
     TeamReward,
     agent_returns,
-    paid_later,
+    deferred_rewards,
     step_rewards,
     turn_rewards,
 )
@@ -38,10 +38,10 @@ from kapelle.types import Group
 
 
 class ActorCritic(Settings):
-    """Settings of all algorithms with a critic; each adds its name and its own settings."""
+    """Settings that all algorithms with a critic share; each adds its name and its own settings."""
 
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; a critic needs no group."""
+    """Episodes per task; 1 is enough with a critic."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     gae: GAEConfig = GAEConfig()
@@ -50,7 +50,7 @@ class ActorCritic(Settings):
     reference_every: int = Field(default=0, ge=0)
     """Steps between refreshes of the reference policy; 0 never refreshes it."""
     order: OrderConfig = Joint()
-    """Whether policies are updated together, in turn, by chance, or one after another."""
+    """Order of the policies' updates: together, alternating, at random, or one after another."""
     epochs: int = Field(default=2, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -65,16 +65,15 @@ class ActorCritic(Settings):
     def _one_advantage_per_action(self) -> ActorCritic:
         if self.loss.level != "token" and self.gae.unit == "token":
             raise ValueError(
-                f"`loss.level: {self.loss.level}` has one ratio for a whole completion, and `gae.unit: token` a value "
-                "after each of its tokens, which depends on what is being judged: set `gae.unit: turn`, or leave "
-                "`loss.level: token`"
+                f"`loss.level: {self.loss.level}` has one ratio per completion, but `gae.unit: token` has one advantage per "
+                "token; set `gae.unit: turn`, or `loss.level: token`"
             )
         return self
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
+        """Return the reward of every turn on its agent's own trajectory, after sharing, penalties and influence."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.penalties)
-        return self.umad.with_influence(own, groups, signals) if self.umad.influence else own
+        return self.umad.with_influence(own, groups, signals)
 
 
 class PPO(ActorCritic):
@@ -88,7 +87,7 @@ class PPO(ActorCritic):
 
 
 class IPPO(ActorCritic):
-    """Settings of IPPO: PPO for several agents, a critic for each."""
+    """Settings of IPPO: PPO for several agents with one critic each."""
 
     name: Literal["ippo"] = "ippo"
 
@@ -104,47 +103,41 @@ def actor_critic_row(
     credit: CreditFunction | None = None,
     checks: tuple[Callable[[Team], None], ...] = (),
 ) -> Algorithm:
-    """Return the row of clipped actors with critics of the given view; `credit` in place of own-path GAE."""
+    """Return the row of clipped actors with critics of the given view; `credit` replaces GAE on each agent's own turns."""
     s = settings
-    credit = credit or GAECredit(
-        s.gae,
-        s.rewards,
-        partial(paid_later, how=s.team_reward, placed=turn_rewards),
-    )
-    order = s.order.build(s.loss.old)
-    sharing: Literal["own", "shared"] = "own" if view == "local" else "shared"
+    credit = credit or GAECredit(s.gae, s.rewards, partial(deferred_rewards, how=s.team_reward))
     critic = CriticSpec(
         view,
         s.value_loss.build(),
-        sharing,
+        "own" if view == "local" else "shared",
         s.value_loss.coefficient,
         s.gae.unit,
         bootstraps=s.gae.truncated == "bootstrap" and s.gae.gamma_turn > 0,
     )
-    needs: tuple[Signal, ...] = (CriticValues(critic),)
-    held = s.loss.kl_coefficient > 0 or s.gae.kl_in_reward > 0
-    if held:
-        needs = (*needs, ReferenceLogProbs())
+    needs: list[Signal] = [CriticValues(critic)]
+    has_reference = s.loss.kl_coefficient > 0 or s.gae.kl_in_reward > 0
+    if has_reference:
+        needs.append(ReferenceLogProbs())
     if s.loss.proximal or s.gae.vtrace:
-        needs = (*needs, ProximalLogProbs())
+        needs.append(ProximalLogProbs())
     return Algorithm(
         name=name,
         policy_loss=s.loss.build(),
         annealed=s.loss.annealed,
-        credit=s.umad.gained(credit),
+        credit=partial(s.umad.gained_credit, credit),
         data=Data(group_size=s.group_size),
-        needs=needs,
-        update=Update(s.epochs, s.minibatches, order, s.loss.entropy),
+        needs=tuple(needs),
+        update=Update(s.epochs, s.minibatches, s.order.build(s.loss.old), s.loss.entropy),
         returns=partial(agent_returns, how=s.team_reward, penalties=s.penalties),
-        after_update=refreshed(s.reference_every) if held else (),
+        after_update=refreshed(s.reference_every) if has_reference else (),
         checks=(s.umad.check, *checks, *order_checks(s.order, name)),
     )
 
 
 def check_one_policy(team: Team) -> None:
-    """Raise ConfigError when a team has several policies."""
+    """Raise ConfigError if a team has several policies."""
     if len({policy for name in team.names for policy in team.policies_of(name)}) > 1:
         raise ConfigError(
-            "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo` (a critic for each agent) or "
+            "`ppo` trains one policy, but this team has several. Set `algorithm.name: ippo` (one critic per agent) or "
             "`mappo` (one central critic)."
         )

@@ -1,12 +1,15 @@
-"""QMIX: the team's value rises with every agent's utility, in a way that depends on the state (1803.11485).
+"""QMIX: credit from a monotonic mix of the agents' utilities, whose weights depend on the state (1803.11485).
 
-Q_tot = |W2|·ELU(|W1|·Q + b1) + V, all weights computed from the state by hypernetworks; `credit_mixer.py` describes how credit
-follows from it, `mixer_fit.py` what the state is. Unlike a sum it can express that an agent's good turn counts only
-together with another's.
+    Q_tot = |W2|·ELU(|W1|·Q + b1) + V
 
-Deviations from the paper: policies act and utilities only judge turns, so there is no maximum over actions; Monte Carlo
-returns by default; two layers in the hypernetworks of W1 and W2, as in the authors' later code, which start as
-constants of the state.
+Hypernetworks compute all weights from the state. `credit_mixer.py` describes how credit follows from Q_tot, `mixer_fit.py` what
+the state is. Unlike a sum, this mix can express that an agent's good turn counts only together with another agent's.
+
+Deviations from the paper:
+
+- Utilities evaluate turns and do not choose them, so there is no maximum over actions.
+- The targets are Monte Carlo returns by default.
+- The hypernetworks of W1 and W2 have two layers, as in the authors' later code, and start constant in the state.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ class MixingConfig(Settings):
     """Size of the mixing network."""
 
     units: int = Field(default=32, ge=1)
-    """Mixing units."""
+    """Number of mixing units."""
     hidden: int = Field(default=64, ge=1)
-    """Width of the hidden layer of the hypernetworks that make W1 and W2."""
+    """Width of the hidden layer of the hypernetworks for W1 and W2."""
 
 
 class QMIX(CreditMixer):
-    """Settings of value decomposition by a monotonic mix."""
+    """Settings of QMIX: value decomposition by a monotonic mix."""
 
     name: Literal["qmix"] = "qmix"
     mixing: MixingConfig = MixingConfig()

@@ -1,12 +1,16 @@
 """RAE: role-conditioned advantage estimation for self-play (SPIRAL, 2506.24119).
 
-Each agent keeps a running mean of its returns in each role of each game: b ← 0.95·b + 0.05·R, A = R − b. With shared
-weights it takes the advantage of one seat over another, and of one game's stakes over another's, out of the gradient.
-The game is the part of a mixture (`Task.part`); the role is the agent's name, with its seat where seats are
-drawn (`Episode.roles`). The means are in the checkpoint.
+    b ← 0.95·b + 0.05·R,    A = R − b
 
-Returns are taken in the order of the step's tasks. As b holds R already, A is 0.95·(R − the b before); the public
-code subtracts the b before.
+Each agent has a running mean b of its returns per role and game. With shared weights, b removes the advantage of one role over
+another, and of one game's stakes over another's, from the gradient. The game is the part of a mixture (`Task.part`). The role
+is the agent's name, with its role of the episode if roles are drawn (`Episode.roles`). The checkpoint holds the means.
+
+Returns update b in the order of the step's tasks. b already contains R, so A is 0.95·(R − the previous b).
+
+Deviations from the public code:
+
+- The code subtracts the previous b.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ from kapelle.types import Episode, Group
 
 
 class RAE(MonteCarlo):
-    """Settings of role-conditioned advantage estimation."""
+    """Settings of RAE: role-conditioned advantage estimation."""
 
     name: Literal["rae"] = "rae"
     group_size: int = Field(default=1, ge=1)
     team_reward: TeamReward = "individual"
     decay: float = Field(default=0.95, ge=0.0, lt=1.0)
-    """Share of the former mean in the running one, at each new return."""
+    """Weight of the previous mean at each new return."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -41,14 +45,14 @@ class RAE(MonteCarlo):
 
 
 class RunningBaselines:
-    """A running mean of returns for each game, agent and role; a `CreditMemory`."""
+    """Running means of returns per game, agent and role; a `CreditMemory`."""
 
     def __init__(self, settings: RAE) -> None:
         self._settings = settings
         self._baseline: dict[Place, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage over its agent's mean so far in this game and role, and move the means."""
+        """Return each turn's advantage over its agent's running mean in this game and role, and update the means."""
         places: dict[Place, list[Member]] = {}
         for member in by_agent(groups, self._settings.rewards(groups, signals)):
             g, e, _ = member.keys[0]
@@ -65,11 +69,11 @@ class RunningBaselines:
         return self._settings.umad.gain(groups, spread(self._settings, groups, advantage))
 
     def place(self, episode: Episode, agent: str) -> Place:
-        """Return what an agent's return is compared within: the game and the role."""
+        """Return the key of an agent's running mean: game, agent and role."""
         return place_of(episode, agent)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return every baseline by game (in a mixture), agent and role (where seats are drawn)."""
+        """Return every baseline by game (in a mixture), agent and role (if roles are drawn)."""
         return {
             "/".join(["baseline", *filter(None, place)]): value for place, value in self._baseline.items()
         }

@@ -1,12 +1,12 @@
-"""REINFORCE++: one normalisation over the whole batch takes the place of groups and critics (2501.03262).
+"""REINFORCE++: policy gradients with advantages normalised over the whole batch, without groups or critics (2501.03262).
 
-A at token k = Σ_{k'≥k} γ^{k'−k} r_{k'}, where r carries −β(log π_b − log π_ref) at every token and the turn's reward
-at its last, whitened over all tokens of a policy. `baseline: group` is the form with a baseline: R − mean_g of the
-agent's attempts, then whitened over a policy's attempts, each counting once (`whiten: attempts`), or over their tokens, as
-the indices of the paper's formula can be read (`whiten: tokens`).
+    A_k = Σ_{k'≥k} γ^{k'−k} r_{k'}, whitened over all tokens of a policy
 
-Returns run over the agent's own tokens, all its turns in a row. Whitening is per policy: a joint step is then each
-policy's own.
+for token k. r contains −β(log π_b − log π_ref) at every token and the turn's reward at its last token. Returns run over the
+agent's own tokens, over all its turns in a row. Whitening is per policy, so a joint step equals separate steps of its policies.
+
+`baseline: group` subtracts the mean return of the agent's group first: R − mean_g, whitened over a policy's trajectories, each
+counted once (`whiten: attempts`), or over their tokens (`whiten: tokens`), which is another reading of the paper's indices.
 """
 
 from __future__ import annotations
@@ -33,33 +33,31 @@ class ReinforcePlusPlus(MonteCarlo):
 
     name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; two or more with `baseline: group`."""
+    """Episodes per task; at least 2 with `baseline: group`."""
     baseline: Literal["none", "group"] = "none"
-    """`group`: the mean of the task's episodes is taken off first."""
+    """`group` subtracts the mean return of the task's episodes before whitening."""
     whiten: Literal["attempts", "tokens"] = "attempts"
-    """What weighs the same in the mean and spread of `baseline: group`; without it tokens always do."""
+    """Unit of equal weight in the whitening of `baseline: group`: trajectories (`attempts`) or tokens."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount per token."""
     kl_in_reward: float = Field(default=0.0, ge=0.0)
-    """β of the per-token penalty to the reference policy."""
+    """β of the per-token KL penalty to the reference policy."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ReinforcePlusPlus:
         if self.baseline == "group" and self.group_size < 2:
-            raise ValueError("`baseline: group` compares attempts; set `group_size: 2` or more")
+            raise ValueError("`baseline: group` compares episodes of a task; set `group_size: 2` or more")
         if self.loss.level != "token" and (self.kl_in_reward or self.gamma != 1.0):
             raise ValueError(
-                f"`loss.level: {self.loss.level}` has one ratio for a whole completion, while `gamma` and `kl_in_reward` "
-                "give each of its tokens another return: leave `loss.level: token`, or leave them out"
+                f"`loss.level: {self.loss.level}` has one ratio per completion, but `gamma` and `kl_in_reward` give each token "
+                "its own return; set `loss.level: token`, or remove them"
             )
         if self.whiten == "tokens" and self.baseline != "group":
-            raise ValueError(
-                "`whiten` is about `baseline: group`; without it, tokens are whitened in any case"
-            )
+            raise ValueError("`whiten` needs `baseline: group`; without it, whitening is always over tokens")
         if self.baseline == "group" and (self.kl_in_reward or self.gamma != 1.0):
             raise ValueError(
-                "`baseline: group` gives a whole attempt one advantage: leave `gamma` and `kl_in_reward` out, and "
-                "use `loss.kl_coefficient`"
+                "`baseline: group` gives a trajectory one advantage; remove `gamma` and `kl_in_reward`, and use "
+                "`loss.kl_coefficient`"
             )
         return self
 
@@ -72,14 +70,14 @@ class ReinforcePlusPlus(MonteCarlo):
     def group_credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return R − mean_g, whitened over each policy's attempts."""
+        """Return R − mean_g, whitened over each policy's trajectories."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
         members = by_agent(groups, self.rewards(groups, signals))
         for name in dict.fromkeys(policy.values()):
             own = [member for member in members if policy[member.keys[0]] == name]
             counts = [member.tokens if self.whiten == "tokens" else 1 for member in own]
-            # The members' values, whitened over all of them, each as often as its count.
+            # Whiten with each member's value repeated `count` times.
             centred = compared_values(own, CENTRED, earlier)
             count_B = torch.tensor(counts)
             value_K = torch.tensor(centred, dtype=torch.float64).repeat_interleave(count_B)

@@ -1,7 +1,9 @@
-"""ReMax: against the greedy rollout (2310.10505), A = R − R of the greedy rollout.
+"""ReMax: REINFORCE with the greedy rollout's return as the baseline (2310.10505).
 
-One more episode per task is played with every agent greedy; it is never trained on. A task whose greedy episode
-failed has no baseline and is left out of the step.
+    A = R − R of the greedy rollout
+
+Each task gets one more episode with greedy sampling of every agent, which is never trained on. A task whose greedy episode
+failed has no baseline, and the step excludes it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class ReMax(MonteCarlo):
     ) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage over its agent's greedy return.
 
-        An agent that had no turn in the greedy episode is compared with its earlier returns.
+        An agent without a turn in the greedy episode is compared with its earlier returns.
         """
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()
@@ -50,7 +52,7 @@ class ReMax(MonteCarlo):
         found = iter(against_earlier(without, members, earlier))
         advantage: dict[TurnKey, float] = {}
         for member, known in zip(members, baseline, strict=True):
-            better = next(found) if known is None else member.value - known
-            advantage |= dict.fromkeys(member.keys, better)
+            difference = next(found) if known is None else member.value - known
+            advantage |= dict.fromkeys(member.keys, difference)
         earlier.take_in(members)
         return spread(self, groups, advantage)

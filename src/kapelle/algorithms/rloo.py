@@ -1,10 +1,15 @@
-"""RLOO: each attempt against the mean of the others (2402.14740), A_j = R_j − mean of the other G − 1.
+"""RLOO: REINFORCE with a leave-one-out baseline (2402.14740).
 
-Unbiased, as the baseline of an attempt does not contain it; not divided by a std. An attempt that is alone,
-after failures or because no other episode had a turn of the agent, is compared with a running mean of the agent's earlier returns.
+    A_j = R_j − mean R of the other G − 1 episodes
 
-Deviations from the paper: the clipped surrogate in place of plain REINFORCE. With `epochs: 1` and `minibatches: 1`
-nothing is clipped and the gradient is the same.
+The baseline of an episode does not contain its own return, so it is unbiased. There is no division by a standard deviation. A
+lone episode (the others failed, or the agent had no turn in them) is compared with a running mean of the agent's earlier
+returns.
+
+Deviations from the paper:
+
+- The clipped surrogate replaces plain REINFORCE. With `epochs: 1` and `minibatches: 1` nothing is clipped, and the gradients
+  are equal.
 """
 
 from __future__ import annotations
@@ -13,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import LEFT_OUT, Earlier, by_agent, compare
+from kapelle.algorithms.shared.groups import LEAVE_ONE_OUT, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Group
 
 
 class RLOO(MonteCarlo):
-    """Settings of REINFORCE with a leave-one-out baseline."""
+    """Settings of RLOO: REINFORCE with a leave-one-out baseline."""
 
     name: Literal["rloo"] = "rloo"
 
@@ -31,6 +36,6 @@ class RLOO(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return A = R − mean of the other attempts' R."""
+        """Return A = R − mean R of the other episodes."""
         members = by_agent(groups, self.rewards(groups, signals))
-        return spread(self, groups, compare(members, LEFT_OUT, earlier))
+        return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))

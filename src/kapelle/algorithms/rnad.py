@@ -1,21 +1,28 @@
-"""R-NaD: regularised Nash dynamics (2002.08456; DeepNash, 2206.15378), for two players of a zero-sum game.
+"""R-NaD: regularised Nash dynamics for two players of a zero-sum game (2002.08456; DeepNash, 2206.15378).
 
-Each move costs whoever makes it, and pays the other, by how much likelier it has become than a reference π_reg would make it:
+The reward is transformed with a reference policy π_reg. A move costs its player, and gains the opponent, η times the log-ratio:
 
-    r̃ᵢ = rᵢ − η·[i moved]·log(π(a)/π_reg(a)) + η·[the other moved]·log(π(a)/π_reg(a))
+    r̃ᵢ = rᵢ − η·[i moved]·log(π(a)/π_reg(a)) + η·[the opponent moved]·log(π(a)/π_reg(a))
 
-The game stays zero-sum, and has one equilibrium, to which following the gradient leads where it circles in the game itself.
-Every `reference_every` steps π_reg becomes the policy, and the fixed points approach an equilibrium of the game as it is.
+The transformed game is still zero-sum and has one equilibrium. Gradient steps converge to it, where they circle in the original
+game. Every `reference_every` steps π_reg becomes the current policy, and the fixed points approach an equilibrium of the
+original game.
 
-A = R̃ − mean of the other attempts' R̃, R̃ the transformed return from the agent's k-th turn on. A move's term is the sum over its tokens; the
-other's is paid to the agent's last turn that was over, or taken at the same moment, when that move was made.
+A = R̃ − mean R̃ of the other episodes, where R̃ is the transformed return from the agent's k-th turn on. A move's term is the
+sum over its tokens. The opponent's term is placed on the agent's last turn that had ended, or was simultaneous, when the
+opponent moved.
 
-In a game of one move each the expected update is that of a KL penalty to the reference (`loss.kl_estimator: k2`, `reference_every`), since the
-other's term does not depend on one's own move. With several moves it also judges a move by where it leads: to positions in which oneself, and
-the other, will have strayed from the reference.
+In a game with one move per player, the expected update is that of a KL penalty to the reference (`loss.kl_estimator: k2`,
+`reference_every`), because the opponent's term is independent of one's own move. With several moves, it also values a move by
+the positions to which it leads, and the log-ratios of both players there.
 
-Deviations from DeepNash: the clipped surrogate on group returns for NeuRD with v-trace values; π_reg changes at once in place of
-gliding; no threshold on rare moves, and log-probs of the sampling policy. A turn that is not trained, such as a league's past self, has no term.
+Deviations from DeepNash:
+
+- The clipped surrogate on group returns replaces NeuRD with v-trace values.
+- π_reg changes at once, without interpolation.
+- There is no threshold on rare moves.
+- Log-probs are those of the sampling policy.
+- An untrained turn, such as one of a league's past policies, has no term.
 """
 
 from __future__ import annotations
@@ -26,9 +33,9 @@ from typing import Literal
 from pydantic import Field
 
 from kapelle.algorithm import Algorithm, Credit
-from kapelle.algorithms.shared.groups import LEFT_OUT, Earlier, by_agent_turn, compare
+from kapelle.algorithms.shared.groups import LEAVE_ONE_OUT, Earlier, by_agent_turn, compare, valid_episodes
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.shared.rewards import over
+from kapelle.algorithms.shared.rewards import count_ended
 from kapelle.errors import ConfigError
 from kapelle.functional.divergences import kl_k1
 from kapelle.rows import Signals, TurnKey
@@ -38,15 +45,15 @@ from kapelle.types import Group
 
 
 class RNaD(MonteCarlo):
-    """Settings of regularised Nash dynamics."""
+    """Settings of R-NaD: regularised Nash dynamics."""
 
     name: Literal["rnad"] = "rnad"
     team_reward: Literal["individual"] = "individual"
-    """What one wins the other loses: nothing is shared."""
+    """Reward sharing; always `individual`, because the game is zero-sum."""
     eta: float = Field(default=0.2, gt=0.0)
-    """η: what a nat of distance from the reference costs, in units of what is earned."""
+    """η, the cost of the log-ratio to the reference, in units of reward per nat."""
     reference_every: int = Field(default=20, ge=1)
-    """Steps after which the reference becomes the policy as it is then."""
+    """Steps between refreshes of the reference policy."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -55,34 +62,33 @@ class RNaD(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's transformed return from there on, against the other attempts'."""
+        """Return each turn's transformed return from there on, compared with that of the other episodes."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
-        return spread(self, groups, compare(members, LEFT_OUT, earlier))
+        return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the transformed reward of every turn."""
         reward = dict(super().rewards(groups, signals))
-        for g, group in enumerate(groups):
-            for e, episode in enumerate(group.episodes):
-                for turn in episode.turns if episode.error is None else ():
-                    key = TurnKey(g, e, turn.index)
-                    if key not in signals.reference:
-                        continue
-                    strayed = kl_k1(torch.tensor(turn.logprobs), signals.reference[key])
-                    term = self.eta * float(strayed.sum())
-                    reward[key] -= term
-                    # What the other moved is paid from what this move answers; nothing, if it had not moved yet.
-                    until = over(episode, turn)
-                    answered = [each for each in episode.turns[:until] if each.agent != turn.agent]
-                    if answered:
-                        reward[TurnKey(g, e, answered[-1].index)] += term
+        for g, e, episode in valid_episodes(groups):
+            for turn in episode.turns:
+                key = TurnKey(g, e, turn.index)
+                if key not in signals.reference:
+                    continue
+                log_ratio_T = kl_k1(torch.tensor(turn.logprobs), signals.reference[key])
+                term = self.eta * float(log_ratio_T.sum())
+                reward[key] -= term
+                # The opponent gains the term on the turn that this one answers; an opponent without a turn gains nothing.
+                ended = episode.turns[: count_ended(episode, turn)]
+                answered = [other for other in ended if other.agent != turn.agent]
+                if answered:
+                    reward[TurnKey(g, e, answered[-1].index)] += term
         return reward
 
 
 def check_two_players(team: Team) -> None:
-    """Raise ConfigError unless two agents play."""
+    """Raise ConfigError unless the team has two agents."""
     if len(team.names) != 2:
         raise ConfigError(
-            f"`rnad` is for two players who win from one another; this team has {len(team.names)} agents ({', '.join(team.names)}). "
-            "Set `team.agents: 2`, or `algorithm.name: mmd`."
+            f"`rnad` needs two players of a zero-sum game, but this team has {len(team.names)} agents "
+            f"({', '.join(team.names)}). Set `team.agents: 2`, or `algorithm.name: mmd`."
         )

@@ -1,11 +1,16 @@
-"""Supervised fine-tuning: the likelihood of demonstrated turns.
+"""SFT: supervised fine-tuning on demonstrated turns.
 
-Loss: −log π of every completion token, averaged over the tokens of the global batch. Data come from the
-environment's records or scripted experts, playing the workflow in the roles of the team.
+    loss = −Σ log π(token) / number of tokens
 
-World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next
-prompt adds to its last completion count like those of completions, each w times:
-(Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed). The first prompt of a conversation is left out.
+over the completion tokens of the global batch. The data are the environment's records or its scripted experts, which run the
+workflow in the team's roles.
+
+World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next prompt adds
+to its last completion count w times:
+
+    (Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed)
+
+The first prompt of a conversation does not count.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ class SFT(Settings):
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps into which each pass is divided."""
     world_model: float = Field(default=0.0, ge=0.0)
-    """Weight of a token that the agent observes next, against 1 for one that it writes."""
+    """Weight of a token of the agent's next observation, relative to 1 for a token it writes."""
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
@@ -44,20 +49,20 @@ class SFT(Settings):
 
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
-    """Return −Σ log π over the counted tokens, and their number; a column `weight` weighs them."""
+    """Return −Σ log π over the counted tokens, and their number; both weighted by the column `weight` if there is one."""
     if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})
-    heard_K = torch.zeros_like(targets.mask_K)
+    observed_K = torch.zeros_like(targets.mask_K)
     if targets.observed_S is not None:
-        heard_K = targets.observed_S[targets.segment_K]
-    heard_K, said_K = heard_K * targets.mask_K, (1.0 - heard_K) * targets.mask_K
+        observed_K = targets.observed_S[targets.segment_K]
+    observed_K, written_K = observed_K * targets.mask_K, (1.0 - observed_K) * targets.mask_K
     nll_K, weight_K = -outputs.logp_K, targets[Column.WEIGHT] * targets.mask_K
     return Loss(
         (nll_K * weight_K).sum(),
         weight_K.sum(),
         {
-            "nll": ((nll_K.detach() * said_K).sum(), said_K.sum()),
-            "nll_heard": ((nll_K.detach() * heard_K).sum(), heard_K.sum()),
+            "nll": ((nll_K.detach() * written_K).sum(), written_K.sum()),
+            "nll_heard": ((nll_K.detach() * observed_K).sum(), observed_K.sum()),
         },
     )

@@ -1,11 +1,15 @@
-"""VDN: the team's value is the sum of its agents' utilities (1706.05296).
+"""VDN: credit from a decomposition of the team's value into a sum of the agents' utilities (1706.05296).
 
-Q_tot = Σ_i Q_i(saw_i, said_i), fitted to the team's return; `credit_mixer.py` describes how credit follows from it. With
-the credit `difference` an agent is paid the return less w·Σ_j Q_j of the others, with `modelled` Q_i − mean Q_i over the
-episodes of the task. What is not additive in the return is split evenly, as the least-squares sum has it.
+    Q_tot = Σ_i Q_i(saw_i, said_i)
 
-Deviations from the paper: utilities judge turns and choose none, so nothing is maximised over actions; Monte Carlo
-returns by default.
+Q_tot is fitted to the team's return; `credit_mixer.py` describes how credit follows from it. With `credit: difference`, an
+agent's advantage uses the return minus w·Σ_j Q_j of the other agents. With `modelled` it is Q_i minus the mean Q_i over the task's
+episodes. The part of the return that is not additive is split evenly, as in the least-squares sum.
+
+Deviations from the paper:
+
+- Utilities evaluate turns and do not choose them, so there is no maximum over actions.
+- The targets are Monte Carlo returns by default.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VDN(CreditMixer):
-    """Settings of value decomposition by a sum."""
+    """Settings of VDN: value decomposition by a sum."""
 
     name: Literal["vdn"] = "vdn"
 

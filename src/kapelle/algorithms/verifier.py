@@ -1,23 +1,27 @@
-"""A verifier: how likely an answer is right, learned from the answers of a frozen team.
+"""Verifier: a model of the probability that an answer is correct, trained on the answers of a frozen team.
 
-A scalar head on a LoRA of its own reads the question and one answer and gives one score at the answer's last
-token; σ(score) is the probability that the answer is right. `labels` is binary cross-entropy against each turn's
-label (the verifier of MAPoRL, 2502.18439, and of 2110.14168), `pairs` is −log σ(s_right − s_wrong) over answers
-to one question (Bradley–Terry, as in 2203.02155 eq. 1).
+A scalar head on its own LoRA reads the question and one answer, and gives one score at the answer's last token. σ(score) is the
+probability that the answer is correct.
 
-Labels. `data: rollout`: the frozen team plays train questions and the environment grades; a turn's label is its
-`Turn.score` where the workflow scored it, else what its agent was paid at the end, for the agent's last turn.
-Turns without a label are left out. `data: recorded`: recorded solutions with their labels (environment
-`labelled`). With `labels: process` each step of a worked solution has a label too (2305.20050), found by working it out
-again (`grading.math.steps`, no person or model is asked): the verifier also gives a score after each step, which learns whether
-all steps so far are right. The score at the end, which is what pays, then stands on scores that say where it went wrong.
+- `objective: labels`: binary cross-entropy with each turn's label (MAPoRL's verifier, 2502.18439; also 2110.14168).
+- `objective: pairs`: −log σ(s_correct − s_incorrect) over answers to one question (Bradley–Terry, as in 2203.02155 eq. 1).
 
-Balance. With `balance: question` right and wrong answers to one question weigh the same in sum, and a question
-whose answers are all right or all wrong has weight 0: it would only teach which questions are easy.
+Labels. With `data: rollout`, the frozen team answers train questions and the environment grades the answers. A turn's label is its
+`Turn.score` if the workflow scored it; else the terminal reward of its agent, for the agent's last turn. Turns without a label
+are excluded. With `data: recorded`, the data are recorded solutions with labels (environment `labelled`).
 
-Deviations: 2110.14168 scores every token; here there is one score at the end, or after each step. 2305.20050 takes the product
-of a solution's steps for its score; here the score at the end has learned from the outcome. Weights take the place of MAPoRL's
-resampling.
+With `labels: process`, each step of a worked solution has a label too (2305.20050), found by recomputing the step
+(`grading.math.steps`, without people or models). The verifier then also gives a score after each step, which learns whether all
+steps so far are correct. The score at the end, which is the reward, can build on these scores.
+
+Balance. With `balance: question`, correct and incorrect answers to one question have equal total weight. A question with only
+correct or only incorrect answers has weight 0, because it would teach only how easy the question is.
+
+Deviations from the papers:
+
+- 2110.14168 scores every token; here there is one score at the end, or one after each step.
+- 2305.20050 scores a solution by the product over its steps; here the score at the end is trained on the outcome.
+- Weights replace MAPoRL's resampling.
 """
 
 from __future__ import annotations
@@ -41,21 +45,21 @@ from kapelle.types import Group
 
 
 class Verifier(Settings):
-    """Settings of a verifier's training."""
+    """Settings of the training of a verifier."""
 
     name: Literal["verifier"] = "verifier"
     data: Literal["rollout", "recorded"] = "rollout"
-    """`rollout`: the frozen team's answers, graded. `recorded`: solutions that the environment has recorded."""
+    """Source of answers: `rollout` (graded answers of the frozen team) or `recorded` (the environment's solutions)."""
     objective: Literal["labels", "pairs"] = "labels"
-    """`labels`: right or wrong, one by one. `pairs`: a right one over a wrong one."""
+    """Loss: cross-entropy per answer (`labels`), or Bradley–Terry over pairs of a correct and an incorrect one (`pairs`)."""
     labels: Literal["outcome", "process"] = "outcome"
-    """`outcome`: whether the answer is right. `process`: that, and after each step of a worked solution (`120+12=132`) whether all
-    steps so far are right, by recomputation; a solution without equations has its outcome alone."""
+    """Labels: whether the answer is correct (`outcome`), and with `process` also whether all steps so far are, after each
+    equation of a worked solution (`120+12=132`), by recomputation."""
     balance: Literal["question", "none"] = "question"
-    """Balance of right and wrong answers, with `objective: labels`; pairs are balanced by construction."""
+    """Balance of correct and incorrect answers, with `objective: labels`; pairs are balanced by construction."""
     calibration: Kind = "none"
-    """How a score becomes the probability that an answer is right: σ(score) with `none`; `temperature` and `isotonic` are fitted on
-    half of the held-out questions and measured on the others (`metrics.calibration`). Saved with the verifier, and used wherever it pays."""
+    """Mapping from score to probability: σ(score) with `none`; `temperature` and `isotonic` are fitted on half of the held-out
+    questions and evaluated on the other half (`metrics.calibration`). It is saved with the verifier and used for rewards."""
     group_size: int = Field(default=8, ge=1)
     """Episodes per question."""
     epochs: int = Field(default=1, ge=1)
@@ -80,19 +84,19 @@ class Verifier(Settings):
             ),
             update=Update(self.epochs, self.minibatches),
             memory=lambda team, seed: VerifierTargets(self),
-            lacks="no question has a right and a wrong answer",
+            lacks="no question has both a correct and an incorrect answer",
         )
 
 
 class VerifierTargets:
-    """The targets of a verifier, and how well it separated right from wrong before the update."""
+    """Targets of a verifier; its metrics say how well it separated correct from incorrect answers before the update."""
 
     def __init__(self, settings: Verifier) -> None:
         self._settings = settings
-        self._row: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each labelled turn's label as the target, and its weight or pair; others have no target."""
+        """Return each labelled turn's target, and its weight or pair; turns without a label have weight 0."""
         credit: dict[TurnKey, Credit] = {}
         labels: dict[TurnKey, float] = {}
         targets: dict[TurnKey, Tensor] = {}
@@ -104,17 +108,17 @@ class VerifierTargets:
             labels[key] = label
             steps = 0 if self._settings.labels == "outcome" else len(signals.values[key]) - 1
             worked = worked_steps(groups[key.group].task.question, turn.text) if steps else []
-            # The first steps have no value where there are more of them than tokens.
+            # With more steps than tokens, the first steps have no value.
             targets[key] = torch.tensor([*(float(step.right) for step in worked[-steps:]), label])
         pairs = 0
         for g in range(len(groups)):
             own = {key: label for key, label in labels.items() if key.group == g}
             if self._settings.objective == "pairs":
-                # The k-th right answer is paired with the k-th wrong one.
-                right = [key for key, label in own.items() if label > 0.5]
-                wrong = [key for key, label in own.items() if label <= 0.5]
-                for both in zip(right, wrong, strict=False):
-                    for key, target in zip(both, (1.0, 0.0), strict=True):
+                # The k-th correct answer is paired with the k-th incorrect one.
+                correct = [key for key, label in own.items() if label > 0.5]
+                incorrect = [key for key, label in own.items() if label <= 0.5]
+                for pair in zip(correct, incorrect, strict=False):
+                    for key, target in zip(pair, (1.0, 0.0), strict=True):
                         targets[key][-1] = target
                         credit[key] = Credit(torch.zeros(1), targets[key], pair=pairs)
                     pairs += 1
@@ -124,41 +128,41 @@ class VerifierTargets:
                 for key, weight in zip(own, weights, strict=True):
                     if weight > 0:
                         credit[key] = Credit(torch.zeros(1), targets[key], weight)
-        self._row = {}
+        self._metrics = {}
         if labels:
-            is_right = [label > 0.5 for label in labels.values()]
-            self._row["verifier_right_share"] = sum(is_right) / len(is_right)
-            area = area_under_curve([float(signals.values[key][-1]) for key in labels], is_right)
+            is_correct = [label > 0.5 for label in labels.values()]
+            self._metrics["verifier_right_share"] = sum(is_correct) / len(is_correct)
+            area = area_under_curve([float(signals.values[key][-1]) for key in labels], is_correct)
             if area is not None:
-                self._row["verifier_auc"] = area
+                self._metrics["verifier_auc"] = area
         return credit
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the share of right answers and the area under the curve before the update."""
-        return self._row
+        """Return the share of correct answers and the area under the curve before the update."""
+        return self._metrics
 
     def state(self) -> dict[str, object]:
-        """Return nothing: there is no memory."""
+        """Return an empty state."""
         return {}
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Do nothing: there is no memory."""
+        """Ignore the empty state."""
 
 
 def balanced(labels: Sequence[float]) -> list[float]:
-    """Return weights of one question's answers: right and wrong (label > ½) each sum to half the number of answers.
+    """Return weights of one question's answers: correct (label > ½) and incorrect ones each sum to half their number.
 
-    All are 0 when one kind is missing.
+    All weights are 0 if one kind is missing.
     """
-    right = sum(label > 0.5 for label in labels)
-    wrong = len(labels) - right
-    if not right or not wrong:
+    correct = sum(label > 0.5 for label in labels)
+    incorrect = len(labels) - correct
+    if not correct or not incorrect:
         return [0.0] * len(labels)
-    return [len(labels) / (2 * (right if label > 0.5 else wrong)) for label in labels]
+    return [len(labels) / (2 * (correct if label > 0.5 else incorrect)) for label in labels]
 
 
 def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
-    """Return Σ w·BCE(value, label) over the counted answers, Σ w, and the share judged rightly."""
+    """Return Σ w·BCE(value, label) over the counted answers, Σ w, and the accuracy."""
     weight_K = targets[Column.WEIGHT] * targets.mask_K
     total = (verifier_loss(values_K, targets[Column.RETURN]) * weight_K).sum()
     agree_K = (values_K.detach() > 0) == (targets[Column.RETURN] > 0.5)
@@ -167,32 +171,32 @@ def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
 
 
 def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
-    """Return Σ −log σ(s_right − s_wrong) over the batch's pairs, and how many they are.
+    """Return Σ −log σ(s_correct − s_incorrect) over the batch's pairs, and their number.
 
-    The score of an answer is its last one. Those after its steps, with `labels: process`, learn by cross-entropy, and weigh
-    together as much as the pairs: a pair's steps are averaged.
+    The score of an answer is its last one. With `labels: process`, the scores after its steps learn by cross-entropy,
+    averaged over the steps of a pair, so that they have the same total weight as the pairs.
     """
-    assert targets.pair_S is not None, "pairs are compared"
+    assert targets.pair_S is not None, "every sequence belongs to a pair"
     numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
     pairs = len(numbers_N)
     pair_K = pair_S[targets.segment_K]
     last_K = torch.ones_like(pair_K, dtype=torch.bool)
     last_K[:-1] = targets.segment_K[1:] != targets.segment_K[:-1]
-    right_K = targets[Column.RETURN] > 0.5
-    right_N = segment_sum(values_K, right_K & last_K, pair_K, pairs)
-    wrong_N = segment_sum(values_K, ~right_K & last_K, pair_K, pairs)
+    correct_K = targets[Column.RETURN] > 0.5
+    correct_N = segment_sum(values_K, correct_K & last_K, pair_K, pairs)
+    incorrect_N = segment_sum(values_K, ~correct_K & last_K, pair_K, pairs)
     assert 2 * pairs == int(last_K.sum()), "both sides of a pair are in one batch"
-    result = bradley_terry_loss(right_N, wrong_N)
+    result = bradley_terry_loss(correct_N, incorrect_N)
     weight = values_K.new_tensor(float(pairs)).detach()
-    right = (result.margin_N > 0).to(weight.dtype).sum()
+    ordered = (result.margin_N > 0).to(weight.dtype).sum()
     steps_N = segment_mean(verifier_loss(values_K, targets[Column.RETURN]), ~last_K, pair_K, pairs)
-    return Loss((result.loss_N + steps_N).sum(), weight, {"verifier_accuracy": (right, weight)})
+    return Loss((result.loss_N + steps_N).sum(), weight, {"verifier_accuracy": (ordered, weight)})
 
 
 def step_ends(question: str, text: str) -> list[int]:
-    """Return where the steps of a worked solution end, in characters."""
+    """Return the positions, in characters, at which the steps of a worked solution end."""
     return [step.end for step in worked_steps(question, text)]
 
 
 def _no_policy(outputs: Outputs, targets: Targets) -> Loss:
-    raise AssertionError("a verifier trains no policy; `checks` refuses a team that does")
+    raise AssertionError("a verifier trains no policy")

@@ -1,9 +1,8 @@
-"""Advantage estimators: against a comparison set, against a running baseline, against a critic.
+"""Advantage estimators: relative to a comparison set, a running baseline, or a critic.
 
-Shapes: B rows (trajectories, turns or sequences, each with one reward or return), G comparison sets,
-N rows of T steps (tokens or turns, time along T). What a comparison set *is* (an episode's task, an
-agent, an agent's turn index) is the caller's choice: it arrives as int64 labels `group_B`.
-Everything is computed in float, over unmasked entries only.
+Shapes: B rows (trajectories, turns or sequences, each with one reward or return), G comparison sets, N rows of T steps (tokens
+or turns, time along T). The caller defines the comparison sets (a task, an agent, an agent's turn index) by int64 labels
+`group_B`. Everything is computed in float, over unmasked entries only.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 class CriticAdvantage(NamedTuple):
-    """An estimate against a critic: advantages, and the targets the critic is to be fitted to; [N, T]."""
+    """Advantages from a critic, and the critic's targets; both [N, T]."""
 
     advantage_NT: Tensor
     target_NT: Tensor
 
 
 class BaselineAdvantage(NamedTuple):
-    """Advantages [B] against a running baseline, and the baseline (a scalar) after them."""
+    """Advantages [B] relative to a running baseline, and the baseline (a scalar) after them."""
 
     advantage_B: Tensor
     baseline: Tensor
 
 
 def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float = 1e-6) -> Tensor:
-    """GRPO: (R − mean_g)/(std_g + eps), std with ddof 1 → [B] (arXiv 2402.03300, §4.1.2).
+    """Compute GRPO's advantage (R − mean_g)/(std_g + eps), std with ddof 1 → [B] (arXiv 2402.03300, §4.1.2).
 
-    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
+    A set without variance, or of one member, gives exactly 0.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
@@ -44,9 +43,9 @@ def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float =
 
 
 def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Dr.GRPO: R − mean_g, not divided by the set's std → [B] (arXiv 2503.20783, §3.2).
+    """Compute Dr.GRPO's advantage R − mean_g → [B] (arXiv 2503.20783, §3.2).
 
-    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
+    A set without variance, or of one member, gives exactly 0.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
@@ -54,9 +53,9 @@ def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
 
 def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """RLOO: R_j − mean of the set's other members → [B] (arXiv 2402.14740, §3.3).
+    """Compute RLOO's advantage R_j − mean of the set's other members → [B] (arXiv 2402.14740, §3.3).
 
-    A set without variance gives exactly 0, and so does a set of one: it has nothing to be compared with.
+    A set without variance, or of one member, gives exactly 0.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     total_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B)
@@ -65,9 +64,9 @@ def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
 
 def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """OPO: R − Σ len·R / Σ len over the set, lengths in tokens → [B] (arXiv 2505.23585).
+    """Compute OPO's advantage R − Σ len·R / Σ len over the set, lengths in tokens → [B] (arXiv 2505.23585).
 
-    A set without variance gives exactly 0, and so does a set of one.
+    A set without variance, or of one member, gives exactly 0.
     """
     shifted_B, _ = _above_least(reward_B, group_B, groups)
     length_B = length_B.to(shifted_B.dtype)
@@ -77,10 +76,10 @@ def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor
 
 
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
-    """RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
+    """Compute RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
 
-    One baseline per agent (and game): the caller passes one agent's rewards and stores the result.
-    As b already holds R, A is decay·(R − the b before); the authors' code subtracts the b before.
+    There is one baseline per agent (and game): the caller passes one agent's rewards and stores the result. b already
+    contains R, so A is decay·(R − the previous b); the authors' code subtracts the previous b.
     """
     baseline = as_float(baseline)
     advantages: list[Tensor] = []
@@ -100,11 +99,11 @@ def gae(
     gamma: float | Tensor,
     lam: float,
 ) -> CriticAdvantage:
-    """GAE: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γV_{t+1} − V_t; targets A + V (arXiv 1506.02438, eq. 16).
+    """Compute GAE: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γV_{t+1} − V_t, targets A + V (arXiv 1506.02438, eq. 16).
 
-    Steps are tokens (observation tokens masked out, and skipped) or turns (one value per turn).
-    `bootstrap_N` is the value after the last step: 0 where the row ended, V where it was truncated.
-    A reward on a masked step does not count. No gradient flows.
+    Steps are tokens (masked observation tokens are skipped) or turns (one value per turn). `bootstrap_N` is the value after
+    the last step: 0 if the row terminated, V if it was truncated. Rewards on masked steps do not count. The results are
+    detached.
     """
     value_NT = as_float(value_NT).detach()
     following_NT = next_value(value_NT, mask_NT, bootstrap_N.detach())
@@ -126,12 +125,11 @@ def vtrace(
     clip_c: float = 1.0,
     clip_policy_rho: float | None = 1.0,
 ) -> CriticAdvantage:
-    """V-trace for stale samples: targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) → [N, T].
+    """Compute V-trace for stale samples: targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) → [N, T].
 
     arXiv 1802.01561, eq. 1: v_t = V_t + Σ_k γ^{k−t} (Π c) δ_k, δ = ρ̄(r + γV′ − V), ρ̄ = min(clip_rho, ρ),
-    c = λ·min(clip_c, ρ). In the advantage v' is λ·v + (1 − λ)·V, and ρ̄ is min(clip_policy_rho, ρ); None
-    leaves it out, for a surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step.
-    No gradient flows.
+    c = λ·min(clip_c, ρ). In the advantage, v' is λ·v + (1 − λ)·V and ρ̄ is min(clip_policy_rho, ρ). None omits this ρ̄, for a
+    surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step. The results are detached.
     """
     ratio_NT = clamp_log_ratio(log_ratio_NT).exp().detach()
     value_NT, reward_NT = as_float(value_NT).detach(), as_float(reward_NT).detach()
@@ -148,33 +146,32 @@ def vtrace(
 
 
 def truncated_importance_weight(logp_trainer: Tensor, logp_sampler: Tensor, *, cap: float = 2.0) -> Tensor:
-    """TIS: min(cap, π_trainer/π_sampler), detached, elementwise per token.
+    """Compute the weights of truncated importance sampling, min(cap, π_trainer/π_sampler), detached, elementwise.
 
-    Weights each token's loss where sampler and trainer compute different log-probs from the same weights.
+    They correct the loss if sampler and trainer compute different log-probs from the same weights.
     """
     return token_log_ratio(logp_trainer, logp_sampler).exp().clamp(max=cap).detach()
 
 
 def importance_inliers(logp_trainer: Tensor, logp_sampler: Tensor, *, low: float, high: float) -> Tensor:
-    """Where π_trainer/π_sampler lies within [low, high] → bool, elementwise; masks outliers out."""
+    """Return whether π_trainer/π_sampler is in [low, high] → bool, elementwise; a mask of outliers."""
     ratio = token_log_ratio(logp_trainer, logp_sampler).exp()
     return (ratio >= low) & (ratio <= high)
 
 
 def sum_then_normalise(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor, players: int) -> Tensor:
-    """MARS: return-to-go of each turn (γ = 1), then normalised over all turns of its player → [B].
+    """Compute MARS' advantage: each turn's return-to-go (γ = 1), normalised over all turns of its player → [B].
 
-    arXiv 2510.15414. Turns are in global time order; `trajectory_B` labels one player's turns of one
-    episode, `player_B` the player. A player with one turn in the batch gets 0.
+    arXiv 2510.15414. Turns are in global time order. `trajectory_B` labels one player's turns in one episode, `player_B` the
+    player. A player with one turn in the batch gets 0.
     """
     return group_scaled(turn_return_to_go(reward_B, trajectory_B, 1.0), player_B, players)
 
 
 def normalise_then_sum(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor, players: int) -> Tensor:
-    """The order of MARS' public code: rewards normalised per player, then summed, then centred → [B].
+    """Compute MARS' advantage as its public code does: normalise rewards per player, then sum, then centre → [B].
 
-    Centred on the mean of each player's *distinct* sums (equal within 1e-6), so that a sum which many
-    turns share counts once.
+    The centre is the mean of each player's *distinct* sums (equal within 1e-6), so a sum that many turns share counts once.
     """
     normalised_B = group_scaled(reward_B, player_B, players)
     return_B = turn_return_to_go(normalised_B, trajectory_B, 1.0)
@@ -188,10 +185,10 @@ def normalise_then_sum(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor,
 
 
 def _above_least(reward_B: Tensor, group_B: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Rewards less their set's least one → [B], and how many members each set has → int64 [G].
+    """Return rewards minus their set's minimum → [B], and the sizes of the sets → int64 [G].
 
-    Estimators that are unchanged by a shift are computed from this: equal rewards become exactly 0,
-    where R − mean(R) leaves a rounding error that a division by a std near 0 would blow up.
+    Estimators that are invariant to a shift are computed from this, so that equal rewards become exactly 0. R − mean(R) leaves
+    a rounding error, which a division by a std near 0 would amplify.
     """
     reward_B = reward_B.to(torch.promote_types(reward_B.dtype, torch.float32))
     least_G = reward_B.new_full((groups,), torch.inf).scatter_reduce(0, group_B, reward_B, "amin")

@@ -1,10 +1,10 @@
-"""From scores to probabilities: what a judge's score means is learned from answers that it was not trained on.
+"""Calibration: probabilities from a verifier's scores, fitted on answers on which it was not trained.
 
-`temperature` divides every score by one number (1706.04599, §4.2): it makes a judge more or less sure, and 0 stays ½.
-`isotonic` is the rising step function that fits best (Zadrozny and Elkan 2002), joined by straight lines: it also moves ½,
-which a judge needs that was trained on balanced answers and judges others, and it takes more answers to fit.
+`temperature` divides every score by one number (1706.04599, §4.2). It makes a verifier more or less confident, and a score of 0
+stays ½. `isotonic` is the increasing step function of best fit (Zadrozny and Elkan 2002), interpolated linearly. It also moves
+½, which helps if training answers were balanced and the judged ones are not; it needs more answers to fit.
 
-Both keep the order of scores, so no area under a curve gets worse; isotonic may make neighbours equal. Plain Python.
+Both preserve the order of scores, so the area under the curve does not decrease; isotonic can create ties. Plain Python.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def sigmoid(score: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The probability that a score stands for."""
+    """Mapping from scores to probabilities."""
 
     temperature: float = 1.0
-    """What scores are divided by where there are no `points`."""
+    """Divisor of scores; used without `points`."""
     points: tuple[tuple[float, float], ...] = ()
-    """(score, probability), rising in both: the probability is linear between them, and constant beyond the outer ones."""
+    """(score, probability), increasing in both; linear between points, constant beyond the outer ones."""
 
     def probability(self, score: float) -> float:
-        """Return the probability that an answer with this score is right."""
+        """Return the probability that an answer with this score is correct."""
         if not self.points:
             return sigmoid(score / self.temperature)
         place = bisect_right(self.points, score, key=lambda point: point[0])
@@ -55,7 +55,7 @@ UNCALIBRATED = Calibration()
 
 
 def read_calibration(row: Mapping[str, Any] | None) -> Calibration:
-    """Return what `Calibration.row` wrote; None is σ itself. Raises KeyError, TypeError or ValueError for anything else."""
+    """Return the calibration from a `Calibration.row`; None is σ. Raises KeyError, TypeError or ValueError for other values."""
     if row is None:
         return UNCALIBRATED
     if row["kind"] == "isotonic":
@@ -64,7 +64,7 @@ def read_calibration(row: Mapping[str, Any] | None) -> Calibration:
 
 
 def fit_calibration(kind: Kind, scores: Sequence[float], right: Sequence[bool]) -> Calibration | None:
-    """Return what fits best the share of right answers; None where it cannot be known: all are of one kind, or `none`."""
+    """Return the best fit to the share of correct answers; None for `none`, or if all answers are of one kind."""
     if kind == "none" or len(set(right)) < 2:
         return None
     if kind == "isotonic":
@@ -73,11 +73,11 @@ def fit_calibration(kind: Kind, scores: Sequence[float], right: Sequence[bool]) 
 
 
 COLDEST, HOTTEST = 0.05, 50.0
-"""Bounds of a temperature: one that fits a judge without a mistake would be 0, and one at chance has none."""
+"""Bounds of a temperature: for a perfect verifier it would be 0, for one at chance it would be unbounded."""
 
 
 def _temperature(scores: Sequence[float], right: Sequence[bool]) -> float:
-    """Return the temperature with the least cross-entropy, which is convex in its inverse."""
+    """Return the temperature of lowest cross-entropy, which is convex in the inverse temperature."""
 
     def slope(inverse: float) -> float:
         return sum(
@@ -92,19 +92,18 @@ def _temperature(scores: Sequence[float], right: Sequence[bool]) -> float:
 
 
 def _isotonic(scores: Sequence[float], right: Sequence[bool]) -> tuple[tuple[float, float], ...]:
-    """Return the ends of the blocks that pooling of adjacent violators leaves, each with the block's share of right ones."""
+    """Return the ends of the blocks that pooling of adjacent violators leaves, each with its block's share of correct answers."""
     ordered = sorted(zip(scores, right, strict=True))
-    blocks: list[tuple[float, float, int, int]] = []  # first score, last score, right ones, answers
+    blocks: list[tuple[float, float, int, int]] = []  # first score, last score, correct answers, answers
     for score, equal in groupby(ordered, key=lambda each: each[0]):
         kinds = [kind for _, kind in equal]
         first, last, positive, count = score, score, sum(kinds), len(kinds)
-        while (
-            blocks and blocks[-1][2] * count >= positive * blocks[-1][3]
-        ):  # no more right ones above than below
+        # Merge while the block below has at least this block's share of correct answers.
+        while blocks and blocks[-1][2] * count >= positive * blocks[-1][3]:
             first, _, more, others = blocks.pop()
             positive, count = positive + more, count + others
         blocks.append((first, last, positive, count))
-    # Never quite 0 or 1: the next answer may be the first of the other kind.
+    # Stay away from 0 and 1: the next answer can be the first of the other kind.
     least = 0.5 / len(scores)
     return tuple(
         (end, min(1 - least, max(least, positive / count)))

@@ -1,8 +1,7 @@
-"""How the numbers of a step are distributed: histograms of bounded size whose bins fit into one another.
+"""Histograms of a step's values, of bounded size, with bins that can be merged across steps.
 
-A bin is [k·2^e, (k + 1)·2^e) for whole k and e. Two neighbours of one width are one bin of twice the width, so that
-histograms of different steps, which each chose the least width that fits, are brought to one width by adding counts,
-exactly and without the values.
+A bin is [k·2^e, (k + 1)·2^e) for whole k and e. Two neighbouring bins of one width form one bin of twice the width. Histograms
+of different steps, each with the smallest width that fits, are therefore brought to one width exactly by adding counts.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 BINS = 32
-"""Most bins of a step's histogram."""
+"""Maximum bins of a step's histogram."""
 FINEST = -20
-"""Least exponent: values closer than 2^-20, about 1e-6, are alike."""
+"""Minimum exponent: the smallest width is 2^-20, about 1e-6."""
 KINDS: Mapping[str, tuple[str, str, str]] = {
-    "reward": ("what the environment paid in an episode, by agent", "reward", "Before the algorithm shares it. Two stripes: right and wrong; one stripe: every attempt earns the same."),
-    "advantage": ("advantage of a token, by agent", "reward", "What each token that was trained on was credited with. One stripe at 0: nothing is learned."),
-    "length": ("tokens of a completion, by agent", "tokens", "A stripe at the top is the limit of tokens: answers are cut off there."),
-    "surprisal": ("−log p of a sampled token, by policy", "nats", "How unlikely each sampled token was to the sampler; its mean is an estimate of the entropy. A second stripe far up is noise among the text."),
-    "update_entropy": ("entropy of a token that is trained on, by policy", "nats", "Entropy of the distribution at each token as the passes of the update have it, of all turns; where a step is learned from several times, each time counts. A stripe at 0 is what the policy is certain of."),
-    "update_log_ratio": ("log importance ratio of a token in the loss, by policy", "nats", "Log of how many times more likely each token was to the weights that learned from it than to those that sampled it, of all turns and passes. One stripe at 0: tokens are learned from once. Beyond ±0.2 the clip range of PPO begins."),
-    "entropy": ("entropy of a token, of the episodes whose credit is kept", "nats", "Entropy of the distribution at each token with the updated weights, in the best and worst episodes (`record.credit_episodes`)."),
-    "log_ratio": ("log importance ratio of a token, of the episodes whose credit is kept", "nats", "Log of how many times more likely the update has made each token, in the best and worst episodes. Beyond ±0.2 the clip range of PPO begins."),
+    "reward": ("reward of an episode from the environment, by agent", "reward", "Before the algorithm shares rewards. Two stripes: correct and incorrect. One stripe: all episodes have equal rewards."),
+    "advantage": ("advantage of a token, by agent", "reward", "Advantage of each trained token. One stripe at 0: nothing is learned."),
+    "length": ("tokens of a completion, by agent", "tokens", "A stripe at the top is the token limit: completions are truncated there."),
+    "surprisal": ("−log p of a sampled token, by policy", "nats", "Negative log-prob of each sampled token under the sampler; its mean estimates the entropy. A second stripe far up is noise in the text."),
+    "update_entropy": ("entropy at a trained token, by policy", "nats", "Entropy of the distribution at each token during the update, over all turns and passes. A stripe at 0: the policy is certain of these tokens."),
+    "update_log_ratio": ("log importance ratio of a token in the loss, by policy", "nats", "Log of the ratio of each token's probability under the training weights to that under the sampling weights, over all turns and passes. One stripe at 0: one pass over the samples. PPO clips beyond ±0.2."),
+    "entropy": ("entropy at a token, in episodes with recorded credit", "nats", "Entropy of the distribution at each token under the updated weights, in the best and worst episodes (`record.credit_episodes`)."),
+    "log_ratio": ("log importance ratio of a token, in episodes with recorded credit", "nats", "Log of the factor by which the update has changed each token's probability, in the best and worst episodes. PPO clips beyond ±0.2."),
 }  # fmt: skip
-"""What is recorded: the part of a name before the slash → what it is of, its unit and what to see in it."""
+"""Recorded distributions: the part of a name before the slash → what is counted, its unit, and how to read it."""
 TRACED = ("entropy", "log_ratio")
-"""Those of traced episodes alone: they need a pass over the tokens with the updated weights."""
+"""Distributions of traced episodes only, which need a pass with the updated weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values in neighbouring bins of one width."""
+    """Counts of values in consecutive bins of one width."""
 
     exponent: int
-    """The width is 2^exponent."""
+    """e of the width 2^e."""
     first: int
-    """k of the first bin: it begins at k·2^exponent."""
+    """k of the first bin, which begins at k·2^e."""
     counts: tuple[int, ...]
 
     def row(self) -> list[Any]:
@@ -50,7 +49,7 @@ class Histogram:
         return [self.exponent, self.first, list(self.counts)]
 
     def at(self, exponent: int) -> dict[int, int]:
-        """Return the counts by k in bins of a width that is as large or larger."""
+        """Return the counts by k in bins of the same or a larger width."""
         shift = exponent - self.exponent
         assert shift >= 0, "bins can be joined, not split"
         found: Counter[int] = Counter()
@@ -61,17 +60,20 @@ class Histogram:
 
 
 def histogram(values: ArrayLike, finest: int = FINEST) -> Histogram | None:
-    """Return the histogram of the finite values with the least width, 2^finest or more, that takes at most `BINS` bins; None without any."""
-    import numpy as np  # whoever only reads histograms needs none
+    """Return the histogram of the finite values with the smallest width, at least 2^finest, that needs at most `BINS` bins.
 
-    known = np.asarray(values, np.float64)  # a step may have a million tokens
+    Returns None without finite values.
+    """
+    import numpy as np  # not needed for reading histograms
+
+    known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     if not known.size:
         return None
     low, high = float(known.min()), float(known.max())
     exponent = finest
     if high > low:
-        # `frexp` cannot overflow as a quotient of extreme values could.
+        # `frexp` avoids the overflow of a quotient of extreme values.
         exponent = max(finest, math.frexp(high / BINS - low / BINS)[1] - 1)
     while _place(high, exponent) - _place(low, exponent) >= BINS:
         exponent += 1
@@ -85,7 +87,7 @@ def _place(value: float, exponent: int) -> int:
 
 
 def read_histogram(value: object) -> Histogram | None:
-    """Return the histogram that `Histogram.row` has written; None for anything else."""
+    """Return the histogram from a `Histogram.row`; None for other values."""
     if not isinstance(value, list) or len(value) != 3:
         return None
     exponent, first, counts = value
@@ -97,31 +99,31 @@ def read_histogram(value: object) -> Histogram | None:
 
 
 def added(histograms: Sequence[Histogram]) -> Histogram:
-    """Return the histogram of the values of several: the one that all of them together would have."""
-    every = stacked([histograms], BINS)
-    assert every is not None, "there is something to add"
-    return Histogram(every.exponent, every.first, every.rows[0])
+    """Return the histogram of the values of several histograms together."""
+    total = stacked([histograms], BINS)
+    assert total is not None, "at least one histogram is given"
+    return Histogram(total.exponent, total.first, total.rows[0])
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Histograms of stretches of steps in common bins."""
+    """Histograms of ranges of steps in common bins."""
 
     exponent: int
     first: int
     rows: tuple[tuple[int, ...], ...]
-    """For each stretch the counts of all bins."""
+    """Counts of all bins, for each range of steps."""
 
 
 def stacked(stretches: Sequence[Sequence[Histogram]], most: int = 48) -> HeatMap | None:
-    """Return the histograms of each stretch of steps added up, in at most `most` common bins; None without any."""
-    every = [each for stretch in stretches for each in stretch]
-    if not every:
+    """Return the sum of the histograms of each range of steps, in at most `most` common bins; None without histograms."""
+    histograms = [each for stretch in stretches for each in stretch]
+    if not histograms:
         return None
-    exponent = max(each.exponent for each in every)
+    exponent = max(each.exponent for each in histograms)
     while True:
-        ends = [((each.first >> exponent - each.exponent), (each.first + len(each.counts) - 1) >> exponent - each.exponent) for each in every]  # fmt: skip
-        first, last = min(low for low, _ in ends), max(high for _, high in ends)
+        first = min(each.first >> exponent - each.exponent for each in histograms)
+        last = max((each.first + len(each.counts) - 1) >> exponent - each.exponent for each in histograms)
         if last - first < most:
             break
         exponent += 1

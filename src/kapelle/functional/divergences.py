@@ -16,59 +16,59 @@ MAX_LOG_RATIO = 20.0
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of each token under a policy: its log-prob [K] and the entropy of its distribution [K]."""
+    """Log-prob of each token under a policy [K], and the entropy of its distribution [K]."""
 
     logp_K: Tensor
     entropy_K: Tensor
 
 
 def kl_k1(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """k1 = log π − log π_ref at sampled tokens, elementwise: unbiased for KL(π‖π_ref), may be negative.
+    """Compute k1 = log π − log π_ref at sampled tokens, elementwise: unbiased for KL(π‖π_ref), can be negative.
 
-    For the penalty inside the reward. As a loss its expected gradient is zero on-policy.
+    It is used for the penalty in the reward. As a loss its expected gradient is zero on-policy.
     """
     return as_float(logp) - as_float(logp_reference).detach()
 
 
 def kl_k2(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """k2 = ½(log π − log π_ref)² at sampled tokens, elementwise; its gradient is that of KL(π‖π_ref)."""
+    """Compute k2 = ½(log π − log π_ref)² at sampled tokens, elementwise; its expected gradient is that of KL(π‖π_ref)."""
     return 0.5 * kl_k1(logp, logp_reference).square()
 
 
 def kl_k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """k3 = exp(d) − d − 1, d = log π_ref − log π, at most 10; elementwise, never negative.
+    """Compute k3 = exp(d) − d − 1, d = log π_ref − log π, at most 10; elementwise, never negative.
 
-    Its value is unbiased for KL(π‖π_ref) up to the bound (GRPO, arXiv 2402.03300, eq. 4), but as a loss its expected
-    gradient on-policy is that of KL(π_ref‖π); k2 has the gradient of KL(π‖π_ref). None flows beyond the bound, which
-    d reaches at 2.60 and at −11.0.
+    Its value is unbiased for KL(π‖π_ref) up to the bound (GRPO, arXiv 2402.03300, eq. 4). As a loss, its expected on-policy
+    gradient is that of KL(π_ref‖π); k2 has the gradient of KL(π‖π_ref). The gradient is 0 beyond the bound, which d reaches at
+    2.60 and at −11.0.
     """
     d = (as_float(logp_reference).detach() - as_float(logp)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    # expm1(d) − d would still cancel near 0, but keeps twice the digits of exp(d) − d − 1.
+    # Near 0, expm1(d) − d keeps twice as many digits as exp(d) − d − 1.
     return (torch.expm1(d) - d).clamp(max=MAX_K3)
 
 
 def kl_reweighted(logp: Tensor, logp_other: Tensor, log_ratio: Tensor) -> Tensor:
-    """ρ·(log π − log ν) − ρ + 1 at tokens that another policy sampled, ρ = π/π_sampler given as `log_ratio`; elementwise.
+    """Compute ρ·(log π − log ν) − ρ + 1 at tokens of another policy, with log ρ = log π/π_sampler as `log_ratio`; elementwise.
 
-    Its expectation under the sampler is KL(π‖ν), and its gradient that of KL(π‖ν), however far π has moved from the sampler; E[ρ] = 1
-    takes out noise. Never negative where ν is the sampler.
+    Under the sampler, its expectation is KL(π‖ν) and its expected gradient that of KL(π‖ν), however far π is from the sampler.
+    E[ρ] = 1 reduces the variance. It is never negative if ν is the sampler.
     """
     ratio = torch.exp(log_ratio)
     return ratio * kl_k1(logp, logp_other) - ratio + 1.0
 
 
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Entropy −Σ p log p of softmax(logits / temperature) over the last axis, [..., V] → [...].
+    """Compute the entropy −Σ p log p of softmax(logits / temperature) over the last axis, [..., V] → [...].
 
-    Logits of −inf (forbidden tokens) have probability 0 and add nothing, to the gradient either.
+    Logits of −inf (forbidden tokens) have probability 0 and do not affect the value or the gradient.
     """
     logp = torch.log_softmax(as_float(logits) / temperature, dim=-1)
-    # 0·(−inf) is NaN: where p = 0 any finite log-prob gives the right product.
+    # 0·(−inf) is NaN; for p = 0 any finite log-prob gives the product 0.
     return -(logp.exp() * logp.masked_fill(torch.isneginf(logp), 0.0)).sum(dim=-1)
 
 
 def token_logprobs(logits: Tensor, token: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-prob of each token under softmax(logits / temperature), [..., V] and int64 [...] → [...]."""
+    """Return the log-prob of each token under softmax(logits / temperature), [..., V] and int64 [...] → [...]."""
     assert logits.shape[:-1] == token.shape, f"logits {logits.shape} and tokens {token.shape} do not match"
     logits = as_float(logits) / temperature
     chosen = logits.gather(-1, token.unsqueeze(-1)).squeeze(-1)

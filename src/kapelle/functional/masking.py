@@ -2,11 +2,11 @@
 
 Shapes: N sequences (one completion each), T padded tokens, K packed tokens of all sequences in a
 row, S segments (a segment is the sequence that a packed token belongs to), L labels, B rows.
-`mask` is bool or float; an entry counts where it is not zero. Entries that do not count may hold
-anything, NaN included: they do not affect the result, and their gradient is 0.
+`mask` is bool or float; an entry counts if its mask is not zero. Other entries can hold anything, NaN included: they do
+not affect the result, and their gradient is 0.
 
-A packed batch and a padded one give the same numbers: flatten the padded tensors, label each
-position with its row, and let the mask drop the padding.
+A packed batch and a padded one give the same numbers: flatten the padded tensors, label each position with its row, and mask
+the padding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 class WeightedSum(NamedTuple):
-    """A loss before its division: the engine divides Σ total by Σ weight of the global batch."""
+    """A loss before its normalisation: the engine divides Σ total by Σ weight of the global batch."""
 
     total: Tensor
     weight: Tensor
@@ -29,24 +29,24 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def keep_masked(x: Tensor, mask: Tensor) -> Tensor:
-    """Return x as float with zero where the mask is off (a product would let NaN through)."""
+    """Return x as float with 0 at masked entries (a product would propagate NaN)."""
     x = as_float(x)
     return torch.where(mask.bool(), x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of the unmasked entries, a scalar."""
+    """Return the sum of the unmasked entries, a scalar."""
     return keep_masked(x, mask).sum()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the unmasked entries, a scalar; 0 when there are none."""
+    """Return the mean of the unmasked entries, a scalar; 0 if there are none."""
     x = keep_masked(x, mask)
     return x.sum() / mask.bool().sum().clamp(min=1).to(x.dtype)
 
 
 def masked_var(x: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance (ddof 1) of the unmasked entries, a scalar; 0 when there are fewer than two."""
+    """Return the unbiased variance (ddof 1) of the unmasked entries, a scalar; 0 if there are fewer than two."""
     deviation = keep_masked(as_float(x) - masked_mean(x, mask), mask)
     return deviation.square().sum() / (mask.bool().sum() - 1).clamp(min=1).to(deviation.dtype)
 
@@ -75,14 +75,14 @@ def segment_mean(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) 
 
 
 def segment_var(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
-    """Unbiased variance (ddof 1) within each segment → [S]; 0 for a segment with fewer than two entries."""
+    """Return the unbiased variance (ddof 1) within each segment → [S]; 0 for a segment with fewer than two entries."""
     mean_S = segment_mean(x_K, mask_K, segment_K, segments)
     squared_S = segment_sum((as_float(x_K) - mean_S[segment_K]).square(), mask_K, segment_K, segments)
     return squared_S / (segment_count(mask_K, segment_K, segments) - 1).clamp(min=1).to(squared_S.dtype)
 
 
 def segment_least(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int) -> Tensor:
-    """Least unmasked entry of each segment → [S]; an empty segment has 0."""
+    """Return the smallest unmasked entry of each segment → [S]; an empty segment has 0."""
     x_K = keep_masked(x_K, mask_K)
     least_S = x_K.new_full((segments,), torch.inf)
     least_S = least_S.scatter_reduce(0, segment_K, x_K.masked_fill(~mask_K.bool(), torch.inf), "amin")
@@ -92,12 +92,12 @@ def segment_least(x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int)
 def segment_whiten(
     x_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int, *, eps: float = 1e-8
 ) -> Tensor:
-    """Whiten the unmasked entries of each segment on its own, e.g. per agent or per policy → [K].
+    """Whiten the unmasked entries of each segment separately, e.g. per agent or per policy → [K].
 
     A segment without variance, or of one entry, gives exactly 0.
     """
-    # Whitening is unchanged by a shift. Above the least entry, equal entries are exactly 0, where
-    # x − mean would leave a rounding error for the division by √eps to blow up.
+    # Whitening is invariant to a shift. After subtracting the minimum, equal entries are exactly 0; x − mean would leave a
+    # rounding error, which the division by √eps would amplify.
     x_K = as_float(x_K) - segment_least(x_K, mask_K, segment_K, segments)[segment_K]
     mean_S = segment_mean(x_K, mask_K, segment_K, segments)
     scale_S = torch.rsqrt(segment_var(x_K, mask_K, segment_K, segments) + eps)
@@ -105,14 +105,14 @@ def segment_whiten(
 
 
 def allowed_words(bits_RW: Tensor, first: int, last: int) -> Tensor:
-    """Return `_RC` which of the places from `first` to before `last` have their bit set, 32 in each int32, the lowest first."""
+    """Return `_RC` whether the bit of each position from `first` to before `last` is set; an int32 has 32, lowest first."""
     return _spread(bits_RW, first, last, _bits_of_bytes(bits_RW.device))
 
 
 def allowed_limits(bits_RW: Tensor, first: int, last: int, dtype: torch.dtype) -> Tensor:
-    """Return `_RC` ∞ for the places whose bit is set, and −∞ for others: what their logits may be at most.
+    """Return `_RC` the upper limits of logits: ∞ for positions with their bit set, −∞ for others.
 
-    The lesser of logit and limit is the logit, or −∞. A CPU takes it several times as fast as it fills by a mask, whose values no branch foresees.
+    The minimum of logit and limit is the logit, or −∞. On a CPU this is several times as fast as filling by a mask.
     """
     limit_BK = torch.full((256, 8), -torch.inf, dtype=dtype, device=bits_RW.device)
     return _spread(bits_RW, first, last, limit_BK.masked_fill_(_bits_of_bytes(bits_RW.device), torch.inf))
@@ -124,7 +124,7 @@ def _bits_of_bytes(device: torch.device) -> Tensor:
 
 
 def _spread(bits_RW: Tensor, first: int, last: int, table: Tensor) -> Tensor:
-    """Return `_RC` what a table `[256, 8]` has for each bit of the places from `first` to before `last`."""
+    """Return `_RC` the entries of a table `[256, 8]` for the bits of the positions from `first` to before `last`."""
     low, high = first // 32, -(-last // 32)
     byte_B = bits_RW[:, low:high].contiguous().view(torch.uint8).flatten().int()
     spread_RC = table.index_select(0, byte_B).view(len(bits_RW), 32 * (high - low))
@@ -132,19 +132,19 @@ def _spread(bits_RW: Tensor, first: int, last: int, table: Tensor) -> Tensor:
 
 
 def pack(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Take the unmasked entries of a padded batch, row after row → [K]."""
+    """Return the unmasked entries of a padded batch, row after row → [K]."""
     return x_NT[mask_NT.bool()]
 
 
 def unpack(x_K: Tensor, mask_NT: Tensor) -> Tensor:
-    """Put packed entries back into their padded places, 0 elsewhere → [N, T]; the inverse of `pack`."""
+    """Return packed entries at their padded positions, 0 elsewhere → [N, T]; the inverse of `pack`."""
     return x_K.new_zeros(mask_NT.shape).masked_scatter(mask_NT.bool(), x_K)
 
 
 def token_mean(loss_K: Tensor, mask_K: Tensor, times_K: Tensor | None = None) -> WeightedSum:
-    """Every token of the global batch weighs the same (DAPO, arXiv 2503.14476, eq. 8); any shape.
+    """Average over tokens: every token of the global batch has equal weight (DAPO, arXiv 2503.14476, eq. 8); any shape.
 
-    One that stands `times_K` times weighs as much.
+    With `times_K`, a token counts that many times.
     """
     if times_K is None:
         total = masked_sum(loss_K, mask_K)
@@ -155,10 +155,10 @@ def token_mean(loss_K: Tensor, mask_K: Tensor, times_K: Tensor | None = None) ->
 def sequence_mean(
     loss_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int, times_K: Tensor | None = None
 ) -> WeightedSum:
-    """Every sequence weighs the same, its tokens averaged first (GRPO, arXiv 2402.03300, eq. 3).
+    """Average over tokens, then over sequences: every sequence has equal weight (GRPO, arXiv 2402.03300, eq. 3).
 
-    A sequence without an unmasked token has no weight; one whose tokens stand `times_K` times, the same for all of them, weighs as
-    much. Sequences must not be split over microbatches.
+    A sequence without an unmasked token has weight 0. With `times_K`, equal for all tokens of a sequence, it counts that many
+    times. Microbatches must contain whole sequences.
     """
     mean_S = segment_mean(loss_K, mask_K, segment_K, segments)
     return _sequence_totals(mean_S, mask_K, segment_K, segments, times_K)
@@ -173,10 +173,10 @@ def sequence_sum_over_constant(
     *,
     constant: float,
 ) -> WeightedSum:
-    """Tokens are summed and divided by a constant, so length bears no weight (Dr.GRPO, arXiv 2503.20783).
+    """Sum over tokens and divide by a constant, so that tokens have equal weight in any length (Dr.GRPO, arXiv 2503.20783).
 
-    The constant is in tokens, commonly the completion limit. The weight is the number of sequences
-    that have an unmasked token, each counted as often as its tokens stand (`times_K`).
+    The constant is in tokens, commonly the completion limit. The weight is the number of sequences with an unmasked token,
+    each counted `times_K` times.
     """
     total_S = segment_sum(loss_K, mask_K, segment_K, segments) / constant
     return _sequence_totals(total_S, mask_K, segment_K, segments, times_K)
@@ -193,6 +193,6 @@ def _sequence_totals(
 
 
 def sequence_total(loss_S: Tensor, count_S: Tensor) -> WeightedSum:
-    """Sum losses that are one per sequence or turn; those with a count of 0 tokens are left out."""
+    """Sum losses with one value per sequence or turn, excluding those with 0 tokens."""
     total = masked_sum(loss_S, count_S)
     return WeightedSum(total, count_S.bool().sum().to(total.dtype))

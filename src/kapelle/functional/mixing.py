@@ -1,7 +1,7 @@
-"""Value decomposition: mixing agents' utilities, crediting agents by them, and target networks.
+"""Value decomposition: mixing agents' utilities, credit from the mix, and target networks.
 
-Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 1 where an agent took
-its turn; the utility of one that did not is left out of the mix, and its credit is 0.
+Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 1 if an agent has a turn in the round; otherwise the
+mix excludes its utility, and its credit is 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
-    """VDN: Q_tot = Σ_i Q_i over the last axis, [..., A] → [...] (arXiv 1706.05296, eq. 2).
+    """Compute VDN's Q_tot = Σ_i Q_i over the last axis, [..., A] → [...] (arXiv 1706.05296, eq. 2).
 
-    With values per position in place of utilities it is the token form, Σ_i V_i.
+    With values per position in place of utilities, it is the token form Σ_i V_i.
     """
     return keep_masked(utility_BA, acted_BA).sum(dim=-1)
 
@@ -23,10 +23,9 @@ def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
 def qmix_mix(
     utility_BA: Tensor, acted_BA: Tensor, w1_BAH: Tensor, b1_BH: Tensor, w2_BH: Tensor, value_B: Tensor
 ) -> Tensor:
-    """QMIX: Q_tot = |W2|·ELU(|W1|·Q + b1) + V → [B], monotone in every Q_i (arXiv 1803.11485, §4.1).
+    """Compute QMIX's Q_tot = |W2|·ELU(|W1|·Q + b1) + V → [B], monotone in every Q_i (arXiv 1803.11485, §4.1).
 
-    The weights are what the hypernetworks made of the state, signs included: the absolute value is
-    taken here, so that every caller gets it.
+    The weights are the outputs of the hypernetworks, with signs; this function takes their absolute values.
     """
     utility_BA = keep_masked(utility_BA, acted_BA)
     hidden_BH = torch.nn.functional.elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
@@ -34,7 +33,7 @@ def qmix_mix(
 
 
 def group_mean_utility(utility_BA: Tensor, acted_BA: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Mean of each agent's utility over the rows of the set in which it acted, given to each row → [B, A]."""
+    """Return, for each row, the mean of each agent's utility over the set's rows in which it acted → [B, A]."""
     columns = [
         segment_mean(utility_B, acted_B, group_B, groups)[group_B]
         for utility_B, acted_B in zip(utility_BA.unbind(1), acted_BA.unbind(1), strict=True)
@@ -45,10 +44,10 @@ def group_mean_utility(utility_BA: Tensor, acted_BA: Tensor, group_B: Tensor, gr
 def difference_credit(
     mix: Callable[[Tensor], Tensor], utility_BA: Tensor, acted_BA: Tensor, baseline_BA: Tensor
 ) -> Tensor:
-    """Credit_i = Q_tot(Q) − Q_tot(Q with Q_i replaced by its baseline) → [B, A], detached.
+    """Compute credit_i = Q_tot(Q) − Q_tot(Q with Q_i replaced by its baseline) → [B, A], detached.
 
-    `mix` maps utilities [B, A] to Q_tot [B] with everything else (state, mask) fixed; the baseline is
-    `group_mean_utility`. Zero for an agent whose turn makes no difference; one scale for all agents.
+    `mix` maps utilities [B, A] to Q_tot [B] with everything else (state, mask) fixed. The baseline is `group_mean_utility`.
+    Credit is 0 for an agent whose turn makes no difference, and has one scale for all agents.
     """
     utility_BA, baseline_BA = as_float(utility_BA).detach(), as_float(baseline_BA).detach()
     total_B = mix(utility_BA)
@@ -63,22 +62,22 @@ def difference_credit(
 def explained_by_others(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor], utility_NA: Tensor, acted_NA: Tensor, after_NAA: Tensor
 ) -> Tensor:
-    """How much better than its set a row is because of what the others did → [N, A], detached.
+    """Compute a baseline: the part of a row's difference from its set that the other agents explain → [N, A], detached.
 
-    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted, with B_m the mean of Q_tot of row m over all
-    utilities that i had in rows other than n, each in the place of its own, and where the agents that acted after i
-    (`after_NAA[m, i, j]` = 1: j's turn may be an effect of i's) are left out. So it is independent of what i did in row n, and
-    may be subtracted from a return without changing the expected gradient. A mean of the mix, and not the mix of the mean
-    utility, is what the team earns on average whatever i does: where the mix is bent, the two differ by row. `mix` maps
-    utilities [K, A], the mask of agents in the mix [K, A], and the rows [K] whose state they are mixed in, to Q_tot [K]. A set of
-    one gives 0.
+    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted. B_m is the mean of Q_tot of row m over all
+    utilities that i had in rows other than n, each in place of its own. Agents that acted after i are excluded
+    (`after_NAA[m, i, j]` = 1: j's turn can depend on i's). The result is independent of i's action in row n, so it can be
+    subtracted from a return without changing the expected gradient.
+
+    B_m is the mean of the mix, not the mix of the mean utility; for a nonlinear mix the two differ. `mix` maps utilities [K, A],
+    the mask of agents in the mix [K, A], and the rows [K] whose state is used, to Q_tot [K]. A set of one gives 0.
     """
     utility_NA = as_float(utility_NA).detach()
     rows, agents = utility_NA.shape
     row_K = torch.arange(rows, device=utility_NA.device).repeat_interleave(rows)
     differences: list[Tensor] = []
     for i in range(agents):
-        # Q_tot of row m with what i did in row k.
+        # Q_tot of row m with i's utility from row k.
         replaced_MKA = utility_NA[:, None].repeat(1, rows, 1)
         replaced_MKA[:, :, i] = utility_NA[:, i]
         part_MA = keep_masked(acted_NA, 1 - after_NAA[:, i].to(acted_NA.dtype))
@@ -91,23 +90,20 @@ def explained_by_others(
 
 
 def mean_of_others(x_MN: Tensor, acted_MN: Tensor) -> Tensor:
-    """Mean of each row over its entries but each one, of those that are 1 in `acted_MN` → [M, N]; 0 where there are none."""
+    """Return, for each entry, the mean of its row's other entries that are 1 in `acted_MN` → [M, N]; 0 if there are none."""
     x_MN, acted_MN = keep_masked(x_MN, acted_MN), acted_MN.to(x_MN.dtype)
     return (x_MN.sum(1, keepdim=True) - x_MN) / (acted_MN.sum(1, keepdim=True) - acted_MN).clamp(min=1)
 
 
 def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy a network's tensors: the start of a target network."""
+    """Return a copy of a network's tensors, the start of a target network."""
     return {name: tensor.detach().clone() for name, tensor in online.items()}
 
 
 def soft_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, tau: float
 ) -> dict[str, Tensor]:
-    """Follow by a step of size τ, (1 − τ)·target + τ·online; tensors of integers are copied.
-
-    Raises AssertionError if the two do not have the same names.
-    """
+    """Return (1 − τ)·target + τ·online; tensors of integers are copied. Raises AssertionError if the names differ."""
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return {
         name: tensor.detach().lerp(online[name].detach(), tau)
@@ -120,6 +116,6 @@ def soft_update(
 def periodic_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, step: int, period: int
 ) -> dict[str, Tensor]:
-    """Copy the online tensors at every step that `period` divides, and keep the target otherwise."""
+    """Return a copy of the online tensors at every step that `period` divides, else the target."""
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return copied(online) if step % period == 0 else dict(target)

@@ -1,12 +1,11 @@
 """Policy-gradient losses: log-ratios at three levels, and clipped surrogates over any of them.
 
-Shapes: K packed tokens, S segments (sequences or turns: one completion each). The surrogates are
-elementwise, so that they take tokens [K] or [N, T] and turns [S] alike; what distinguishes the
-levels is the log-ratio that they are given. Everything is in nats. Behaviour log-probs, advantages
-and factors are constants: no gradient flows into them.
+Shapes: K packed tokens, S segments (sequences or turns: one completion each). The surrogates are elementwise, for tokens [K]
+or [N, T] and turns [S]; the level is determined by the log-ratio. Everything is in nats. Behaviour log-probs, advantages and
+factors are constants without gradient.
 
-Padding may hold any *finite* log-prob: the aggregation gives it a gradient of 0, but 0 times the
-slope of a loss at NaN or −inf would be NaN.
+Padding can hold any *finite* log-prob: the aggregation gives it a gradient of 0, but 0 times the slope of a loss at NaN or −inf
+is NaN.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ MAX_LOG_RATIO = 20.0
 
 
 class SurrogateTerms(NamedTuple):
-    """A loss to minimise and, of the same shape, where clipping has cut its gradient (1.0) or not (0.0).
+    """A loss to minimise and, of the same shape, whether clipping has removed its gradient (1.0) or not (0.0).
 
-    The masked mean of `clipped` is the clip share. A soft gate takes a part of the gradient, between 0 and 1.
+    The masked mean of `clipped` is the clip share. A soft gate removes a part of the gradient, between 0 and 1.
     """
 
     loss: Tensor
@@ -30,19 +29,19 @@ class SurrogateTerms(NamedTuple):
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamp log-ratios to ±20 nats, beyond which exp leaves what float32 sums can hold."""
+    """Clamp log-ratios to ±20 nats, which keeps sums of exp in the range of float32."""
     return as_float(log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def token_log_ratio(logp: Tensor, logp_behaviour: Tensor) -> Tensor:
-    """log ρ_k = log π(token) − log π_b(token), clamped to ±20; elementwise, any shape."""
+    """Compute log ρ_k = log π(token) − log π_b(token), clamped to ±20; elementwise, any shape."""
     return clamp_log_ratio(as_float(logp) - as_float(logp_behaviour).detach())
 
 
 def turn_log_ratio(
     logp_K: Tensor, logp_behaviour_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int
 ) -> Tensor:
-    """log ρ of a whole turn as one action, Σ_k log ρ_k, the sum clamped to ±20 → [S]."""
+    """Compute log ρ of a whole turn as one action, Σ_k log ρ_k, the sum clamped to ±20 → [S]."""
     difference_K = as_float(logp_K) - as_float(logp_behaviour_K).detach()
     return clamp_log_ratio(segment_sum(difference_K, mask_K, segment_K, segments))
 
@@ -50,9 +49,9 @@ def turn_log_ratio(
 def sequence_log_ratio(
     logp_K: Tensor, logp_behaviour_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int
 ) -> Tensor:
-    """log of GSPO's ratio, the mean of log ρ_k over a completion's tokens, clamped to ±20 → [S].
+    """Compute the log of GSPO's ratio, the mean of log ρ_k over a completion's tokens, clamped to ±20 → [S].
 
-    arXiv 2507.18071, eq. 7. It is at once the `token_mean` ratio of a turn.
+    arXiv 2507.18071, eq. 7. It is also the `token_mean` ratio of a turn.
     """
     difference_K = as_float(logp_K) - as_float(logp_behaviour_K).detach()
     return clamp_log_ratio(segment_mean(difference_K, mask_K, segment_K, segments))
@@ -61,10 +60,9 @@ def sequence_log_ratio(
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
 ) -> SurrogateTerms:
-    """PPO's clipped surrogate −min(ρA, clip(ρ, 1 − clip_low, 1 + clip_high)·A), elementwise.
+    """Compute PPO's clipped surrogate −min(ρA, clip(ρ, 1 − clip_low, 1 + clip_high)·A), elementwise.
 
-    arXiv 1707.06347, eq. 7; different bounds on the two sides: arXiv 2503.14476, eq. 10. On the bound
-    itself nothing is clipped.
+    arXiv 1707.06347, eq. 7; asymmetric bounds: arXiv 2503.14476, eq. 10. A ratio equal to a bound is not clipped.
     """
     ratio = torch.exp(log_ratio)
     advantage = as_float(advantage).detach()
@@ -77,11 +75,11 @@ def clipped_surrogate(
 def dual_clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = 3.0
 ) -> SurrogateTerms:
-    """The clipped surrogate whose loss for A < 0 is bounded by dual_clip·|A|, elementwise.
+    """Compute the clipped surrogate with the loss for A < 0 bounded by dual_clip·|A|, elementwise.
 
     arXiv 1912.09729, dual-clip PPO: max(min(ρA, clip(ρ)A), cA) for A < 0, with c = `dual_clip` > 1.
     """
-    assert dual_clip > 1.0, f"dual_clip {dual_clip} would bound losses of the very policy that sampled"
+    assert dual_clip > 1.0, f"dual_clip {dual_clip} would bound on-policy losses"
     inner = clipped_surrogate(log_ratio, advantage, clip_low=clip_low, clip_high=clip_high)
     advantage = as_float(advantage).detach()
     negative = advantage < 0
@@ -94,10 +92,9 @@ def dual_clipped_surrogate(
 def cispo(
     logp: Tensor, log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
 ) -> SurrogateTerms:
-    """CISPO: −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
+    """Compute CISPO's loss −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
 
-    arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and keeps its gradient; `clipped`
-    marks where the weight was bounded.
+    arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and keeps its gradient; `clipped` marks bounded weights.
     """
     ratio = torch.exp(log_ratio).detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -108,19 +105,19 @@ def cispo(
 def soft_gated_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, tau_positive: float, tau_negative: float
 ) -> SurrogateTerms:
-    """SAPO: −(4/τ)·σ(τ·(ρ − 1))·A with τ = `tau_positive` where A > 0 and `tau_negative` elsewhere, elementwise.
+    """Compute SAPO's loss −(4/τ)·σ(τ·(ρ − 1))·A, τ = `tau_positive` for A > 0, else `tau_negative`; elementwise.
 
-    arXiv 2511.20347. Its gradient by log π is −4σ(1 − σ)·ρ·A: that of −ρA at ρ = 1, and it fades smoothly on both
-    sides, the faster the greater τ is. `clipped` is the part of it that the gate takes away, 1 − 4σ(1 − σ).
+    arXiv 2511.20347. Its gradient by log π is −4σ(1 − σ)·ρ·A. At ρ = 1 this is the gradient of −ρA; it decreases smoothly on both
+    sides, faster for larger τ. `clipped` is the part that the gate removes, 1 − 4σ(1 − σ).
     """
     advantage = as_float(advantage).detach()
     tau = torch.where(advantage > 0, tau_positive, tau_negative)
     open_share = torch.sigmoid(tau * (torch.exp(log_ratio) - 1.0))
-    taken = 1.0 - 4.0 * (open_share * (1.0 - open_share)).detach()
-    return SurrogateTerms(-4.0 / tau * open_share * advantage, taken)
+    removed = 1.0 - 4.0 * (open_share * (1.0 - open_share)).detach()
+    return SurrogateTerms(-4.0 / tau * open_share * advantage, removed)
 
 
-def strayed_and_bad(
+def off_policy_mask(
     logp_K: Tensor,
     logp_behaviour_K: Tensor,
     advantage_K: Tensor,
@@ -130,18 +127,17 @@ def strayed_and_bad(
     *,
     threshold: float,
 ) -> Tensor:
-    """Where off-policy sequence masking leaves a token out → bool [K] (DeepSeek-V3.2, arXiv 2512.02556).
+    """Return whether off-policy sequence masking removes a token → bool [K] (DeepSeek-V3.2, arXiv 2512.02556).
 
-    These are the tokens with A < 0 of completions to which the policy now gives, on the mean over their tokens, a
-    log-prob more than `threshold` nats below the sampler's.
+    It removes tokens with A < 0 in completions whose mean log-prob per token is more than `threshold` nats below the sampler's.
     """
     with torch.no_grad():
-        strayed_S = sequence_log_ratio(logp_K, logp_behaviour_K, mask_K, segment_K, segments) < -threshold
-        return strayed_S[segment_K] & (advantage_K < 0)
+        far_S = sequence_log_ratio(logp_K, logp_behaviour_K, mask_K, segment_K, segments) < -threshold
+        return far_S[segment_K] & (advantage_K < 0)
 
 
 def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """The plain policy gradient −sg[ρ]·A·log π, elementwise; its gradient is that of the unclipped surrogate −ρA.
+    """Compute the policy-gradient loss −sg[ρ]·A·log π, elementwise; its gradient is that of the unclipped surrogate −ρA.
 
     arXiv 1602.01783, section 4, with ρ for samples of other weights.
     """
@@ -149,11 +145,10 @@ def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tenso
 
 
 def happo_factor(factor_S: Tensor, log_ratio_S: Tensor, acted_S: Tensor) -> Tensor:
-    """Multiply M by the ratio of the agent that was just updated, M·ρ → [S], detached.
+    """Compute M·ρ with the ratio of the agent that was just updated → [S], detached.
 
-    arXiv 2109.11251, §4.2: M^{m+1} = ρ_new^{i_m}·M^m. `log_ratio_S` is that agent's turn ratio
-    after its update against the policy that sampled; where `acted_S` is 0 it had no turn in the round
-    and contributes 1.
+    arXiv 2109.11251, §4.2: M^{m+1} = ρ_new^{i_m}·M^m. `log_ratio_S` is that agent's log-ratio per turn, after its update, to the
+    policy that sampled. If `acted_S` is 0, it has no turn in the round and contributes 1.
     """
     ratio_S = torch.where(acted_S.bool(), torch.exp(clamp_log_ratio(log_ratio_S)), 1.0)
     return (as_float(factor_S) * ratio_S).detach()

@@ -1,7 +1,7 @@
 """Losses on pairs and labels: DPO, IPO, Bradley–Terry and binary cross-entropy.
 
-Shapes: N pairs, each a chosen and a rejected completion; B scored items. Log-probs are those of
-whole completions, in nats. Reference log-probs are constants: no gradient flows into them.
+Shapes: N pairs, each a chosen and a rejected completion; B scored items. Log-probs are those of whole completions, in nats.
+Reference log-probs are constants without gradient.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def dpo_loss(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> PreferenceLoss:
-    """DPO on log-probs *summed* over each completion (arXiv 2305.18290, eq. 7); margin β·Δ.
+    """Compute DPO's loss on log-probs *summed* over each completion (arXiv 2305.18290, eq. 7); margin β·Δ.
 
-    −(1 − s)·log σ(βΔ) − s·log σ(−βΔ) with Δ the difference of log-ratios to the reference; s is the
-    probability that a label is wrong (0 is plain DPO).
+    The loss is −(1 − s)·log σ(βΔ) − s·log σ(−βΔ), with Δ the difference of log-ratios to the reference. s is the probability
+    that a label is wrong; 0 is plain DPO.
     """
     margin_N = beta * _preference_gap(
         chosen_logp_N, rejected_logp_N, chosen_reference_logp_N, rejected_reference_logp_N
@@ -52,10 +52,9 @@ def ipo_loss(
     *,
     beta: float,
 ) -> PreferenceLoss:
-    """IPO, (Δ − 1/(2β))², on log-probs *averaged* over each completion's tokens; margin Δ.
+    """Compute IPO's loss (Δ − 1/(2β))² on log-probs *averaged* over each completion's tokens; margin Δ.
 
-    arXiv 2310.12036, eq. 17. The average, which the paper does not take, keeps 1/(2β) reachable at any
-    length.
+    arXiv 2310.12036, eq. 17. The average is not in the paper; it makes 1/(2β) reachable at any length.
     """
     gap_N = _preference_gap(
         chosen_logp_N, rejected_logp_N, chosen_reference_logp_N, rejected_reference_logp_N
@@ -64,13 +63,13 @@ def ipo_loss(
 
 
 def bradley_terry_loss(chosen_score_N: Tensor, rejected_score_N: Tensor) -> PreferenceLoss:
-    """−log σ(s_chosen − s_rejected), the likelihood of the preference under Bradley–Terry → [N]."""
+    """Compute −log σ(s_chosen − s_rejected), the negative log-likelihood of the preference under Bradley–Terry → [N]."""
     margin_N = as_float(chosen_score_N) - as_float(rejected_score_N)
     return PreferenceLoss(-torch.nn.functional.logsigmoid(margin_N), margin_N.detach())
 
 
 def verifier_loss(score_B: Tensor, label_B: Tensor) -> Tensor:
-    """Binary cross-entropy of a scalar head's raw score against labels 0/1 (or shares between) → [B]."""
+    """Compute the binary cross-entropy of a scalar head's raw score with labels in [0, 1] → [B]."""
     score_B = as_float(score_B)
     cross_entropy = torch.nn.functional.binary_cross_entropy_with_logits
     return cross_entropy(score_B, label_B.to(score_B.dtype), reduction="none")

@@ -1,13 +1,11 @@
-"""Who is how strong: ratings from games between pairs, and what payoff tables say where strength is not one number.
+"""Ratings of players from games between pairs, and meta-games if strength is not one number.
 
-Two views of a league. *Ratings* put each member on one line: Bradley and Terry's model (1952) on Elo's scale, with
-intervals, and OpenSkill's (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* take the table of
-payoffs itself: where A beats B, B beats C and C beats A, no line is right, and α-Rank (1903.01373), Nash averaging
-(1806.02643) and the effective diversity of a pool (1901.08106) say what remains true. The same meta-strategies tell a
-population whom to play next (PSRO, 1711.00832).
+*Ratings* put each member of a league on one line: Bradley and Terry's model (1952) on Elo's scale with intervals, and OpenSkill's
+ratings (Joshy 2024, 2401.05451), which follow the order of the games. *Meta-games* use the table of payoffs itself. If A beats B,
+B beats C and C beats A, no line is correct; α-Rank (1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool
+(1901.08106) remain meaningful. The same meta-strategies choose a population's next opponents (PSRO, 1711.00832).
 
-numpy, scipy, OpenSpiel and OpenSkill are imported by the functions that use them; the last three come with the extra
-`games`.
+Functions import numpy, scipy, OpenSpiel and OpenSkill themselves; the last three come with the extra `games`.
 """
 
 from __future__ import annotations
@@ -30,35 +28,35 @@ if TYPE_CHECKING:
 
 # -------- Ratings from games between pairs: Bradley and Terry's model (1952), with intervals from the profile likelihood
 #
-# A draw is half a win. Players can be compared if games link them, directly or through others. Ratings are on Elo's scale
-# (400 points are odds of ten to one).
+# A draw is half a win. Players are comparable if games link them, directly or through others. Ratings are on Elo's scale (400
+# points are odds of ten to one).
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
 """Two players' numbers, the smaller one first → wins of the first, draws, wins of the second."""
 Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
-"""The same where games count in part, as those do that depend on one another."""
+"""Results with fractional counts, for games that depend on one another."""
 PRIOR = 0.5
-"""Wins and losses against an average player that are added for everybody, so that a player who only won has a finite rating."""
+"""Wins and losses against an average player that are added for every player, so that all ratings are finite."""
 ELO = 400 / math.log(10)
-"""Points of Elo's scale for one nat of log-odds."""
+"""Points of Elo's scale per nat of log-odds."""
 
 
 def linked(count: int, results: Tallies) -> list[list[int]]:
-    """Return the sets of players that games link, the largest first; players without games are omitted."""
-    near: dict[int, set[int]] = {}
+    """Return the sets of players that games link, the largest first; players without games are absent."""
+    opponents: dict[int, set[int]] = {}
     for one, other in results:
-        near.setdefault(one, set()).add(other)
-        near.setdefault(other, set()).add(one)
-    left, found = [k for k in range(count) if k in near], []
-    while left:
-        members, waiting = set(), [left[0]]
-        while waiting:
-            each = waiting.pop()
-            if each not in members:
-                members.add(each)
-                waiting.extend(near[each])
+        opponents.setdefault(one, set()).add(other)
+        opponents.setdefault(other, set()).add(one)
+    remaining, found = [k for k in range(count) if k in opponents], []
+    while remaining:
+        members, queue = set(), [remaining[0]]
+        while queue:
+            player = queue.pop()
+            if player not in members:
+                members.add(player)
+                queue.extend(opponents[player])
         found.append(sorted(members))
-        left = [k for k in left if k not in members]
+        remaining = [k for k in remaining if k not in members]
     return sorted(found, key=len, reverse=True)
 
 
@@ -69,14 +67,14 @@ def ratings(
     *,
     zero: int | None = None,
 ) -> dict[int, tuple[float, float, float]]:
-    """Return rating, lower and upper end of its 95 % interval for linked players, above their mean or above the player `zero`.
+    """Return rating, lower and upper end of its 95 % interval for linked players, relative to their mean or to player `zero`.
 
-    The interval holds the ratings that the games do not contradict: those whose profile likelihood is less than 1.96²/2
-    nats below the best. A drawn game says more than a coin flip would, so with draws the likelihood is weighted for each
-    player by how much less the points vary (the sandwich variance; Pace, Salvan and Sartori 2011, Statistica Sinica 21).
+    The interval contains the ratings whose profile likelihood is less than 1.96²/2 nats below the maximum. Points vary less with
+    draws, so each player's likelihood is then weighted by its reduced variance (the sandwich variance; Pace, Salvan and
+    Sartori 2011, Statistica Sinica 21).
 
-    `shared` has the same games, by groups that are not independent within (one deal, which every pair played): the
-    variance is then taken between the groups, with Student's quantile.
+    `shared` has the same games in groups of dependent games (for example one deal that every pair played). The variance is then
+    between groups, with Student's quantile.
     """
     import numpy as np
 
@@ -109,7 +107,7 @@ def ratings(
         return gradient_M, np.diag(known_MM.sum(1) + 2 * PRIOR * average_M * (1 - average_M)) - known_MM
 
     def highest(strength_M: Array, contrast_M: Array | None = None, at: float = 0.0) -> Array:
-        """Return the most likely strengths; with a contrast, those in which it has the value `at`."""
+        """Return the strengths of maximum likelihood; with a contrast, under the constraint that it equals `at`."""
         for _ in range(100):
             gradient_M, information_MM = slopes(strength_M)
             if contrast_M is None:
@@ -143,7 +141,7 @@ def ratings(
         meat_MM *= len(shared) / (len(shared) - 1)
         quantile = t_quantile(0.975, len(shared) - 1)
     else:
-        # The variance of points that are 1, ½ or 0 with mean p is p(1 − p) less a quarter of the share of draws.
+        # Points of 1, ½ or 0 with mean p have the variance p(1 − p) minus a quarter of the share of draws.
         varied_MM = games_MM * chance_MM * (1 - chance_MM) - draws_MM / 4
         meat_MM = np.diag(varied_MM.sum(1)) - varied_MM
         quantile = NormalDist().inv_cdf(0.975)
@@ -156,14 +154,14 @@ def ratings(
             continue
         toward_M = inverse_MM @ contrast_M
         width, met = float(contrast_M @ toward_M), float(games_MM[k].sum())
-        # Where every game was drawn the points varied not at all: as many more that are decided could have been missed.
+        # If every game was drawn, the points do not vary; allow for three decided games that were not observed.
         varies = max(
             float(toward_M @ meat_MM @ toward_M) / width, 3 / (met + 3) if draws_MM.any() or shared else 1.0
         )
         centre, ends = float(contrast_M @ best_M), []
         for side in (-1.0, 1.0):
             span, strength_M = quantile * math.sqrt(width * varies), best_M
-            for _ in range(30):  # the root of the drop is nearly linear in the distance
+            for _ in range(30):  # the root of the likelihood's drop is nearly linear in the distance
                 strength_M = highest(strength_M, contrast_M, centre + side * span)
                 root = math.sqrt(max(0.0, 2 * (most - likelihood(strength_M))) / varies)
                 if abs(root / quantile - 1) < 1e-6:
@@ -179,9 +177,9 @@ def openskill(
 ) -> dict[int, tuple[float, float, float]]:
     """Return OpenSkill's rating μ of linked players with μ ± 1.96 σ, by its Plackett–Luce model with a prior of 25 ± 25/3.
 
-    It reads one game after the other, so that later games count more; as results have no order, one is drawn by the seed.
-    σ is the model's own uncertainty, which never falls below what its τ adds each game: it is no confidence interval.
-    Raises ConfigError, naming the extra, without the package `openskill`.
+    The model processes games in order, and later games count more; `seed` draws an order, because results have none. σ is the
+    model's own uncertainty with a lower bound from its τ; it is not a confidence interval. Raises ConfigError without the
+    package `openskill`.
     """
     check_packages("openskill")
     from openskill.models import PlackettLuce
@@ -206,32 +204,32 @@ Package = Literal["openskill", "open_spiel", "scipy"]
 
 
 def check_packages(*packages: Package, what: str = "This") -> None:
-    """Raise ConfigError, naming the extra, if a package that ratings or meta-strategies (`what`) need is missing."""
+    """Raise ConfigError if a package that `what` needs is missing; the message names the extra."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ConfigError(f"{what} needs the package {missing[0]}: pip install 'kapelle[games]'.")
 
 
 def can_measure_diversity() -> bool:
-    """Return whether the package is there that `effective_diversity` needs."""
+    """Return whether the package that `effective_diversity` needs is installed."""
     return find_spec("scipy") is not None
 
 
-# -------- Meta-games: a table of payoffs instead of a line
+# -------- Meta-games: tables of payoffs
 #
 # Legend of shapes: P players, M members (of one pool), A, B, … members of the first, second, … player's pool.
 
 Solver = Literal["nash", "alpha_rank", "prd", "uniform"]
-"""How a meta-strategy is found; see `meta_strategy`."""
+"""Solver of a meta-strategy; see `meta_strategy`."""
 SOLVER_NEEDS: Mapping[Solver, tuple[Package, ...]] = {
     "nash": ("scipy",), "alpha_rank": ("open_spiel",), "prd": ("open_spiel",), "uniform": (),
 }  # fmt: skip
 
 
 def log_odds(count: int, results: Results) -> Array:
-    """Return an antisymmetric (M, M) table: log-odds of the row's win against the column's, 0 where they did not meet.
+    """Return an antisymmetric (M, M) table: log-odds of the row's win over the column, 0 for pairs without games.
 
-    A draw is half a win, and half a win and half a loss are added, so that who never lost has finite odds.
+    A draw is half a win. Half a win and half a loss are added to every pair, so that all odds are finite.
     """
     import numpy as np
 
@@ -245,14 +243,13 @@ def log_odds(count: int, results: Results) -> Array:
 def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
     """Return one distribution over its members for each player of a table of payoffs (P, A, B, …).
 
-    - `nash` (two players): in a zero-sum table the equilibrium strategy of the highest entropy, which is unique; in any
-      other the equilibrium of the highest sum of payoffs, by mixed-integer programming (Sandholm, Gilpin and Conitzer,
-      AAAI 2005).
-    - `alpha_rank`: each player's share of OpenSpiel's α-Rank (1903.01373) in the limit of strong selection.
-    - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over its course of 20,000 steps.
-    - `uniform`: all members alike.
+    - `nash` (two players): for a zero-sum table, the equilibrium strategy of the highest entropy, which is unique; otherwise the
+      equilibrium of the highest sum of payoffs, by mixed-integer programming (Sandholm, Gilpin and Conitzer, AAAI 2005).
+    - `alpha_rank`: each player's marginal of OpenSpiel's α-Rank (1903.01373) in the limit of strong selection.
+    - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over 20,000 steps.
+    - `uniform`: equal shares.
 
-    Raises ConfigError for an unknown solver, a table that is none, and `nash` with other than two players.
+    Raises ConfigError for an unknown solver, an invalid table, and `nash` with other than two players.
     """
     import numpy as np
 
@@ -263,11 +260,12 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
     if by not in solvers:
         known = get_args(Solver)
         raise ConfigError(
-            f"No meta-strategy is called '{by}'; there are {', '.join(known)}.{did_you_mean(by, known)}"
+            f"'{by}' is not a meta-strategy; the choices are {', '.join(known)}.{did_you_mean(by, known)}"
         )
     if table.ndim < 2 or table.shape[0] != table.ndim - 1 or 0 in table.shape or not np.isfinite(table).all():
         raise ConfigError(
-            f"A table of payoffs has the shape (players, members of the first, members of the second, …) and finite numbers; this one has {table.shape}."
+            f"A table of payoffs needs finite numbers and the shape (players, members of the first, members of the second, …), "
+            f"but it has the shape {table.shape}."
         )
     return solvers[by](table)
 
@@ -277,17 +275,17 @@ def alpha_rank(
 ) -> Array:
     """Return OpenSpiel's α-Rank: the share of time that evolving populations spend in each profile of members, flat.
 
-    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population for each player.
-    `alpha` is the strength of selection; None is its limit, in which a mutant that earns more takes over and one that
-    earns less hardly ever does (chance 1 %). `local`: in one population, fitness counts the present opponent alone.
+    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population per player. `alpha` is
+    the strength of selection. None is its limit: a mutant with a higher payoff takes over, and one with a lower payoff rarely
+    does (probability 1 %). `local`: in one population, fitness counts the current opponent only.
     """
     check_packages("open_spiel")
     import numpy as np
     from open_spiel.python.egt import alpharank
 
     if not all(np.isfinite(np.asarray(table, dtype=np.float64)).all() for table in payoffs):
-        raise ConfigError("α-Rank needs finite payoffs, and some of these are not.")
-    with np.errstate(over="ignore"):  # of two exponentials in a quotient: its limit is right
+        raise ConfigError("α-Rank needs finite payoffs; replace those that are not.")
+    with np.errstate(over="ignore"):  # a quotient of two exponentials has the correct limit
         _, _, share, _, _ = alpharank.compute(
             [np.asarray(table, dtype=np.float64) for table in payoffs],
             m=population,
@@ -301,28 +299,26 @@ def alpha_rank(
 def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
     """Return the Nash average of an antisymmetric table (M, M), and each member's payoff against it (1806.02643).
 
-    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that are
-    beaten by a mixture of others have none. `log_odds` makes such a table of results.
+    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that a mixture of
+    others dominates have none. `log_odds` computes such a table from results.
     """
     import numpy as np
 
     table = np.asarray(advantages, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not table.size or not np.isfinite(table).all():
         raise ConfigError(
-            f"Nash averaging takes a square table of finite numbers; this one has the shape {table.shape}."
+            f"Nash averaging needs a square table of finite numbers, but the shape is {table.shape}."
         )
     if np.abs(table + table.T).max() > 1e-9 * max(1.0, float(np.abs(table).max())):
-        raise ConfigError(
-            "Nash averaging takes an antisymmetric table: what a row wins of a column, the column loses to the row."
-        )
+        raise ConfigError("Nash averaging needs an antisymmetric table: entry (i, j) is minus entry (j, i).")
     share_M = _most_even(table)
     return share_M, table @ share_M
 
 
 def effective_diversity(advantages: ArrayLike) -> float:
-    """Return pᵀ⌊A⌋₊p of a pool under its Nash average p (1901.08106, definition 4): how much its best members beat one another.
+    """Return the effective diversity pᵀ⌊A⌋₊p of a pool under its Nash average p (1901.08106, definition 4).
 
-    0 where one member beats all others, however many those are.
+    It measures how much the best members beat one another, and is 0 if one member beats all others.
     """
     import numpy as np
 
@@ -331,7 +327,7 @@ def effective_diversity(advantages: ArrayLike) -> float:
 
 
 def effective_number(distribution: ArrayLike) -> float:
-    """Return exp(entropy): as many members drawn alike would be as hard to guess."""
+    """Return exp(entropy): the number of members of a uniform distribution with the same entropy."""
     import numpy as np
 
     share_M = np.asarray(distribution, dtype=np.float64)
@@ -340,19 +336,19 @@ def effective_number(distribution: ArrayLike) -> float:
 
 
 def cycle(beats: Sequence[tuple[int, int]]) -> list[int]:
-    """Return members of which each beats the next and the last beats the first, as few as there are; empty without such.
+    """Return the shortest cycle: members of which each beats the next, and the last beats the first; empty without a cycle.
 
-    `beats` holds (winner, loser). Where it is empty, a line of ratings holds every relation of the table.
+    `beats` holds (winner, loser). Without a cycle, one line of ratings can represent all relations.
     """
-    under: dict[int, list[int]] = {}
+    losers: dict[int, list[int]] = {}
     for winner, loser in sorted(beats):
-        under.setdefault(winner, []).append(loser)
+        losers.setdefault(winner, []).append(loser)
     shortest: list[int] = []
-    for start in sorted(under):
+    for start in sorted(losers):
         paths, seen = [[start]], {start}
         while paths and (not shortest or len(paths[0]) < len(shortest)):
             path = paths.pop(0)
-            for after in under.get(path[-1], ()):
+            for after in losers.get(path[-1], ()):
                 if after == start:
                     shortest, paths = path, []
                     break
@@ -390,7 +386,7 @@ def _nash(table: Array) -> list[Array]:
 
     if table.shape[0] != 2:
         raise ConfigError(
-            f"The meta-strategy nash is for two players, and the table has {table.shape[0]}. Take alpha_rank or prd."
+            f"The meta-strategy nash is for two players, but the table has {table.shape[0]}. Use alpha_rank or prd."
         )
     total = table[0] + table[1]
     if np.ptp(total) <= 1e-9 * max(1.0, float(np.abs(table).max())):
@@ -401,10 +397,9 @@ def _nash(table: Array) -> list[Array]:
 def _most_even(payoffs_AB: Array) -> Array:
     """Return the row player's equilibrium strategy of the highest entropy, in a zero-sum table of the rows' payoffs.
 
-    All equilibrium strategies are the p with p·column ≥ value for every column. Rows and columns that no equilibrium
-    plays are found by linear programs; on the others the entropy is maximised through its dual, which is smooth there:
-    by strict complementarity (Goldman and Tucker 1956) the constraints of played columns are equations, and the others
-    leave room.
+    The equilibrium strategies are all p with p·column ≥ value for every column. Linear programs find the rows and columns that no
+    equilibrium uses. On the others, the entropy is maximised through its dual, which is smooth there: by strict complementarity
+    (Goldman and Tucker 1956) the constraints of used columns are equations, and those of other columns are slack.
     """
     check_packages("scipy")
     import numpy as np
@@ -413,8 +408,8 @@ def _most_even(payoffs_AB: Array) -> Array:
     scaled_AB = (payoffs_AB - payoffs_AB.mean()) / size
     share_A, slack_B, value, middle_A = _reach(scaled_AB)
     share_B, slack_A, _, _ = _reach(-scaled_AB.T)
-    # Of a row's share and its slack one is 0 but for rounding, in which their product is about 1e-9. Where a row is played
-    # alike with others within a millionth, both are small; it is left out if with it no strategy holds what the game is worth.
+    # Either a row's share or its slack is 0 up to rounding, where their product is about 1e-9. For nearly equal rows both are
+    # small; a row is excluded if no strategy with it reaches the value of the game.
     for sure in (1.0, 1e3, 1e6):
         rows, columns = share_A > sure * slack_A, share_B > sure * slack_B
         if rows.any() and columns.any():
@@ -425,9 +420,9 @@ def _most_even(payoffs_AB: Array) -> Array:
 
 
 def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> Array:
-    """Return the strategy of the highest entropy on `rows` that concedes nothing to any column, and nothing more to `columns`.
+    """Return the strategy of the highest entropy on `rows` with an excess of at least 0 for every column, and 0 for `columns`.
 
-    `excess_AB`: payoffs above the value of the game.
+    `excess_AB` is payoffs minus the value of the game.
     """
     import numpy as np
     from scipy.optimize import minimize
@@ -445,7 +440,7 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
         return most + math.log(np.exp(weight_R - most).sum()), excess_RB.T @ shares(price_B)
 
     equations = np.vstack([excess_RB[:, columns].T, np.ones(len(excess_RB))])
-    if np.linalg.matrix_rank(equations, tol=1e-9) == len(excess_RB):  # one strategy alone
+    if np.linalg.matrix_rank(equations, tol=1e-9) == len(excess_RB):  # the strategy is unique
         share_R = np.linalg.lstsq(equations, np.append(np.zeros(columns.sum()), 1.0), rcond=None)[0]
     else:
         bounds = [(None, None) if played else (0.0, None) for played in columns]
@@ -454,7 +449,7 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
             options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 20_000},
         ).x  # fmt: skip
         binding = columns | (price_B > 1e-7)
-        for _ in range(100):  # Newton's method, on what binds, for the last digits
+        for _ in range(100):  # Newton's method on the binding constraints, for the last digits
             share_R, slope_B = shares(price_B), dual(price_B)[1] * binding
             if np.abs(slope_B).max() < 1e-14:
                 break
@@ -475,16 +470,16 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
 
 
 def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
-    """Return, over all equilibrium strategies of the rows, each row's largest share and each column's largest excess, the value, and a strategy in their midst.
+    """Return each row's largest share and each column's largest excess over all equilibria, the value, and an inner strategy.
 
-    A zero-sum table of the rows' payoffs, of a size of about 1.
+    `payoffs_AB` is a zero-sum table of the rows' payoffs, scaled to about 1.
     """
     import numpy as np
     from scipy.optimize import linprog
 
     options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
     A, B = payoffs_AB.shape
-    # Variables: the rows' shares, and the value that every column concedes.
+    # Variables: the rows' shares, and the value of the game.
     best = linprog(
         np.append(np.zeros(A), -1.0), A_ub=np.hstack([-payoffs_AB.T, np.ones((B, 1))]), b_ub=np.zeros(B),
         A_eq=np.append(np.ones(A), 0.0)[None, :], b_eq=[1.0], bounds=[(0, 1)] * A + [(None, None)], options=options,
@@ -510,7 +505,7 @@ def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
 def _best_equilibrium(table: Array) -> list[Array]:
     """Return the equilibrium of the highest sum of payoffs in a two-player table.
 
-    A member is either played, or its regret is anything up to the widest range of payoffs: one binary variable each.
+    One binary variable per member says whether it is unused: its share is then 0, and its regret can be positive.
     """
     check_packages("scipy")
     import numpy as np
@@ -522,7 +517,7 @@ def _best_equilibrium(table: Array) -> list[Array]:
     eye_A, eye_B = np.eye(A), np.eye(B)
 
     def block(**parts: Array) -> Array:
-        """Return rows over the variables: shares p, q, values u, v, and whether members are left out, a, b."""
+        """Return rows over the variables: shares p, q, values u, v, and whether members are unused, a, b."""
         widths = {"p": A, "q": B, "u": 1, "v": 1, "a": A, "b": B}
         count = next(iter(parts.values())).shape[0]
         return np.hstack([parts.get(name, np.zeros((count, width))) for name, width in widths.items()])
@@ -531,21 +526,21 @@ def _best_equilibrium(table: Array) -> list[Array]:
     constraints = [
         LinearConstraint(block(p=ones_A.T), 1, 1),
         LinearConstraint(block(q=ones_B.T), 1, 1),
-        LinearConstraint(block(q=-first_AB, u=ones_A), 0, np.inf),  # nobody earns more than the value
+        LinearConstraint(block(q=-first_AB, u=ones_A), 0, np.inf),  # no member has more than the value
         LinearConstraint(block(p=-second_BA, v=ones_B), 0, np.inf),
-        LinearConstraint(block(q=-first_AB, u=ones_A, a=-eye_A), -np.inf, 0),  # who earns less is left out
+        LinearConstraint(block(q=-first_AB, u=ones_A, a=-eye_A), -np.inf, 0),  # members with less are unused
         LinearConstraint(block(p=-second_BA, v=ones_B, b=-eye_B), -np.inf, 0),
         LinearConstraint(block(p=eye_A, a=eye_A), -np.inf, 1),
         LinearConstraint(block(q=eye_B, b=eye_B), -np.inf, 1),
     ]
-    worth = block(u=np.array([[-1.0]]), v=np.array([[-1.0]]))[0]
-    whole = block(a=np.ones((1, A)), b=np.ones((1, B)))[0]
-    found = milp(worth, integrality=whole, bounds=Bounds(0, 1), constraints=constraints)
+    objective = block(u=np.array([[-1.0]]), v=np.array([[-1.0]]))[0]
+    binary = block(a=np.ones((1, A)), b=np.ones((1, B)))[0]
+    found = milp(objective, integrality=binary, bounds=Bounds(0, 1), constraints=constraints)
     assert found.success, f"every finite table has an equilibrium: {found.message}"
     p_A, q_B = found.x[:A], found.x[A : A + B]
 
     def exact(share_A: Array, other_B: Array, against_BA: Array) -> Array:
-        """Return the nearest share that leaves the other player's members equal: the program is exact to 1e-6 alone."""
+        """Return the nearest share that makes the other player's used members equal; the program is exact only to 1e-6."""
         rows, columns = share_A > 1e-6, other_B > 1e-6
         own = against_BA[np.ix_(columns, rows)]
         equations = np.vstack([own - own.mean(0), np.ones(rows.sum())])

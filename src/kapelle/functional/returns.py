@@ -1,8 +1,7 @@
-"""Returns: sums of rewards to come, discounted, bootstrapped, and shared by a team.
+"""Returns: sums of future rewards, discounted and bootstrapped.
 
-Shapes: N rows (completions, trajectories or episodes), T steps (tokens or turns), B turns in global
-time order. A step that its mask leaves out (padding, an observation token) is skipped: it takes no
-discount and the recursion passes over it. Discounts are floats, or tensors [N, T] where they vary.
+Shapes: N rows (completions, trajectories or episodes), T steps (tokens or turns), B turns in global time order. Masked steps
+(padding, observation tokens) are skipped: they add no discount. Discounts are floats, or tensors [N, T] if they vary.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ def backward_recurrence(
 ) -> Tensor:
     """Solve y_t = x_t + decay_t·y_{t+1} backward over the unmasked steps → [N, T]; masked steps give 0.
 
-    t+1 is the next unmasked step; after the last one it is `initial_N` (0 by default). Every estimator
-    of this package that looks ahead is this recurrence.
+    t+1 is the next unmasked step; after the last one the value is `initial_N` (0 by default). All estimators of this package that
+    use future steps are this recurrence.
     """
     x_NT = keep_masked(x_NT, mask_NT)
     decay_NT = torch.as_tensor(decay, dtype=x_NT.dtype, device=x_NT.device).expand_as(x_NT)
@@ -33,7 +32,7 @@ def backward_recurrence(
 
 
 def next_value(value_NT: Tensor, mask_NT: Tensor, bootstrap_N: Tensor) -> Tensor:
-    """Value at the next unmasked step, and `bootstrap_N` after the last one → [N, T]; masked steps give 0."""
+    """Return the value at the next unmasked step, and `bootstrap_N` after the last one → [N, T]; masked steps give 0."""
     value_NT = keep_masked(value_NT, mask_NT)
     on_NT = mask_NT.bool()
     carry_N = as_float(bootstrap_N).to(value_NT.dtype)
@@ -47,16 +46,15 @@ def next_value(value_NT: Tensor, mask_NT: Tensor, bootstrap_N: Tensor) -> Tensor
 
 
 def return_to_go(reward_NT: Tensor, mask_NT: Tensor, gamma: float | Tensor) -> Tensor:
-    """Discounted sum of rewards from each step on, Σ_{k≥t} γ^{k−t} r_k → [N, T]."""
+    """Compute the discounted sum of rewards from each step on, Σ_{k≥t} γ^{k−t} r_k → [N, T]."""
     return backward_recurrence(reward_NT, gamma, mask_NT)
 
 
 def turn_return_to_go(reward_B: Tensor, trajectory_B: Tensor, gamma: float) -> Tensor:
-    """Return-to-go of each turn over the later turns of its own trajectory → [B].
+    """Compute the return-to-go of each turn over its own trajectory → [B].
 
-    The turns are in global time order; `trajectory_B` (int64) labels those that belong together: one label
-    per agent and episode for an agent's own turns, one per episode for a chain through all agents.
-    γ counts turns of the trajectory, not those of others in between.
+    The turns are in global time order. `trajectory_B` (int64) labels trajectories: one label per agent and episode for an
+    agent's own turns, or one per episode for a chain through all agents. γ applies per turn of the trajectory.
     """
     reward_B = as_float(reward_B)
     carry: dict[int, Tensor] = {}
@@ -77,9 +75,9 @@ def lambda_return(
     gamma: float | Tensor,
     lam: float,
 ) -> Tensor:
-    """TD(λ) return G_t = r_t + γ·((1 − λ)·V_{t+1} + λ·G_{t+1}) → [N, T], G and V past the end `bootstrap_N`.
+    """Compute the TD(λ) return G_t = r_t + γ·((1 − λ)·V_{t+1} + λ·G_{t+1}) → [N, T]; after the end, G and V are `bootstrap_N`.
 
-    λ = 1 is the Monte Carlo return, λ = 0 the one-step target. Values are constants here: no gradient.
+    λ = 1 is the Monte Carlo return, λ = 0 the one-step target. Values are constants without gradient.
     """
     following_NT = next_value(value_NT.detach(), mask_NT, bootstrap_N.detach())
     step_NT = as_float(reward_NT) + gamma * (1.0 - lam) * following_NT

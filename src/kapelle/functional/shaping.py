@@ -1,8 +1,8 @@
 """Shaping of rewards and advantages: penalties, KL in the reward, MAPoRL's and UMAD's terms.
 
-Shapes: N completions, T tokens; for debates [..., T, A] with T turns and A agents, every agent
-writing once per turn. Lengths are in tokens. All functions return *terms* to be added to the reward
-(or, where stated, the shaped quantity itself), and so may be combined in any order.
+Shapes: N completions, T tokens; for debates [..., T, A] with T turns and A agents, each agent with one completion per turn.
+Lengths are in tokens. Functions return *terms* to add to the reward, unless they say otherwise, so they can be combined in any
+order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 def overlong_penalty(length: Tensor, *, limit: int, buffer: int) -> Tensor:
-    """DAPO's soft penalty: 0 up to limit − buffer tokens, falling linearly to −1 at the limit and beyond.
+    """Compute DAPO's soft penalty: 0 up to limit − buffer tokens, decreasing linearly to −1 at the limit and beyond.
 
     arXiv 2503.14476, eq. 13.
     """
@@ -20,15 +20,15 @@ def overlong_penalty(length: Tensor, *, limit: int, buffer: int) -> Tensor:
 
 
 def kl_in_reward(logp: Tensor, logp_reference: Tensor, *, beta: float) -> Tensor:
-    """−β·(log π − log π_ref), elementwise, detached (k1, the unbiased estimator)."""
+    """Compute −β·(log π − log π_ref), elementwise, detached (k1, the unbiased estimator)."""
     return (-beta * (as_float(logp) - as_float(logp_reference))).detach()
 
 
 def maporl_discounted_sum(own_TA: Tensor, future_TA: Tensor, *, gamma: float) -> Tensor:
-    """MAPoRL's reward R_t = [own_t + Σ_{t'>t} γ^{t'−t}·future_{t'}] / Σ_{t'≥t} γ^{t'−t} → [..., T, A].
+    """Compute MAPoRL's reward R_t = [own_t + Σ_{t'>t} γ^{t'−t}·future_{t'}] / Σ_{t'≥t} γ^{t'−t} → [..., T, A].
 
-    arXiv 2502.18439. `own_TA` are verifier scores; `future_TA` is `share_among_agents(own_TA)` for
-    sharing `all` and `own_TA` itself for `individual`. Scores in [0, 1] give rewards in [0, 1].
+    arXiv 2502.18439. `own_TA` are verifier scores. `future_TA` is their mean over agents for sharing `all`, and `own_TA` itself
+    for `individual`. Scores in [0, 1] give rewards in [0, 1].
     """
     own_TA, future_TA = as_float(own_TA), as_float(future_TA)
     turns = own_TA.shape[-2]
@@ -42,22 +42,22 @@ def maporl_discounted_sum(own_TA: Tensor, future_TA: Tensor, *, gamma: float) ->
 
 
 def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, float]) -> Tensor:
-    """MAPoRL's reward for correction and persuasion: helping others to the truth pays, misleading costs.
+    """Compute MAPoRL's reward for correction (✗→✓) and persuasion, and its penalty for errors (✓→✗) and misleading.
 
-    arXiv 2502.18439; `correct_TA` (bool, [..., T, A], A ≥ 2) marks which agent was right at which turn; the
-    others are right when more than half of them are. α0…α3, with the turn they are placed on:
+    arXiv 2502.18439. `correct_TA` (bool, [..., T, A], A ≥ 2) says which agent was correct at which turn. The others are correct if
+    more than half of them are. The terms α0…α3, with the turn on which they are placed:
 
-    - own ✗→✓: +α1 if the others were wrong before, +α0 if right; on the turn that corrected.
-    - own ✓→✗: −α1 if the others were right before, −α0 if wrong; on the turn that erred.
-    - others' next-turn ✗→✓: +α2 if the agent was right, +α3 if wrong; on the turn that they had read.
-    - others' next-turn ✓→✗: −α2 if the agent was wrong, −α3 if right; on the turn that they had read.
+    - own ✗→✓: +α1 if the others were incorrect before, +α0 if correct; on the turn that corrected.
+    - own ✓→✗: −α1 if the others were correct before, −α0 if incorrect; on the turn that erred.
+    - others' next-turn ✗→✓: +α2 if the agent was correct, +α3 if incorrect; on the turn that they had read.
+    - others' next-turn ✓→✗: −α2 if the agent was incorrect, −α3 if correct; on the turn that they had read.
     """
     agents = correct_TA.shape[-1]
     assert agents >= 2, "influence needs another agent"
-    right_TA = correct_TA.bool()
-    share_TA = (right_TA.sum(dim=-1, keepdim=True) - right_TA.long()).float() / (agents - 1)
+    own_TA = correct_TA.bool()
+    share_TA = (own_TA.sum(dim=-1, keepdim=True) - own_TA.long()).float() / (agents - 1)
     others_TA = share_TA > 0.5
-    own_before, own_after = right_TA[..., :-1, :], right_TA[..., 1:, :]
+    own_before, own_after = own_TA[..., :-1, :], own_TA[..., 1:, :]
     others_before, others_after = others_TA[..., :-1, :], others_TA[..., 1:, :]
     a0, a1, a2, a3 = alpha
 
@@ -68,9 +68,9 @@ def maporl_influence(correct_TA: Tensor, *, alpha: tuple[float, float, float, fl
 
 
 def umad_influence(reward_TA: Tensor, *, eta: float) -> Tensor:
-    """UMAD: +η·sign of the mean change of the other agents' rewards at the next turn → [..., T, A].
+    """Compute UMAD's influence: η·sign of the mean change of the other agents' rewards at the next turn → [..., T, A].
 
-    arXiv 2603.01221. From unmodified rewards; the last turn, which no agent answers, gets 0.
+    arXiv 2603.01221. It uses unmodified rewards; the last turn gets 0.
     """
     reward_TA = as_float(reward_TA)
     agents = reward_TA.shape[-1]
@@ -83,16 +83,16 @@ def umad_influence(reward_TA: Tensor, *, eta: float) -> Tensor:
 def confidence_gain(
     advantage_B: Tensor, nll_B: Tensor, group_B: Tensor, groups: int, *, alpha: float
 ) -> Tensor:
-    """UMAD: A·exp(−α·z), z the mean NLL of a completion standardised within its set → [B].
+    """Compute UMAD's A·exp(−α·z), with z the mean NLL of a completion standardised within its set → [B].
 
-    arXiv 2603.01221. `nll_B` is in nats per token. A set of one, or without variance, keeps A.
+    arXiv 2603.01221. `nll_B` is in nats per token. A set of one member, or without variance, keeps A.
     """
     z_B = segment_whiten(nll_B.detach(), torch.ones_like(nll_B), group_B, groups)
     return as_float(advantage_B) * torch.exp(-alpha * z_B)
 
 
 def relative_confidence_gain(advantage_BA: Tensor, nll_BA: Tensor, *, alpha: float) -> Tensor:
-    """Confidence gain against the other agents: A·exp(−α·(NLL_i − mean of the others' NLL)) → [..., A]."""
+    """Compute UMAD's A·exp(−α·(NLL_i − mean NLL of the other agents)) → [..., A]."""
     nll_BA = as_float(nll_BA).detach()
     agents = nll_BA.shape[-1]
     assert agents >= 2, "relative confidence needs another agent"
@@ -103,7 +103,7 @@ def relative_confidence_gain(advantage_BA: Tensor, nll_BA: Tensor, *, alpha: flo
 def _flip(
     before: Tensor, after: Tensor, *, gain: tuple[Tensor, float, float], loss: tuple[Tensor, float, float]
 ) -> Tensor:
-    """Value of a flip: ✗→✓ pays `gain`, ✓→✗ costs `loss`; each (condition, size if true, size if false)."""
+    """Return +`gain` for ✗→✓ and −`loss` for ✓→✗; each is (condition, size if true, size if false)."""
     zero = torch.zeros(before.shape, device=before.device)
     gained = torch.where(gain[0], zero + gain[1], zero + gain[2])
     lost = torch.where(loss[0], zero + loss[1], zero + loss[2])

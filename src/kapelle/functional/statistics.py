@@ -1,6 +1,6 @@
-"""How certain a number is: intervals for shares and means, and robust summaries over seeds.
+"""Confidence intervals for shares and means, and robust summaries over seeds.
 
-Plain Python, exact enough for reports (six digits), and the same on every machine.
+Plain Python, accurate to six digits, and equal on every machine.
 """
 
 from __future__ import annotations
@@ -17,39 +17,44 @@ Interval = tuple[float, float]
 
 
 def finite(value: object) -> float | None:
-    """Return what a user's function returned as a float; None unless it is one finite number."""
+    """Return a value (of a user's function) as a float; None unless it is one finite number."""
     try:
         found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's, of many numbers
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # torch raises RuntimeError for several numbers
         return None
     return found if math.isfinite(found) else None
 
 
 @dataclass(frozen=True, slots=True)
 class MeanScore:
-    """A mean score together with what it is the mean of.
+    """A mean score with its number of episodes.
 
-    The denominator is `scored`: the episodes that ended without an error and that the environment scored. An episode
-    that failed, or whose outcome could not be scored, is neither right nor wrong: it counts in `played` alone.
+    The denominator is `scored`: the episodes that ended without an error and that the environment scored. Episodes that failed,
+    or whose outcome could not be scored, count only in `played`.
     """
 
     value: float | None
-    """Mean score in [0, 1]; None where nothing was scored."""
+    """Mean score in [0, 1]; None if no episode was scored."""
     interval: Interval | None
-    """95 % interval, over the scored episodes."""
+    """95 % interval over the scored episodes."""
     scored: int
     played: int
     failed: int
-    """Played episodes that ended in an error."""
+    """Episodes that ended in an error."""
     reason: str = ""
-    """The most frequent reason why episodes failed or were not scored; empty where all were scored."""
+    """The most frequent reason why episodes failed or were not scored; empty if all were scored."""
     fewer: str = ""
-    """How many were asked for, and why fewer were played: `50 asked, its test split has 26`; empty where none is missing."""
+    """Why fewer episodes than requested were run, for example `50 asked, its test split has 26`; empty if none is missing."""
     stderr: float | None = None
-    """Standard error of `value`: the scores' sample deviation over the root of their number; None for fewer than two."""
+    """Standard error of `value`: the sample standard deviation over the root of the number; None for fewer than two."""
 
     def __str__(self) -> str:
-        """Return `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason where there are any."""
+        """Return for example `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason if there are any."""
         return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
 
     def counts(self, what: str = "") -> str:
@@ -58,14 +63,14 @@ class MeanScore:
 
 
 def missing_text(failed: int, fewer: str) -> str:
-    """Return what stands behind a number of episodes: ` (50 asked, its test split has 26), 2 failed`, or nothing."""
+    """Return the remark after a number of episodes, for example ` (50 asked, its test split has 26), 2 failed`, or nothing."""
     return f"{f' ({fewer})' if fewer else ''}{f', {failed} failed' if failed else ''}"
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> MeanScore:
     """Return the rate of these scores among `played` episodes: Wilson's interval for shares, else Student's t.
 
-    Where all scores lie in [0, 1] their mean does too, and the interval is cut to [0, 1].
+    If all scores are in [0, 1], the interval is clipped to [0, 1].
     """
     if not scores:
         return MeanScore(None, None, 0, played, failed, reason)
@@ -90,10 +95,9 @@ def share_text(share: float | None, interval: Interval | None) -> str:
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
     """Return Wilson's score interval for a share (Wilson 1927).
 
-    It stays inside [0, 1] and keeps its coverage near 0 and 1, where the normal approximation fails.
-    Without any try it is (0, 1).
+    It stays inside [0, 1] and keeps its coverage near 0 and 1, unlike the normal approximation. For `total` 0 it is (0, 1).
     """
-    assert 0 <= successes <= total, "a share counts successes among all tries"
+    assert 0 <= successes <= total, "successes are a part of the total"
     if total == 0:
         return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -116,9 +120,9 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
-    """Return the probability that a positive scores above a negative, ties counted half; None if either kind is missing.
+    """Return the probability that a positive scores above a negative, ties counted half; None if one kind is missing.
 
-    The area under the receiver operating characteristic (Hanley and McNeil 1982).
+    This is the area under the receiver operating characteristic (Hanley and McNeil 1982).
     """
     ordered = sorted(zip(scores, positive, strict=True))
     yes = sum(positive)
@@ -139,11 +143,11 @@ def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float
 def area_interval(
     scores: Sequence[float], positive: Sequence[bool], cluster: Sequence[Hashable], confidence: float = 0.95
 ) -> Interval | None:
-    """Return the interval of the area under the curve when scores within a cluster depend on one another.
+    """Return the interval of the area under the curve if scores within a cluster are dependent.
 
-    Obuchowski's variance for clustered data (1997, Biometrics 53), which equals DeLong's where every cluster is one
-    score. The interval is normal on the log-odds scale, so that it stays inside [0, 1]. Where the ranking is perfect
-    (area 0 or 1) it is Wilson's over the clusters. None without two clusters of each kind.
+    It uses Obuchowski's variance for clustered data (1997, Biometrics 53), which equals DeLong's if every cluster is one score.
+    The interval is normal on the log-odds scale, so it stays inside [0, 1]. For a perfect ranking (area 0 or 1) it is Wilson's
+    over the clusters. None without two clusters of each kind.
     """
     area = area_under_curve(scores, positive)
     sums: dict[Hashable, list[float]] = {}
@@ -186,7 +190,7 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the percentile bootstrap interval of a statistic (Efron 1979); same seed, same interval.
 
-    It makes no assumption of normality, but is too narrow below about ten values: use `mean_interval` there.
+    It does not assume normality, but is too narrow below about ten values; use `mean_interval` there.
     """
     assert values, "a bootstrap needs a value"
     return stratified_interval([values], lambda drawn: statistic(drawn[0]), seed, confidence, resamples)
@@ -199,9 +203,9 @@ def stratified_interval(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Return the percentile bootstrap interval of a statistic of several samples, each resampled by itself.
+    """Return the percentile bootstrap interval of a statistic of several samples, each resampled separately.
 
-    Of runs on several tasks each task is a stratum, so that every resample has as many runs of each task (2108.13264, section 4).
+    For runs on several tasks, each task is a stratum: every resample has the same number of runs per task (2108.13264, section 4).
     """
     assert all(strata), "each stratum needs a value"
     generator = random.Random(seed)
@@ -213,9 +217,9 @@ def stratified_interval(
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the chance that a run of ours scores above one of theirs on a task drawn by chance, ties counted half (2108.13264).
+    """Return the probability that a run of ours scores above one of theirs on a random task, ties counted half (2108.13264).
 
-    `ours[k]` and `theirs[k]` are the scores of the runs on task k: on each task it is Mann and Whitney's U over the number of pairs.
+    `ours[k]` and `theirs[k]` are the scores of the runs on task k. Per task it is Mann and Whitney's U over the number of pairs.
     """
     areas = [
         area_under_curve([*one, *other], [True] * len(one) + [False] * len(other))
@@ -229,7 +233,7 @@ def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence
 def interquartile_mean(values: Sequence[float]) -> float:
     """Return the mean without the lowest and the highest quarter (2108.13264).
 
-    A quarter is rounded down to whole values, so that fewer than four values give their mean.
+    A quarter is rounded down to whole values; fewer than four values give their mean.
     """
     assert values, "a mean needs a value"
     cut = len(values) // 4
@@ -300,7 +304,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def merge_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return one row of several updates' metrics: the worst parity, the mean of everything else."""
+    """Return one row of several updates' metrics: the maximum of `parity/max`, the mean of everything else."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]

@@ -1,7 +1,7 @@
 """Losses of critics: squared, clipped, Huber; elementwise over tokens, turns or any shape.
 
-All carry the factor ½, so that their gradient near the target is the plain error V − R. Targets
-and the values of the sampling critic are constants: no gradient flows into them.
+All have the factor ½, so that their gradient near the target is the plain error V − R. Targets and the values at sampling are
+constants without gradient.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 class ValueLoss(NamedTuple):
-    """A loss to minimise and, of the same shape, where clipping has cut its gradient (1.0) or not (0.0)."""
+    """A loss to minimise and, of the same shape, whether clipping has removed its gradient (1.0) or not (0.0)."""
 
     loss: Tensor
     clipped: Tensor
 
 
 def squared_value_loss(value: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error ½(V − R)², elementwise."""
+    """Compute half the squared error ½(V − R)², elementwise."""
     return 0.5 * (as_float(value) - as_float(target).detach()).square()
 
 
 def huber_value_loss(value: Tensor, target: Tensor, *, delta: float) -> Tensor:
-    """Huber loss: ½e² for |e| ≤ delta and delta·(|e| − ½delta) beyond, elementwise."""
+    """Compute the Huber loss: ½e² for |e| ≤ delta and delta·(|e| − ½delta) beyond, elementwise."""
     return torch.nn.functional.huber_loss(
         as_float(value), as_float(target).detach(), reduction="none", delta=delta
     )
 
 
 def clipped_value_loss(value: Tensor, value_behaviour: Tensor, target: Tensor, *, clip: float) -> ValueLoss:
-    """½·max((V − R)², (V_clip − R)²) with V_clip = V_b + clamp(V − V_b, ±clip), elementwise.
+    """Compute ½·max((V − R)², (V_clip − R)²) with V_clip = V_b + clamp(V − V_b, ±clip), elementwise.
 
-    The pessimistic form that goes with PPO's clipping (used in MAPPO, arXiv 2103.01955).
+    This is the pessimistic form of PPO's clipping, as in MAPPO (arXiv 2103.01955).
     """
     free = squared_value_loss(value, target)
     bounded = squared_value_loss(_clip_around(value, value_behaviour, clip), target)
@@ -44,16 +44,16 @@ def clipped_value_loss(value: Tensor, value_behaviour: Tensor, target: Tensor, *
 def clipped_huber_value_loss(
     value: Tensor, value_behaviour: Tensor, target: Tensor, *, clip: float, delta: float
 ) -> ValueLoss:
-    """The pessimistic maximum of `clipped_value_loss` over Huber losses, elementwise."""
+    """Compute the pessimistic maximum of `clipped_value_loss` over Huber losses, elementwise."""
     free = huber_value_loss(value, target, delta=delta)
     bounded = huber_value_loss(_clip_around(value, value_behaviour, clip), target, delta=delta)
     return _pessimistic(free, bounded)
 
 
 def explained_variance(value: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over unmasked entries, a scalar: 1 is perfect, 0 no better than a constant.
+    """Compute 1 − Var(R − V)/Var(R) over unmasked entries, a scalar: 1 is perfect, 0 no better than a constant.
 
-    0 by convention when the targets do not vary.
+    It is 0 by convention if the targets do not vary.
     """
     spread = masked_var(target, mask)
     unexplained = masked_var(as_float(target) - as_float(value), mask)
@@ -66,7 +66,7 @@ def _clip_around(value: Tensor, value_behaviour: Tensor, clip: float) -> Tensor:
 
 
 def _pessimistic(free: Tensor, bounded: Tensor) -> ValueLoss:
-    # Equal losses mean that the clip did not bind (or bound symmetrically about the target): the free
-    # branch carries the gradient, where torch.maximum would split it in halves.
+    # At equal losses the clip is inactive (or symmetric about the target): the unclipped branch carries the gradient.
+    # torch.maximum would give each branch half of it.
     chosen = bounded > free
     return ValueLoss(torch.where(chosen, bounded, free), chosen.to(free.dtype))

@@ -1,4 +1,4 @@
-"""Built-in workflows, found by name. To add one, write its module and give it a line here, and one below for editors."""
+"""Built-in workflows by name. To add one, write its module, a line in `BUILTIN`, and an import below for editors."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,10 +21,10 @@ BUILTIN: Mapping[str, str] = {
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
     "external": "kapelle.workflows.external:ExternalWorkflow",
 }
-"""Name in a recipe → `module:Class`, imported when asked for."""
+"""Name in a recipe → `module:Class`, imported on first use."""
 
 FILES = "kapelle.workflows.dag_file"
-"""Module that reads files which describe a whole workflow (`kapelle.workflow.workflow_files`)."""
+"""Module that reads files that describe a whole workflow (`kapelle.workflow.workflow_files`)."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),

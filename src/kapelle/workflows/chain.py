@@ -1,7 +1,6 @@
-"""Agents speak one after another. Each reads what the earlier ones wrote, and the last one answers.
+"""Chain: agents write one after another; each reads the earlier texts, and the last one answers.
 
-In a world with one seat (`OneSeat`: a conversation, a server's environment) the chain begins anew with each move.
-
+In an environment with team moves (`OneSeat`: a conversation, a server's environment) the whole chain runs again for every move.
 A Reasoner that prepares and an Actor that answers, as in MARFT (2504.16129), are a chain of two.
 """
 
@@ -27,17 +26,16 @@ from kapelle.workflows.graph import mermaid
 
 
 class Chain(Settings, Drawable):
-    """Seat order is speaking order; only the last agent acts in the world and is scored by it.
+    """Agents write in team order; only the last agent acts in the environment and is scored.
 
-    An agent's prompt may use `{question}` and the name of every earlier agent, such as `{reasoner}`, so
-    it decides what the agent sees: one that leaves out `{question}` works from the others' words alone.
-    Without a prompt an agent sees the question and all earlier texts.
+    An agent's prompt can use `{question}` and the name of every earlier agent, for example `{reasoner}`. It determines what
+    the agent reads. Without a prompt, an agent reads the question and all earlier texts.
     """
 
     name: Literal["chain"] = "chain"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, or a prompt that uses a turn that its agent cannot have read."""
+        """Raise ConfigError for a game, or a prompt with an unknown field or a later agent's text."""
         if not offers(environment, OneSeat):
             need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])
@@ -47,23 +45,21 @@ class Chain(Settings, Drawable):
             known.append(agent.name)
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         last = scene.names[-1]
         while True:
-            said: dict[str, str] = {}
+            texts: dict[str, str] = {}
             for name in scene.names:
-                question = scene.observe(name)
-                template = scene[name].agent.prompt
-                prompt = (
-                    append_texts(question, said)
-                    if template is None
-                    else fill(template, {"question": question, **said})
-                )
-                said[name] = (await scene[name].say(prompt)).text
-            await scene.step({last: said[last]}, final=said[last])
-            if not (scene.one_seat and scene.movers()):  # a question is over with the first answer
+                question, template = scene.observe(name), scene[name].agent.prompt
+                if template is None:
+                    prompt = append_texts(question, texts)
+                else:
+                    prompt = fill(template, {"question": question, **texts})
+                texts[name] = (await scene[name].say(prompt)).text
+            await scene.step({last: texts[last]}, final=texts[last])
+            if not (scene.one_seat and scene.movers()):  # a question ends with the first answer
                 break
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return who reads whom as a Mermaid flowchart."""
+        """Return the chain as a Mermaid flowchart."""
         return mermaid({name: names[max(0, k - 1) : k] for k, name in enumerate(names)}, {}, names[-1])

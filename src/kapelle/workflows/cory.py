@@ -1,7 +1,7 @@
-"""A pioneer answers, an observer answers having read the pioneer's answer; both answers are graded.
+"""Cory: a pioneer answers, then an observer reads the pioneer's answer and answers; both answers are graded.
 
-Cooperative roles of CORY (2410.06101). The exchange of weights between the two policies and the sum of
-their rewards belong to the algorithm of that name; here the two texts are played and each is scored.
+These are the roles of CORY (2410.06101). The exchange of weights and the sum of rewards belong to the algorithm `cory`; this
+workflow generates and scores the two texts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from kapelle.workflow import (
     check_template,
     fill,
     need_answers,
+    observation_prompt,
 )
 from kapelle.workflows.graph import mermaid
 
 
 class Cory(Settings, Drawable):
-    """The first seat is the pioneer, the second the observer; the observer's answer is the team's.
+    """The first agent is the pioneer, the second the observer; the observer's answer is the team's.
 
-    Each agent earns the score of its own answer. The observer's prompt may use `{question}` and the
-    pioneer's text, as `{pioneer}` or by the pioneer's name; without a prompt it reads both.
+    Each agent's reward is the score of its own answer. The observer's prompt can use `{question}` and the pioneer's text, as
+    `{pioneer}` or by the pioneer's name; without a prompt it reads both.
     """
 
     name: Literal["cory"] = "cory"
@@ -40,11 +41,11 @@ class Cory(Settings, Drawable):
         need_answers("cory", "grades two answers", environment)
         if len(agents) != 2:
             raise ConfigError(
-                f"`workflow.name: cory` has a pioneer and an observer, and the team has {len(agents)} agents "
+                f"`workflow.name: cory` needs a pioneer and an observer, but the team has {len(agents)} agents "
                 f"({', '.join(agent.name for agent in agents)}). Name exactly two, the pioneer first."
             )
         pioneer, observer = agents
-        # A pioneer may be called so; an observer with that name would read as the other role.
+        # The pioneer may have the name `pioneer`; for the observer it would be ambiguous.
         check_names(agents, ["question"])
         check_names([observer], ["pioneer"])
         check_template(pioneer, ["question"], "the pioneer of `cory`")
@@ -52,17 +53,14 @@ class Cory(Settings, Drawable):
         check_template(observer, known, f"the observer of `cory` (it may use {braced(known)})")
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         pioneer, observer = scene.names
-        opening = scene[pioneer].agent.prompt or "{question}"
-        first = (await scene[pioneer].say(fill(opening, {"question": scene.observe(pioneer)}))).text
-        question = scene.observe(observer)
-        template = scene[observer].agent.prompt
-        prompt = (
-            append_texts(question, {pioneer: first})
-            if template is None
-            else fill(template, {"question": question, "pioneer": first, pioneer: first})
-        )
+        first = (await scene[pioneer].say(observation_prompt(scene, pioneer))).text
+        question, template = scene.observe(observer), scene[observer].agent.prompt
+        if template is None:
+            prompt = append_texts(question, {pioneer: first})
+        else:
+            prompt = fill(template, {"question": question, "pioneer": first, pioneer: first})
         second = (await scene[observer].say(prompt)).text
         await scene.step({pioneer: first, observer: second}, final=second)
 

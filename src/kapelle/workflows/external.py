@@ -1,7 +1,7 @@
-"""An outside program speaks with the agents: this workflow hands its calls to them, and their answers back.
+"""External: an outside program calls the agents; this workflow passes its calls to them, and returns their completions.
 
-Conversations are the program's. Where one continues an answer that an agent gave before, the agent reads that answer as the
-very tokens that it sampled (`Scene.converse`).
+The program maintains the conversations. If a call continues an agent's earlier completion, the agent reads that completion as the
+exact tokens that it sampled (`Scene.converse`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from kapelle.workflows.callers import Callers
 
 
 class ExternalWorkflow(Settings):
-    """The program of `environment: {name: external}` decides who speaks when."""
+    """The program of `environment: {name: external}` decides which agent acts when."""
 
     name: Literal["external"] = "external"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment that no program plays."""
+        """Raise ConfigError for an environment without an outside program."""
         if not offers(environment, PlayedFromOutside):
             raise ConfigError(
-                f"`workflow.name: external` waits for an outside program, and `{environment.name}` has none. Set "
+                f"`workflow.name: external` needs an outside program, but `{environment.name}` has none. Set "
                 "`environment.name: external` (or `coding_agent`), or another workflow."
             )
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode: every call is answered as soon as it is sampled, whatever else is under way."""
-        answering: dict[int, asyncio.Task[None]] = {}
+        """Run one episode: calls are answered concurrently."""
+        pending: dict[int, asyncio.Task[None]] = {}
         callers = Callers()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -44,36 +44,39 @@ class ExternalWorkflow(Settings):
                     movers = scene.movers()
                     for agent in movers:
                         news = json.loads(scene.observe(agent))
-                        for number, asked in news["calls"]:
-                            answering[number] = tasks.create_task(
-                                _answered(scene, callers, agent, number, asked)
-                            )
+                        for number, call in news["calls"]:
+                            pending[number] = tasks.create_task(_answer(scene, callers, agent, number, call))
                         for number in news["gone"]:
-                            answering.pop(number).cancel()  # nobody hears it: it is no turn of the episode
+                            pending.pop(
+                                number
+                            ).cancel()  # the client left: the completion is no turn of the episode
                     if not movers:
                         break
-                for task in answering.values():
+                for task in pending.values():
                     task.cancel()
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
 
-async def _answered(
-    scene: Scene, callers: Callers, agent: str, number: int, asked: Mapping[str, Json]
-) -> None:
-    """Let an agent answer a call."""
-    said: dict[str, Json]
+async def _answer(scene: Scene, callers: Callers, agent: str, number: int, call: Mapping[str, Json]) -> None:
+    """Generate an agent's completion for a call, and return it to the program."""
+    answer: dict[str, Json]
     try:
-        # What an agent is asked; what the program says of temperatures does not count in training.
+        # The program's sampling temperature is ignored in training.
         messages = tuple(
-            Message(role, content, structured=structured) for role, content, structured in asked["messages"]
+            Message(role, content, structured=structured) for role, content, structured in call["messages"]
         )
-        form = None if asked["constraint"] is None else Constraint(*asked["constraint"])
-        limits = asked["max_tokens"], tuple(asked["stop"]), form
-        caller = callers.find(agent, messages, asked["after"])
-        turn = (await scene.converse({agent: Continued(messages, asked["after"], *limits, caller)}))[agent]
-        callers.record(turn, messages, asked["after"])
-        said = {
+        request = Continued(
+            messages,
+            call["after"],
+            call["max_tokens"],
+            tuple(call["stop"]),
+            None if call["constraint"] is None else Constraint(*call["constraint"]),
+            callers.find(agent, messages, call["after"]),
+        )
+        turn = (await scene.converse({agent: request}))[agent]
+        callers.record(turn, messages, call["after"])
+        answer = {
             "turn": turn.index,
             "prompt_tokens": len(turn.prompt_ids),
             "ids": turn.completion_ids,
@@ -84,5 +87,5 @@ async def _answered(
             "weights_hash": turn.weights_hash,
         }
     except ContextError as error:
-        said = {"too_long": str(error)}  # its program may go on with less
-    await scene.step({agent: json.dumps([number, said])})
+        answer = {"too_long": str(error)}  # the program can continue with a shorter request
+    await scene.step({agent: json.dumps([number, answer])})

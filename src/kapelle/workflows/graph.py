@@ -1,17 +1,18 @@
-"""Directed graphs by name: in which order they run, what stands before what, and how they are drawn."""
+"""Directed graphs of named nodes: checks, order of execution, ancestors, and drawings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from kapelle.errors import ConfigError, did_you_mean
 
 Graph = Mapping[str, Sequence[str]]
-"""Node → the nodes that must be done before it, in the order in which they were written."""
+"""Node → the nodes that must run before it, in the order of their definition."""
 
 
 def check_graph(graph: Graph, where: str) -> None:
-    """Raise ConfigError for a dependency that does not exist, or dependencies that go in a circle."""
+    """Raise ConfigError for an unknown or repeated dependency, or for a cycle."""
     for name, before in graph.items():
         for other in before:
             if other not in graph:
@@ -20,51 +21,41 @@ def check_graph(graph: Graph, where: str) -> None:
                 )
         if len(set(before)) < len(before):
             raise ConfigError(f"Node '{name}' of {where} names a dependency twice: {', '.join(before)}.")
-    # What is left when all nodes are taken away that wait for no other one has a circle.
-    waiting = {name: set(before) for name, before in graph.items()}
-    while ready := [name for name, before in waiting.items() if not before]:
-        for name in ready:
-            del waiting[name]
-        for others in waiting.values():
-            others.difference_update(ready)
-    if waiting:
-        path = [next(iter(waiting))]
-        while (after := next(name for name in graph[path[-1]] if name in waiting)) not in path:
-            path.append(after)
-        circle = [*path[path.index(after) :], after]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
         raise ConfigError(
-            f"The nodes of {where} wait for one another in a circle: {' <- '.join(circle)}. Remove one of these "
-            "dependencies."
-        )
+            f"The nodes of {where} depend on one another in a cycle: {' <- '.join(reversed(error.args[1]))}. Remove one of "
+            "these dependencies."
+        ) from None
 
 
 def levels(graph: Graph) -> list[list[str]]:
-    """Return the nodes in layers, each after all that it depends on; a layer's nodes wait for none of it."""
-    depth: dict[str, int] = {}
-    todo = list(graph)
-    while todo:
-        ready = [name for name in todo if all(before in depth for before in graph[name])]
-        assert ready, "the graph was checked: it has no circle"
-        for name in ready:
-            depth[name] = 1 + max((depth[before] for before in graph[name]), default=-1)
-        todo = [name for name in todo if name not in depth]
-    return [[name for name in graph if depth[name] == k] for k in range(max(depth.values(), default=-1) + 1)]
+    """Return the nodes in layers; each node is in the first layer after all its dependencies."""
+    sorter = TopologicalSorter(graph)
+    sorter.prepare()
+    layers = []
+    while sorter.is_active():
+        ready = set(sorter.get_ready())
+        sorter.done(*ready)
+        layers.append([name for name in graph if name in ready])
+    return layers
 
 
 def ancestors(graph: Graph, name: str) -> list[str]:
-    """Return every node that a node has to wait for, directly or not, in the order they were written."""
+    """Return every node on which a node depends, directly or not, in the order of their definition."""
     found: set[str] = set()
     todo = list(graph[name])
     while todo:
-        one = todo.pop()
-        if one not in found:
-            found.add(one)
-            todo.extend(graph[one])
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(graph[node])
     return [other for other in graph if other in found]
 
 
 def sinks(graph: Graph) -> list[str]:
-    """Return the nodes that no other waits for."""
+    """Return the nodes on which no other node depends."""
     needed = {before for names in graph.values() for before in names}
     return [name for name in graph if name not in needed]
 
@@ -75,8 +66,8 @@ def mermaid(graph: Graph, labels: Mapping[str, str], answer: str | None = None) 
     lines = ["flowchart TD"]
     for name in graph:
         label = labels.get(name, name)
-        for sign, written in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
-            label = label.replace(sign, written)  # Mermaid takes HTML's named characters inside quotes
+        for sign, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
+            label = label.replace(sign, entity)  # Mermaid accepts HTML entities inside quotes
         shape = ('((("', '")))') if name == answer else ('["', '"]')
         lines.append(f"    {place[name]}{shape[0]}{label}{shape[1]}")
     lines.extend(

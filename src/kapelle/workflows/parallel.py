@@ -1,4 +1,4 @@
-"""Everyone who may move speaks at once, round after round, until the world is done."""
+"""Parallel: all agents that may move act at once, round after round, until the episode ends."""
 
 from __future__ import annotations
 
@@ -8,29 +8,24 @@ from typing import Literal
 from kapelle.environment import Environment
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill
+from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class Parallel(Settings):
-    """The plain loop of a game: observe, move, be paid. On questions every agent answers for itself.
+    """The plain loop of a game: observe, act, receive rewards. On questions, every agent answers for itself.
 
-    An agent's prompt frames each observation, with `{question}` for what the world shows it. Nobody sees
-    what another says in the same round.
+    An agent's prompt frames each observation, which is its `{question}`. Agents do not read completions of the same round.
     """
 
     name: Literal["parallel"] = "parallel"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError when a prompt uses anything but `{question}`."""
+        """Raise ConfigError if a prompt uses another field than `{question}`."""
         for agent in agents:
             check_template(agent, ["question"], "the workflow `parallel`")
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         while movers := scene.movers():
-            words = {
-                name: [fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})]
-                for name in movers
-            }
-            turns = await scene.together(words)
+            turns = await scene.together({name: [observation_prompt(scene, name)] for name in movers})
             await scene.step({name: turn.text for name, turn in turns.items()})

@@ -1,4 +1,4 @@
-"""A game: the environment decides who is to move, until it is over."""
+"""Play: a game in which the environment decides which agents move, until it ends."""
 
 from __future__ import annotations
 
@@ -11,40 +11,36 @@ from kapelle.environment import Environment, asks_questions
 from kapelle.errors import ConfigError
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Scene, check_template, fill
+from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class PlayWorkflow(Settings):
-    """Whoever is to move reads what it may see and writes a move; several at once where the game asks for it.
+    """Each agent that is to move reads its observation and writes a move; several agents can move at once.
 
-    An agent's prompt frames each observation, with `{question}` for what the world shows it. Agents that are
-    out of the game are not asked again.
+    An agent's prompt frames each observation, which is its `{question}`. Agents that have left the game do not act.
     """
 
     name: Literal["play"] = "play"
     memory: Literal["observation", "conversation"] = "observation"
-    """What an agent reads for a move: what it sees now alone, or all that it has read and written before too."""
+    """Context of a move: the current observation, or the agent's whole conversation."""
     max_rounds: int | None = Field(default=None, ge=1)
-    """Most times that anybody is asked; a game that is not over by then is cut off. Null sets no limit."""
+    """Maximum number of rounds, after which the game is truncated; null sets no limit."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for questions instead of a game, or a prompt that uses anything but `{question}`."""
+        """Raise ConfigError for an environment of questions, or a prompt with another field than `{question}`."""
         if asks_questions(environment):
             raise ConfigError(
-                f"`workflow.name: play` is for games of moves, and `{environment.name}` asks questions. "
-                "Set `workflow.name: solo`, `parallel` or `debate`."
+                f"`workflow.name: play` is for games of moves, but the tasks of `{environment.name}` are questions. Set "
+                "`workflow.name: solo`, `parallel` or `debate`."
             )
         for agent in agents:
             check_template(agent, ["question"], "the workflow `play`")
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         rounds = 0
         while (movers := scene.movers()) and rounds != self.max_rounds:
-            words = {
-                name: [fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})]
-                for name in movers
-            }
-            turns = await scene.together(words, fresh=self.memory == "observation")
+            prompts = {name: [observation_prompt(scene, name)] for name in movers}
+            turns = await scene.together(prompts, fresh=self.memory == "observation")
             await scene.step({name: turn.text for name, turn in turns.items()})
             rounds += 1

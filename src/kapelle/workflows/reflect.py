@@ -1,6 +1,6 @@
-"""An actor answers, critics say what is wrong, the actor tries again until all accept or time is up.
+"""Reflect: an actor answers, critics comment, and the actor answers again until all critics accept or a limit is reached.
 
-The loop of Reflexion (2303.11366) and self-refinement (2303.17651), with critics of their own.
+This is the loop of Reflexion (2303.11366) and self-refinement (2303.17651), with separate critics.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from kapelle.workflow import (
     fill,
     need_answers,
     need_two,
+    observation_prompt,
 )
 from kapelle.workflows.graph import mermaid
 
 
 class Reflect(Settings, Drawable, CountsTurns):
-    """The first seat is the actor, all others are critics; the actor's last attempt is the team's answer.
+    """The first agent is the actor, all others are critics; the actor's last answer is the team's.
 
-    The actor reads its prompt (`{question}` alone without one), then `revise` after every rejection. A
-    critic's prompt may use `{question}` and `{answer}`, the attempt; without one it reads both, and
-    afterwards each new attempt. Only the actor is scored.
+    The actor reads its prompt (by default `{question}`), then `revise` after every rejection. A critic's prompt can use
+    `{question}` and `{answer}`, the actor's latest answer. Without a prompt it reads both, and later each new answer. Only the
+    actor is scored.
     """
 
     name: Literal["reflect"] = "reflect"
     attempts: int = Field(default=3, ge=1)
-    """How often the actor answers at most; nobody criticises the last attempt, as nothing follows it."""
+    """Maximum answers of the actor; critics do not read the last one."""
     accept: str = Field(default="ACCEPT", min_length=1)
-    """A critic accepts with a text whose first or last line is this alone, case and final stop aside."""
+    """Line with which a critic accepts, as the first or last line of its text; case and a final stop are ignored."""
     revise: str = "{notes}\n\nAnswer again."
-    """What the actor reads after a rejection: `{notes}` are the texts of the critics who did not accept, one
-    a line with names before them; `{question}` is the question."""
+    """Message to the actor after a rejection. `{notes}` are the texts of the critics that did not accept, one per line after
+    the critic's name; `{question}` is the question."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, an actor alone, or a template with an unknown field."""
         need_answers("reflect", "ends in one answer", environment)
-        need_two("`workflow.name: reflect` has an actor and critics", agents, "Add a critic")
+        need_two("`workflow.name: reflect` needs an actor and critics", agents, "Add a critic")
         check_names(agents, ["question", "answer", "notes"])
         actor, *critics = agents
         check_template(actor, ["question"], "the actor of `reflect`")
@@ -57,25 +58,25 @@ class Reflect(Settings, Drawable, CountsTurns):
             check_template(critic, ["question", "answer"], "a critic of `reflect`")
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         actor, *critics = scene.names
         question = scene.observe(actor)
-        prompt = fill(scene[actor].agent.prompt or "{question}", {"question": question})
-        attempt = (await scene[actor].say(prompt)).text
+        answer = (await scene[actor].say(observation_prompt(scene, actor))).text
         for number in range(1, self.attempts):
-            words = {name: [_to_judge(scene, name, actor, attempt, first=number == 1)] for name in critics}
-            said = {name: turn.text for name, turn in (await scene.together(words)).items()}
-            notes = {name: text for name, text in said.items() if not self.accepts(text)}
+            prompts = {
+                name: [_critic_prompt(scene, name, actor, answer, first=number == 1)] for name in critics
+            }
+            turns = await scene.together(prompts)
+            notes = {name: turn.text for name, turn in turns.items() if not self.accepts(turn.text)}
             if not notes:
                 break
-            told_lines = "\n".join(f"{name}: {text}" for name, text in notes.items())
-            attempt = (
-                await scene[actor].say(fill(self.revise, {"question": question, "notes": told_lines}))
-            ).text
-        await scene.step({actor: attempt}, final=attempt)
+            lines = "\n".join(f"{name}: {text}" for name, text in notes.items())
+            revise = fill(self.revise, {"question": question, "notes": lines})
+            answer = (await scene[actor].say(revise)).text
+        await scene.step({actor: answer}, final=answer)
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return the attempts of the actor; critics see all but the last."""
+        """Return `attempts` for the actor, and one less for critics."""
         actor, *critics = names
         return {actor: self.attempts, **dict.fromkeys(critics, self.attempts - 1)}
 
@@ -91,8 +92,8 @@ class Reflect(Settings, Drawable, CountsTurns):
         return any(re.sub(r"[.!]+$", "", line.strip()).casefold() == mark for line in (lines[0], lines[-1]))
 
 
-def _to_judge(scene: Scene, critic: str, actor: str, attempt: str, *, first: bool) -> str:
+def _critic_prompt(scene: Scene, critic: str, actor: str, answer: str, *, first: bool) -> str:
     template, question = scene[critic].agent.prompt, scene.observe(critic)
     if template is not None:
-        return fill(template, {"question": question, "answer": attempt})
-    return append_texts(question, {actor: attempt}) if first else f"{actor}: {attempt}"
+        return fill(template, {"question": question, "answer": answer})
+    return append_texts(question, {actor: answer}) if first else f"{actor}: {answer}"

@@ -1,6 +1,6 @@
-"""Agents draft at the same moment, one reads all drafts and answers; more layers make a mixture of agents.
+"""Summary: agents write drafts at once, and one agent reads all drafts and answers; several layers are a mixture of agents.
 
-Mixture of agents (2406.04692): every layer reads the drafts of the layer before it.
+In a mixture of agents (2406.04692), every layer reads the drafts of the layer before it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from kapelle.workflows.graph import mermaid
 class Summary(Settings, Drawable):
     """Layers of drafts, then one aggregator, whose answer is the team's.
 
-    A drafter reads its prompt (`{question}` alone without one) when it first speaks, and `reply` when it
-    speaks again. The aggregator's prompt may use `{question}`, `{drafts}` and the names of the last layer's
-    drafters; without a prompt it reads the question and all of their drafts.
+    A drafter reads its prompt (by default `{question}`) in its first turn, and `reply` in later turns. The aggregator's prompt
+    can use `{question}`, `{drafts}` and the names of the last layer's drafters; without a prompt it reads the question and all
+    of their drafts.
     """
 
     name: Literal["summary"] = "summary"
     aggregator: str | None = None
-    """Who reads the drafts and answers; null takes the last seat."""
+    """Name of the agent that reads the drafts and answers; null is the team's last agent."""
     layers: int | tuple[tuple[str, ...], ...] = Field(default=1)
-    """How many layers all drafters draft in, or the drafters of each layer by name."""
+    """Number of layers with all drafters, or the drafters of each layer by name."""
     reply: str = "{drafts}\n\nAnswer again."
-    """What a drafter reads in a later layer: `{drafts}` are the texts of the layer before, one a line with
-    names before them; `{question}` is the question and an agent's name that agent's draft."""
+    """Message to a drafter in a later layer. `{drafts}` are the texts of the layer before, one per line after the agent's name;
+    `{question}` is the question, and an agent's name its draft."""
     score_drafts: bool = False
-    """True scores each drafter by its own last draft, beside the aggregator; else only the aggregator is."""
+    """Whether each drafter is scored by its own last draft; the aggregator always is."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
         """Raise ConfigError for a game, too few agents, unknown names or a template with an unknown field."""
         need_answers("summary", "ends in one answer", environment)
         names = [agent.name for agent in agents]
-        need_two("A summary takes a drafter and an aggregator", agents)
+        need_two("`workflow.name: summary` needs a drafter and an aggregator", agents)
         need_known("workflow.aggregator", "agent", self.aggregator, names)
         check_names(agents, ["question", "drafts"])
         last = self._aggregator(names)
@@ -68,19 +68,19 @@ class Summary(Settings, Drawable):
     def _check_layers(self, names: Sequence[str], aggregator: str) -> None:
         if isinstance(self.layers, int):
             if self.layers < 1:
-                raise ConfigError(f"workflow.layers is {self.layers}. Somebody has to draft: set 1 or more.")
+                raise ConfigError(f"workflow.layers is {self.layers}. Set 1 or more.")
             return
         if not self.layers or not all(self.layers):
             raise ConfigError(
-                "workflow.layers has a layer without drafters. Name one agent in each at least."
+                "workflow.layers has a layer without drafters. Name at least one agent in each."
             )
         for layer in self.layers:
             for name in layer:
                 need_known("workflow.layers", "agent", name, names)
                 if name == aggregator:
                     raise ConfigError(
-                        f"'{name}' drafts in workflow.layers and is the aggregator too. Set `workflow.aggregator` "
-                        "to an agent of no layer."
+                        f"'{name}' is in workflow.layers and is the aggregator too. Set `workflow.aggregator` to an agent "
+                        "outside of all layers."
                     )
             if len(set(layer)) < len(layer):
                 raise ConfigError(f"A layer of workflow.layers names an agent twice: {', '.join(layer)}.")
@@ -94,12 +94,12 @@ class Summary(Settings, Drawable):
         return [[name for name in names if name != self._aggregator(names)]] * self.layers
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         latest: dict[str, str] = {}
         before: dict[str, str] = {}
         for number, layer in enumerate(self._layers(scene.names)):
-            words = {name: [self._draft_prompt(scene, name, number, latest, before)] for name in layer}
-            turns = await scene.together(words)
+            prompts = {name: [self._draft_prompt(scene, name, number, latest, before)] for name in layer}
+            turns = await scene.together(prompts)
             before = {name: turns[name].text for name in layer}
             latest |= before
         last = self._aggregator(scene.names)
@@ -129,9 +129,9 @@ class Summary(Settings, Drawable):
         if layer == 0:
             return opening
         reply = fill(self.reply, fields)
-        # Who joins in a later layer has not read the question yet.
+        # An agent that joins in a later layer has not read the question yet.
         return reply if name in latest or "{question}" in self.reply else f"{opening}\n\n{reply}"
 
 
-def _lines(said: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}: {text}" for name, text in said.items())
+def _lines(texts: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in texts.items())

@@ -1,6 +1,6 @@
-"""Agents answer at the same moment and vote: the majority's answer, or the heaviest, is the team's.
+"""Vote: agents answer at once, and the answer with the most votes is the team's.
 
-Self-consistency (2203.11171) over agents instead of samples.
+This is self-consistency (2203.11171) over agents instead of samples.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from kapelle.environment import Environment
 from kapelle.errors import ConfigError, need_known
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
-from kapelle.workflow import Drawable, GoesOnWithout, Scene, check_template, fill, need_answers, need_two
+from kapelle.workflow import (
+    Drawable,
+    GoesOnWithout,
+    Scene,
+    check_template,
+    need_answers,
+    need_two,
+    observation_prompt,
+)
 from kapelle.workflows.graph import mermaid
 
-# -------- Which of several texts speaks for the team: votes over their answers, and how far they agree
+# -------- Votes over the answers of several texts, and their agreement
 
 
 def majority(
@@ -27,10 +35,10 @@ def majority(
     seed: int,
     weights: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the text whose answer has the most votes; `seed` draws among answers that tie.
+    """Return the text whose answer has the most votes; `seed` breaks ties.
 
-    An agent has one vote, or its weight where `weights` has one. Texts without an answer have no vote,
-    unless none has one.
+    An agent has one vote, or its weight from `weights`. Texts without an answer have no vote; if no text has an answer, the
+    first text is returned.
     """
     votes = tally(answers, weights)
     if not votes:
@@ -43,7 +51,7 @@ def majority(
 def tally(
     answers: Mapping[str, str | None], weights: Mapping[str, float] | None = None
 ) -> Mapping[str, float]:
-    """Return answer → votes; agents without an answer cast none."""
+    """Return answer → votes; agents without an answer have none."""
     votes: dict[str, float] = {}
     for name, answer in answers.items():
         if answer is not None:
@@ -52,40 +60,37 @@ def tally(
 
 
 def agreement(answers: Mapping[str, str | None]) -> float:
-    """Return the share of all agents that give the commonest answer; who gives none agrees with nobody."""
+    """Return the share of all agents that give the most frequent answer."""
     return max(tally(answers).values(), default=0.0) / len(answers)
 
 
 class Vote(Settings, Drawable, GoesOnWithout):
-    """One round of answers; each agent is scored by its own, the team by the one that wins the vote."""
+    """One round of answers; each agent is scored by its own answer, the team by the answer that wins the vote."""
 
     name: Literal["vote"] = "vote"
     weights: Mapping[str, FiniteFloat] = Field(default={})
-    """Votes of an agent, at least 0; 1 for who is not named. Empty: one agent, one vote."""
+    """Votes per agent, at least 0; 1 for agents that are not listed."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, one agent alone, weights of strangers or weights that elect nobody."""
+        """Raise ConfigError for a game, a single agent, or weights that are unknown, negative or all 0."""
         need_answers("vote", "counts answers", environment)
         names = [agent.name for agent in agents]
-        need_two("A vote takes two agents or more", agents)
+        need_two("`workflow.name: vote` needs at least two agents", agents)
         for name, weight in self.weights.items():
             need_known("workflow.weights", "agent", name, names)
             if weight < 0:
-                raise ConfigError(f"workflow.weights.{name} is {weight}. A vote weighs 0 or more.")
+                raise ConfigError(f"workflow.weights.{name} is {weight}. Set 0 or more.")
         if all(self.weights.get(name, 1.0) == 0 for name in names):
-            raise ConfigError("workflow.weights gives nobody a vote. Leave one agent more than 0.")
+            raise ConfigError("workflow.weights is 0 for all agents. Give at least one agent more than 0.")
         for agent in agents:
             check_template(agent, ["question"], "the workflow `vote`")
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
-        words = {
-            name: [fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})]
-            for name in scene.names
-        }
-        said = {name: turn.text for name, turn in (await scene.together(words)).items()}
-        answers = {name: scene.extract(text) for name, text in said.items()}
-        await scene.step(said, final=majority(said, answers, scene.seed, self.weights))
+        """Run one episode."""
+        prompts = {name: [observation_prompt(scene, name)] for name in scene.names}
+        texts = {name: turn.text for name, turn in (await scene.together(prompts)).items()}
+        answers = {name: scene.extract(text) for name, text in texts.items()}
+        await scene.step(texts, final=majority(texts, answers, scene.seed, self.weights))
 
     def mermaid(self, names: Sequence[str]) -> str:
         """Return the vote as a Mermaid flowchart."""

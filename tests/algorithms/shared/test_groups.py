@@ -15,7 +15,7 @@ from tests.support.episodes import turn
 from kapelle.algorithms.at_grpo import ATGRPO
 from kapelle.algorithms.shared.groups import (
     CENTRED,
-    LEFT_OUT,
+    LEAVE_ONE_OUT,
     SCALED,
     Comparison,
     Earlier,
@@ -215,7 +215,7 @@ class TestEarlierReturns:
         ("how", "by_hand"),
         [
             (CENTRED, -8.0),
-            (LEFT_OUT, -8.0),
+            (LEAVE_ONE_OUT, -8.0),
             # Its own square counts: 0.05·0.95·64 = 3.04, and −8/√3.04 = −4.588.
             (SCALED, -4.5883147),
         ],

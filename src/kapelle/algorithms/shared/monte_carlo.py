@@ -1,7 +1,7 @@
-"""What all algorithms without a critic share: their settings, and the row that they build.
+"""Settings and the algorithm row that all algorithms without a critic share.
 
-Each compares returns in its own way. Reward sharing, penalties, the handling of truncated turns, the loss and the
-order of updates are the same for all, and are here.
+Each algorithm compares returns in its own way. Reward sharing, penalties, truncated turns, the loss and the order of
+updates are the same for all of them, and are defined here.
 """
 
 from __future__ import annotations
@@ -38,31 +38,30 @@ from kapelle.types import Group
 
 
 class Judge(Protocol):
-    """Gives credit by comparing returns with one another, and with earlier ones where one is alone in its set."""
+    """Credit by comparison of returns: within a set, or with returns of earlier steps where a set has one member."""
 
     def __call__(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return credit for every turn that is trained on, and take its returns in among the earlier ones."""
+        """Return credit for every trained turn, and add its returns to the earlier ones."""
         ...
 
 
 class MonteCarlo(Settings):
-    """Settings of an algorithm that judges by returns alone."""
+    """Settings of an algorithm that computes advantages from returns, without a critic."""
 
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task; a group of one has nothing to compare with."""
+    """Episodes per task, at least two, since they are compared with one another."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     truncated: Truncated = "keep"
     truncation_penalty: float = Field(default=0.0, ge=0.0)
-    """Subtracted from the reward of a turn cut short, with `truncated: penalise`."""
+    """Penalty of a turn that reached its token limit, with `truncated: penalise`."""
     loss: SurrogateConfig = SurrogateConfig()
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy; 0 never refreshes it. Read only where a KL
-    coefficient is above 0."""
+    """Steps between refreshes of the reference policy; 0 never refreshes it. Used when a KL coefficient is above 0."""
     order: OrderConfig = Joint()
-    """Whether policies are updated together, in turn, by chance, or one after another."""
+    """Order of the policies' updates: together, alternating, at random, or one after another."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
     minibatches: int = Field(default=1, ge=1)
@@ -76,23 +75,25 @@ class MonteCarlo(Settings):
     @model_validator(mode="after")
     def _penalty_with_its_mode(self) -> MonteCarlo:
         if (self.truncation_penalty > 0) != (self.truncated == "penalise"):
-            raise ValueError("`truncation_penalty` goes with `truncated: penalise`; set both or neither")
+            raise ValueError(
+                "`truncation_penalty` and `truncated: penalise` need each other; set both or neither"
+            )
         return self
 
     @property
     def forms(self) -> PenaltyConfig:
-        """The penalties, that of truncation among them."""
+        """The penalties, including the one for truncation."""
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the reward of every turn on its agent's own path, after sharing, penalties and influence."""
+        """Return the reward of every turn on its agent's own trajectory, after sharing, penalties and influence."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.forms)
-        return self.umad.with_influence(own, groups, signals) if self.umad.influence else own
+        return self.umad.with_influence(own, groups, signals)
 
     def joint_rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the same with the team's reward placed once for all agents, round by round."""
         joint = step_rewards(groups, round_rewards, self.team_reward, self.forms)
-        return self.umad.with_influence(joint, groups, signals) if self.umad.influence else joint
+        return self.umad.with_influence(joint, groups, signals)
 
     def row(
         self,
@@ -106,31 +107,35 @@ class MonteCarlo(Settings):
         memory: Callable[[Team, int], CreditMemory] | None = None,
         redraw: int = 0,
     ) -> Algorithm:
-        """Return the row; `reference` adds a reference policy, `needs` further signals.
+        """Return the algorithm's row.
 
-        Credit is given by `credit`, by a `memory`, or by a `judge`, whose earlier returns are then the memory: `credit` is
-        the judge without any.
+        One of three arguments gives credit: `credit` (a pure function), `memory` (keeps state between steps), or
+        `judge`, for which the row keeps the returns of earlier steps. `reference` adds a reference policy, `needs` adds
+        signals.
         """
         if judge is not None:
             check_parameters(f"Algorithm '{name}': `credit`", judge, "groups", "signals", "earlier")
             credit = partial(judge, earlier=None)
-            memory = lambda team, seed: ComparedWithEarlier(judge, self.umad)  # noqa: E731
-        order = self.order.build(self.loss.old)
-        held = reference or self.loss.kl_coefficient > 0
-        signals: tuple[Signal, ...] = (ReferenceLogProbs(),) if held else ()
+            memory = partial(_remember_returns, judge, self.umad)
+        if credit is not None:
+            credit = partial(self.umad.gained_credit, credit)
+        has_reference = reference or self.loss.kl_coefficient > 0
+        signals: list[Signal] = []
+        if has_reference:
+            signals.append(ReferenceLogProbs())
         if self.loss.proximal:
-            signals = (*signals, ProximalLogProbs())
+            signals.append(ProximalLogProbs())
         return Algorithm(
             name=name,
             policy_loss=self.loss.build(),
             annealed=self.loss.annealed,
-            credit=None if credit is None else self.umad.gained(credit),
+            credit=credit,
             data=Data(group_size=self.group_size, redraw=redraw),
             needs=(*signals, *needs),
-            update=Update(self.epochs, self.minibatches, order, self.loss.entropy),
+            update=Update(self.epochs, self.minibatches, self.order.build(self.loss.old), self.loss.entropy),
             memory=memory,
             returns=partial(agent_returns, how=self.team_reward, penalties=self.forms),
-            after_update=refreshed(self.reference_every) if held else (),
+            after_update=refreshed(self.reference_every) if has_reference else (),
             checks=(*checks, *order_checks(self.order, name), self.umad.check),
         )
 
@@ -138,22 +143,26 @@ class MonteCarlo(Settings):
 def spread(
     settings: MonteCarlo, groups: Sequence[Group], advantage: Mapping[TurnKey, float]
 ) -> dict[TurnKey, Credit]:
-    """Return credit that gives every token of a turn the turn's advantage; a turn without one, or masked, has weight 0."""
+    """Return credit that gives every token of a turn the turn's advantage.
+
+    A turn has weight 0 if it has no advantage, or if `truncated: mask` masks it.
+    """
     credit: dict[TurnKey, Credit] = {}
     for key, turn in turns_of(groups):
         masked = settings.truncated == "mask" and turn.finish_reason == "length"
         advantage_T = torch.full((len(turn.completion_ids),), advantage.get(key, 0.0), dtype=torch.float64)
-        # A number beyond float32 becomes infinity here, which the update refuses.
+        # A number beyond float32 becomes infinity here; the update raises NumericsError for it.
         credit[key] = Credit(advantage_T.float(), weight=float(key in advantage and not masked))
     return credit
 
 
 class ComparedWithEarlier:
-    """A judge with the earlier returns that it compares with; a `CreditMemory`."""
+    """A judge and the returns of earlier steps that it compares with; a `CreditMemory`."""
 
     def __init__(self, judge: Judge, umad: UMADConfig) -> None:
         """Start without earlier returns."""
-        self._judge, self._umad = judge, umad
+        self._judge = judge
+        self._umad = umad
         self._earlier = Earlier()
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -161,13 +170,17 @@ class ComparedWithEarlier:
         return self._umad.gain(groups, self._judge(groups, signals, self._earlier))
 
     def metrics(self) -> Mapping[str, float]:
-        """Return none: earlier returns show in the metrics of their own steps."""
+        """Return no metrics: the earlier returns were reported in their own steps."""
         return {}
 
     def state(self) -> dict[str, object]:
-        """Return the earlier returns' means and variances."""
+        """Return the means and variances of earlier returns."""
         return {"earlier": self._earlier.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._earlier.load_state(state["earlier"])
+
+
+def _remember_returns(judge: Judge, umad: UMADConfig, team: Team, seed: int) -> CreditMemory:
+    return ComparedWithEarlier(judge, umad)

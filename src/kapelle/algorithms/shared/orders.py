@@ -1,4 +1,4 @@
-"""Order of updates: which policies an update changes, and whether together or one after another with HAPPO's factor."""
+"""Order of updates: which policies a step updates, together or one after another with HAPPO's factor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kapelle.types import Group
 
 
 class Joint(Settings):
-    """All policies at once, in one pass."""
+    """Update of all policies in one pass."""
 
     name: Literal["joint"] = "joint"
 
@@ -36,12 +36,12 @@ Interval = Annotated[int, Field(ge=1)]
 
 
 class Alternate(Settings):
-    """One policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
+    """Update of one policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
 
     name: Literal["alternate"]
     interval: Interval | dict[str, Interval] = 1
-    """Steps for which one policy is updated before the next one's turn; or such a number for policies by name, each of which then
-    goes by its own clock: see `_alternating`."""
+    """Number of steps for which one policy is updated before the next one. A mapping from policies to numbers gives each
+    policy its own interval: policy k of n is updated in the steps with ⌊(step − 1) / interval⌋ mod n = k."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
@@ -49,24 +49,24 @@ class Alternate(Settings):
 
 
 class Probability(Settings):
-    """Each policy with its own probability; if none is chosen, one is drawn uniformly."""
+    """Update of each policy with a probability; if none is chosen, one is drawn uniformly."""
 
     name: Literal["probability"]
     probability: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Chance of each policy to be updated in a step."""
+    """Probability that a policy is updated in a step."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
         """Return the order."""
-        return Order(partial(_tossed, probability=self.probability))
+        return Order(partial(_at_random, probability=self.probability))
 
 
 class Sequential(Settings):
-    """One after another in a fresh random order, with HAPPO's factor (2109.11251)."""
+    """Update of one policy after another in a new random order per step, with HAPPO's factor (2109.11251)."""
 
     name: Literal["sequential"]
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order; `old` is the column of the log-probs in the denominator of the loss's ratio."""
+        """Return the order; `old` is the column with the log-probs in the denominator of the loss's ratio."""
         return Order(_shuffled, partial(one_after_another, old=old))
 
 
@@ -76,9 +76,9 @@ OrderConfig = Annotated[Joint | Alternate | Probability | Sequential, Field(disc
 def _alternating(
     policies: Sequence[str], step: int, seed: int, *, interval: int | Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the policies whose turn it is: number k of n where ⌊(step − 1) / its interval⌋ mod n is k (siiRL's `train_cycle`).
+    """Return the policies that a step updates: policy k of n if ⌊(step − 1) / interval⌋ mod n = k (siiRL's `train_cycle`).
 
-    With one interval for all that is always one of them. With unequal ones it may be several, or none: then critics alone learn.
+    One common interval always selects one policy. Unequal intervals can select several, or none: then only critics learn.
     A policy without an interval is updated at every step.
     """
     if isinstance(interval, int):
@@ -90,7 +90,7 @@ def _alternating(
     )
 
 
-def _tossed(policies: Sequence[str], step: int, seed: int, *, probability: float) -> tuple[str, ...]:
+def _at_random(policies: Sequence[str], step: int, seed: int, *, probability: float) -> tuple[str, ...]:
     draw = random.Random(derive_seed(seed, "order", step))
     chosen = tuple(name for name in policies if draw.random() < probability)
     return chosen or (draw.choice(list(policies)),)
@@ -103,7 +103,7 @@ def _shuffled(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
 
 
 def order_checks(order: OrderConfig, algorithm: str) -> tuple[Callable[[Team], None], ...]:
-    """Return what an order asks of a team: functions that raise ConfigError."""
+    """Return the checks of a team that an order needs: functions that raise ConfigError."""
     if isinstance(order, Alternate) and not isinstance(order.interval, int):
         return (partial(_check_intervals, intervals=order.interval),)
     return (partial(check_separate_weights, algorithm=algorithm),) if order.build().sequential else ()
@@ -113,8 +113,8 @@ def _check_intervals(team: Team, intervals: Mapping[str, int]) -> None:
     for name in intervals:
         if name not in team.trained:
             raise ConfigError(
-                f"`algorithm.order.interval` names '{name}', and no policy of this team that is trained is called so."
-                f"{did_you_mean(name, team.trained)} They are: {', '.join(team.trained)}."
+                f"`algorithm.order.interval` names '{name}', which is not a trained policy of this team."
+                f"{did_you_mean(name, team.trained)} Trained policies: {', '.join(team.trained)}."
             )
     if not intervals:
         raise ConfigError(
@@ -123,7 +123,7 @@ def _check_intervals(team: Team, intervals: Mapping[str, int]) -> None:
 
 
 def check_separate_weights(team: Team, algorithm: str) -> None:
-    """Raise ConfigError unless every trained agent has weights of its own."""
+    """Raise ConfigError unless each trained agent has its own policy."""
     for policy in team.trained:
         agents = team.agents_of(policy)
         if len(agents) > 1:
@@ -136,15 +136,15 @@ def check_separate_weights(team: Team, algorithm: str) -> None:
 def one_after_another(
     mover: Mover, chosen: Sequence[str], samples: UpdateSamples, *, old: Column
 ) -> dict[str, float]:
-    """HAPPO (2109.11251 §4.2): M multiplies the advantages of policies updated later, in the same round.
+    """Update policies as HAPPO does (2109.11251 §4.2): M multiplies the advantages of policies updated later.
 
-    `old` is the column of the log-probs in the denominator of its ratios.
+    M applies to turns of the same round. `old` is the column with the log-probs in the denominator of its ratios.
     """
     rounds = rounds_of(samples.groups)
     number = {place: k for k, place in enumerate(dict.fromkeys(rounds.values()))}
     factor_S = torch.ones(len(number), dtype=torch.float64)
     rows: list[dict[str, float]] = []
-    waiting = list(samples.critics)
+    critics = list(samples.critics)
     for policy in chosen:
         own = {key: sample for key, sample in samples.policies.items() if sample.learner == policy}
         places = [number[rounds[key]] for key in own]
@@ -152,19 +152,19 @@ def one_after_another(
         for place, sample in zip(places, own.values(), strict=True):
             advantage_T = sample.columns[Column.ADVANTAGE] * factor_S[place].float()
             weighted.append(replace(sample, columns={**sample.columns, Column.ADVANTAGE: advantage_T}))
-        if weighted or waiting:
-            rows.append(mover.update([*weighted, *waiting]))
-        waiting = []
+        if weighted or critics:
+            rows.append(mover.update([*weighted, *critics]))
+        critics = []  # they learn once, with the first policy
         if policy != chosen[-1]:
-            # M times the ratio of each of its turns, by the weights after the update; 1 in rounds in which it had none.
+            # Multiply M by the ratio of the policy's turns under its new weights; by 1 in rounds without such a turn.
             samples_of = list(own.values())
             log_ratio_S, acted_S = torch.zeros_like(factor_S), torch.zeros_like(factor_S)
             for place, sample, logp_T in zip(places, samples_of, mover.score(samples_of), strict=True):
                 log_ratio_S[place] = (logp_T.double() - sample.columns[old].double()).sum()
                 acted_S[place] = 1.0
             factor_S = happo_factor(factor_S, log_ratio_S, acted_S)
-    if waiting:
-        rows.append(mover.update(waiting))
+    if critics:
+        rows.append(mover.update(critics))
     merged = merge_rows(rows)
     if len(chosen) > 1 and len(factor_S):
         merged["happo_factor"] = float(factor_S.mean())

@@ -1,8 +1,8 @@
-"""What algorithms that play episodes on with something changed share: settings, and the value of what was changed.
+"""Settings and functions of algorithms that continue episodes from one of their moments with a change (interventions).
 
-Every such algorithm compares an agent's return R(τ) with a baseline b that does not depend on the action that it judges:
-A = R − b, whose expected update is ∇J for any such b. What was not played on (the budget was used up, or every continuation failed)
-is compared with the mean of the group's other attempts, as RLOO does.
+Each of these algorithms compares an agent's return R(τ) with a baseline b that is independent of the action under
+judgement: A = R − b. The expected update is ∇J for any such b. A turn without continuations (the budget was used up, or all
+continuations failed) is compared with the mean of the group's other episodes, as in RLOO.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from statistics import fmean
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Change, Interventions, Slot
-from kapelle.algorithms.shared.groups import Earlier, Member, against_earlier, place_of
-from kapelle.algorithms.shared.monte_carlo import Judge, MonteCarlo
+from kapelle.algorithm import Algorithm, Change, Credit, Interventions, Slot
+from kapelle.algorithms.shared.groups import Earlier, Member, against_earlier, place_of, valid_episodes
+from kapelle.algorithms.shared.monte_carlo import Judge, MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import PenaltyConfig, TeamReward
 from kapelle.rows import TurnKey
 from kapelle.team import Team
@@ -23,24 +23,24 @@ from kapelle.types import Episode, Group
 
 
 class Replays(MonteCarlo):
-    """Settings of an algorithm that plays every episode on with something changed."""
+    """Settings of an algorithm that continues every episode with changes."""
 
     continuations: int = Field(default=1, ge=1)
-    """Of each change."""
+    """Number of continuations per change."""
     budget: float | None = Field(default=None, gt=0.0)
-    """Most tokens of all continuations that are expected, as a share of those of the group's episodes; null for no bound."""
+    """Maximum expected tokens of a group's continuations, as a share of the tokens of its episodes; null for no limit."""
     budget_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of all continuations of a step that are expected; null for no bound."""
+    """Maximum expected tokens of all continuations of a step; null for no limit."""
 
     @model_validator(mode="after")
-    def _one_by_one(self) -> Replays:
+    def _fits_continuations(self) -> Replays:
         if self.order.build().sequential:
             raise ValueError(
-                "`order: sequential` multiplies ratios round by round, and a continuation judges one change; set `order: joint`"
+                "`order: sequential` multiplies ratios over rounds, but a continuation measures one change; set `order: joint`"
             )
-        if self.umad.confidence or self.umad.relative or self.umad.influence:
+        if self.umad.active:
             raise ValueError(
-                "`umad` changes advantages that a continuation has measured; remove it, or set another algorithm"
+                "`umad` would change advantages that continuations measure; remove it, or set another algorithm"
             )
         return self
 
@@ -52,18 +52,20 @@ class Replays(MonteCarlo):
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
         says: Callable[[Group], Callable[[Slot], float]] | None = None,
     ) -> Algorithm:
-        """Return the row; `returns` say what an episode is worth to each agent, else what each is trained on."""
+        """Return the row. `returns` gives each agent's return of an episode; by default the return it is trained on."""
         row = self.row(name, judge=judge)
-        paid = returns or row.returns
-        assert paid is not None, "Monte Carlo algorithms share the team's reward"
-        asked = Interventions(change, self.continuations, paid, self.budget, self.budget_tokens, says)
-        return replace(row, data=replace(row.data, interventions=asked))
+        returns = returns or row.returns
+        assert returns is not None, "Monte Carlo algorithms share the team's reward"
+        interventions = Interventions(
+            change, self.continuations, returns, self.budget, self.budget_tokens, says
+        )
+        return replace(row, data=replace(row.data, interventions=interventions))
 
 
 def team_return(episode: Episode, how: TeamReward, penalties: PenaltyConfig) -> float:
-    """Return what an episode is worth to the team, whoever of it is trained or has said anything.
+    """Return the team's return of an episode, over all agents, including frozen ones and those without a turn.
 
-    The sum of what all agents were paid, or their mean, greatest or least, less the penalties of trained turns.
+    It is the sum, mean, maximum or minimum of the agents' returns, minus the penalties of trained turns.
     """
     paid = [episode.total(agent) for agent in episode.agents]
     shared = {"mean": fmean(paid), "max": max(paid), "min": min(paid)}.get(how, sum(paid))
@@ -71,13 +73,13 @@ def team_return(episode: Episode, how: TeamReward, penalties: PenaltyConfig) -> 
 
 
 def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[float]:
-    """Return each member's value less the mean of the others of its set; one that is alone is compared with earlier values."""
+    """Return each member's value minus the mean of the other members; a lone member is compared with earlier values."""
     sets: dict[tuple[int | str, ...], list[float]] = {}
     for member in members:
         sets.setdefault(member.place, []).append(member.value)
     known = earlier or Earlier()
-    lonely = [member for member in members if len(sets[member.place]) == 1]
-    found = iter(against_earlier(lonely, members, known))
+    alone = [member for member in members if len(sets[member.place]) == 1]
+    found = iter(against_earlier(alone, members, known))
     advantages = []
     for member in members:
         own = sets[member.place]
@@ -88,19 +90,20 @@ def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[f
 
 
 def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]]) -> Callable[[Slot], float]:
-    """Return how far the returns of episodes differ after one prompt, for an agent's turn of a number.
+    """Return a function: one slot (an agent's k-th turn) → the variance of the agent's returns after an equal prompt.
 
-    Of episodes that read the same prompt there, the pooled variance of the agent's returns; where no two did, the variance of all.
+    Episodes with the same prompt in that turn form a set, and their variances are pooled. If all prompts differ, it is
+    the variance over all episodes.
     """
-    paid = [returns(one) for one in others.valid]
+    agent_returns = [returns(episode) for episode in others.valid]
 
     def of(slot: Slot) -> float:
-        (agent,), place = slot.agents, slot.number or 0
+        (agent,), number = slot.agents, slot.number or 0
         sets: dict[tuple[int, ...], list[float]] = {}
-        for one, own in zip(others.valid, paid, strict=True):
-            turns = one.by(agent)
-            if place < len(turns) and agent in own:
-                sets.setdefault(turns[place].prompt_ids, []).append(own[agent])
+        for episode, own in zip(others.valid, agent_returns, strict=True):
+            turns = episode.by(agent)
+            if number < len(turns) and agent in own:
+                sets.setdefault(turns[number].prompt_ids, []).append(own[agent])
         several = [each for each in sets.values() if len(each) > 1]
         pooled = several or [[value for each in sets.values() for value in each]]
         values = [value - fmean(each) for each in pooled for value in each]
@@ -112,23 +115,33 @@ def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]
 def by_agent_of(
     groups: Sequence[Group], value: Callable[[Episode, str], tuple[float, str] | None]
 ) -> list[tuple[Episode, Member]]:
-    """Return every valid episode's members, one for each agent that is trained in it; agents without a value are left out.
+    """Return one member per valid episode and agent that is trained in it; agents without a value are excluded.
 
-    `value` says what an episode is worth to an agent, and of which kind that is: kinds are not compared with one another.
+    `value` returns an episode's value for an agent and the kind of the value; values of different kinds are not compared.
     """
     members = []
-    for g, group in enumerate(groups):
-        for e, episode in enumerate(group.episodes):
-            if episode.error is not None:
+    for g, e, episode in valid_episodes(groups):
+        for agent in dict.fromkeys(turn.agent for turn in episode.turns if turn.trained):
+            found = value(episode, agent)
+            if found is None:
                 continue
-            for agent in dict.fromkeys(turn.agent for turn in episode.turns if turn.trained):
-                known = value(episode, agent)
-                if known is None:
-                    continue
-                worth, kind = known
-                own = [turn for turn in episode.by(agent) if turn.trained]
-                keys = tuple(TurnKey(g, e, turn.index) for turn in own)
-                tokens = sum(len(turn.completion_ids) for turn in own)
-                like = (*place_of(episode, agent), kind)
-                members.append((episode, Member((g, agent, kind), worth, tokens, keys, like)))
+            amount, kind = found
+            own = [turn for turn in episode.by(agent) if turn.trained]
+            keys = tuple(TurnKey(g, e, turn.index) for turn in own)
+            tokens = sum(len(turn.completion_ids) for turn in own)
+            like = (*place_of(episode, agent), kind)
+            members.append((episode, Member((g, agent, kind), amount, tokens, keys, like)))
     return members
+
+
+def spread_members(
+    settings: MonteCarlo,
+    groups: Sequence[Group],
+    members: Sequence[Member],
+    earlier: Earlier | None,
+) -> Mapping[TurnKey, Credit]:
+    """Return credit of each member's turns: its value minus the mean of the other members of its set."""
+    advantage: dict[TurnKey, float] = {}
+    for member, difference in zip(members, against_others(members, earlier), strict=True):
+        advantage |= dict.fromkeys(member.keys, difference)
+    return spread(settings, groups, advantage)

@@ -1,4 +1,4 @@
-"""The clipped surrogate with its options, as settings that build a pure loss.
+"""Settings of the clipped surrogate and of the value loss; each builds a pure loss function.
 
 Shapes: K target tokens, S sequences.
 """
@@ -22,118 +22,107 @@ if TYPE_CHECKING:
 
 
 class SurrogateConfig(Settings):
-    """−min(ρA, clip(ρ)A) per token, turn or sequence (1707.06347 eq. 7), with penalties.
+    """Clipped surrogate −min(ρA, clip(ρ)A) per token, turn or sequence (1707.06347 eq. 7), with penalties.
 
-    `token`: ρ of each token. `turn`: the product over a completion's tokens, one action. `sequence`: their
-    geometric mean (GSPO, 2507.18071 eq. 7). The last two give one loss per completion, and are averaged over completions.
+    With `level: token`, ρ is the ratio of one token. With `turn`, it is the product over a completion's tokens: the
+    completion is one action. With `sequence`, it is their geometric mean (GSPO, 2507.18071 eq. 7). `turn` and `sequence`
+    give one loss per completion, averaged over completions.
     """
 
     kind: Literal["clipped", "cispo", "sapo"] = "clipped"
-    """`cispo`: the clipped ratio is a detached weight on log π (2506.13585). `sapo`: a sigmoid of the ratio takes the place
-    of the clip, so that the gradient of a token fades with its distance (2511.20347)."""
+    """Form of the loss. `cispo`: the clipped ratio is a detached weight on log π (2506.13585). `sapo`: a sigmoid of the
+    ratio replaces the clip, so that a token's gradient decreases with its distance from 1 (2511.20347)."""
     level: Literal["token", "turn", "sequence"] = "token"
-    """Whose ratio it is: a token's, or a completion's, as the product of its tokens' (`turn`) or their geometric mean
-    (`sequence`). No level joins several completions of an agent."""
+    """Unit of the ratio: one token, or one completion with the product (`turn`) or the geometric mean (`sequence`) of its
+    tokens' ratios. Several completions of an agent have separate ratios at every level."""
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """The ratio is clipped below at 1 minus this, and above at 1 plus `clip_high`."""
+    """Distance of the lower clip bound below 1."""
     clip_high: float = Field(default=0.2, ge=0.0)
-    """Greater than `clip_low` is clip-higher (DAPO, 2503.14476 eq. 10)."""
+    """Distance of the upper clip bound above 1; larger than `clip_low` is DAPO's clip-higher (2503.14476 eq. 10)."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bound c on the loss where A < 0 (1912.09729 eq. 5)."""
+    """Bound c of dual clipping for A < 0 (1912.09729 eq. 5); null turns it off."""
     tau_positive: float = Field(default=1.0, gt=0.0)
-    """`kind: sapo`: temperature of the gate where A > 0; greater closes it nearer to a ratio of 1."""
+    """Temperature of the gate of `kind: sapo` for A > 0; a larger value closes it nearer to a ratio of 1."""
     tau_negative: float = Field(default=1.05, gt=0.0)
-    """The same where A ≤ 0."""
+    """Temperature of the gate of `kind: sapo` for A ≤ 0."""
     sequence_mask: float | None = Field(default=None, gt=0.0)
-    """δ of off-policy sequence masking, nats (DeepSeek-V3.2, 2512.02556): the tokens with A < 0 of a completion whose mean
-    log-prob per token has fallen by more than this since it was sampled leave the surrogate. They still count in its weight, in
-    the penalty to the reference and in the entropy bonus. null masks nothing."""
+    """δ of off-policy sequence masking, in nats (DeepSeek-V3.2, 2512.02556); null turns it off. It removes tokens with A < 0
+    from the surrogate if their completion's mean log-prob has fallen by more than δ per token since sampling. These tokens
+    still count in the loss's weight, in the KL penalty and in the entropy bonus."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
-    """`token_mean` over the global batch; `sequence_mean` as GRPO wrote it; `sequence_sum` over a constant
-    number of tokens, `constant` (Dr.GRPO, 2503.20783). null follows from `level`: `token_mean` for tokens,
-    `sequence_mean`, the only one that fits, for turns and sequences."""
+    """How token losses are averaged: `token_mean` over the global batch, `sequence_mean` as in GRPO's paper, `sequence_sum`
+    divided by `constant` tokens (Dr.GRPO, 2503.20783). null is `token_mean` for `level: token`, else `sequence_mean`."""
     constant: int = Field(default=64, ge=1)
-    """What `sequence_sum` is divided by, in tokens."""
+    """Divisor of `sequence_sum`, in tokens."""
     kl_coefficient: float = Field(default=0.0, ge=0.0)
-    """β of the penalty to the reference policy, as a loss."""
+    """β of the KL penalty to the reference policy, as a term of the loss."""
     kl_estimator: Literal["k2", "k3"] = "k3"
-    """k1 has no gradient in expectation as a loss and is not offered here."""
+    """Estimator of the KL penalty; k1 has zero expected gradient as a loss, so it is not an option."""
     entropy_coefficient: float = Field(default=0.0, ge=0.0)
     """Weight of the entropy bonus, per nat."""
     entropy_end: float | None = Field(default=None, ge=0.0)
-    """Weight of the bonus that the run comes to in a straight line, as a temperature is annealed (2206.05825): much at first keeps
-    play wide while little is known, little at last lets it come near to what the reward alone asks for. null keeps
-    `entropy_coefficient`."""
+    """Weight of the entropy bonus at the end of the run, reached linearly (annealed as a temperature, 2206.05825); null keeps
+    `entropy_coefficient`. A high weight keeps early policies diverse; a low final weight lets them approach the optimum of
+    the reward alone."""
     importance_cap: float | None = Field(default=None, ge=1.0)
-    """C of truncated importance sampling: the denominator of ρ is the trainer's own log-probs before the update, and each
-    token (each completion, with `level: turn` or `sequence`) weighs min(C, π_trainer/π_sampler). Costs one more
-    forward pass; null divides by the sampler's."""
+    """C of truncated importance sampling; null turns it off. The denominator of ρ is then the trainer's log-prob before the
+    update, and each token has the weight min(C, π_trainer/π_sampler); with `level: turn` or `sequence`, each completion.
+    Needs one more forward pass."""
     importance_range: tuple[float, float] | None = None
-    """Tokens whose π_trainer/π_sampler lies outside [low, high] leave the loss and its weight: sampler and trainer
-    disagree on them (IcePop, 2510.18855). For `level: token`. Costs one more forward pass; null masks nothing."""
+    """Range [low, high] of π_trainer/π_sampler; tokens outside of it are masked in the loss and its weight (IcePop,
+    2510.18855). null turns it off. Needs `level: token` and one more forward pass."""
 
     @model_validator(mode="after")
-    def _parts_that_fit(self) -> SurrogateConfig:
+    def _consistent(self) -> SurrogateConfig:
         if self.kind == "cispo" and (self.level != "token" or self.dual_clip is not None):
-            raise ValueError("`kind: cispo` weighs tokens: leave `level: token`, and `dual_clip` out")
+            raise ValueError("`kind: cispo` needs `level: token` and no `dual_clip`")
         if self.kind == "sapo" and self.level != "token":
-            raise ValueError("`kind: sapo` gates tokens: leave `level: token`, or set `kind: clipped`")
-        unread = (
-            ("clip_low", "clip_high", "dual_clip")
-            if self.kind == "sapo"
-            else ("tau_positive", "tau_negative")
-        )
-        # Values, as settings that a run has kept name every key.
-        given = [key for key in unread if getattr(self, key) != type(self).model_fields[key].default]
-        if given and self.kind == "sapo":
-            raise ValueError(
-                f"`kind: sapo` has a gate in place of clips and reads no `{given[0]}`: remove it, and set `tau_positive` and "
-                "`tau_negative`"
-            )
-        if given:
-            raise ValueError(
-                f"`{given[0]}` is about the gate of `kind: sapo`: set `kind: sapo`, or remove it"
-            )
+            raise ValueError("`kind: sapo` needs `level: token`; set that, or `kind: clipped`")
+        unused = ("clip_low", "clip_high", "dual_clip")
+        if self.kind != "sapo":
+            unused = ("tau_positive", "tau_negative")
+        # Compare values: the resolved settings of a run name every key.
+        for key in unused:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                other = "`tau_positive` and `tau_negative`" if self.kind == "sapo" else "`kind: sapo`"
+                raise ValueError(f"`kind: {self.kind}` does not use `{key}`; remove it, or set {other}")
         if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
             raise ValueError(
-                f"`level: {self.level}` gives one loss per completion; `aggregation: {self.aggregation}` would count it "
-                "once for every token, so that long completions weigh more: remove `aggregation`, or set "
-                "`level: token`"
+                f"`aggregation: {self.aggregation}` weights the one loss per completion of `level: {self.level}` by its "
+                "length; remove `aggregation`, or set `level: token`"
             )
-        if self.importance_range is not None and self.level != "token":
-            raise ValueError(
-                "`importance_range` masks single tokens: leave `level: token`, or set `importance_cap`"
-            )
-        if self.importance_range is not None and not (
-            0.0 <= self.importance_range[0] <= 1.0 <= self.importance_range[1]
-        ):
-            raise ValueError(
-                "`importance_range` is [low, high] with low ≤ 1 ≤ high: a ratio of 1 is agreement"
-            )
+        if self.importance_range is not None:
+            low, high = self.importance_range
+            if self.level != "token":
+                raise ValueError(
+                    "`importance_range` masks single tokens; set `level: token`, or `importance_cap` instead"
+                )
+            if not 0.0 <= low <= 1.0 <= high:
+                raise ValueError("`importance_range` is [low, high] with 0 ≤ low ≤ 1 ≤ high")
         return self
 
     @property
     def old(self) -> Column:
-        """Column of the log-probs in the denominator of ρ: the sampler's, or the trainer's own before the update."""
+        """Column of the log-probs in the denominator of ρ: the sampler's, or the trainer's before the update."""
         return Column.BEHAVIOUR if self.importance_cap is None else Column.PROXIMAL
 
     @property
     def proximal(self) -> bool:
-        """True when the loss reads the trainer's own log-probs before the update."""
+        """True if the loss needs the trainer's log-probs before the update."""
         return self.importance_cap is not None or self.importance_range is not None
 
     @property
     def entropy(self) -> bool:
-        """True when the loss of some step has an entropy bonus."""
+        """True if the loss of some step has an entropy bonus."""
         return max(self.entropy_coefficient, self.entropy_end or 0.0) > 0
 
     def build(self) -> PolicyLoss:
-        """Return the loss as a pure function; with `annealed`, that of the first step."""
+        """Return the loss as a pure function; with `entropy_end`, the loss of the first step."""
         return partial(surrogate_loss, settings=self)
 
     @property
     def annealed(self) -> Callable[[float], PolicyLoss] | None:
-        """The loss by the share of the run that is done, where it changes; else None."""
+        """Share of the run that is done → the loss; None if the loss is constant."""
         return None if self.entropy_end is None else self._at
 
     def _at(self, done: float) -> PolicyLoss:
@@ -142,16 +131,16 @@ class SurrogateConfig(Settings):
 
 
 def annealed(first: float, last: float | None, done: float) -> float:
-    """Return a coefficient that goes from `first` to `last` in a straight line, when a share of the way is `done`; None for no change."""
+    """Return a coefficient between `first` and `last`, linear in the share `done` of the run; `first` if `last` is None."""
     return first if last is None else first + (last - first) * min(1.0, done)
 
 
 def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateConfig) -> Loss:
-    """Return the sum, the weight and the metrics of one batch."""
+    """Return the sum, the weight and the metrics of one batch's policy loss."""
     s, logp_K, advantage_K, mask_K = settings, outputs.logp_K, targets[Column.ADVANTAGE], targets.mask_K
     metrics: dict[str, tuple[Tensor, Tensor]] = {}
     if s.importance_range is not None:
-        # Tokens on which sampler and trainer disagree leave the loss and its weight.
+        # Mask tokens on which sampler and trainer disagree, in the loss and in its weight.
         low, high = s.importance_range
         inside_K = importance_inliers(targets[Column.PROXIMAL], targets[Column.BEHAVIOUR], low=low, high=high)
         mask_K = mask_K * inside_K
@@ -180,19 +169,19 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
     if s.importance_cap is not None:
         logprobs = [targets[column] for column in (Column.PROXIMAL, Column.BEHAVIOUR)]
         if s.level != "token":
-            # The action is the whole completion, for `sequence` too: weights by a mean over its tokens would not give
-            # the trainer's expectation.
+            # The action is the whole completion, for `sequence` too: a weight from the mean over its tokens would give
+            # another expectation than the trainer's.
             logprobs = [masking.segment_sum(logp, *completions)[targets.segment_K] for logp in logprobs]
         weight_K = truncated_importance_weight(*logprobs, cap=s.importance_cap)
         loss_K = loss_K * weight_K
         metrics["importance"] = (masking.masked_sum(weight_K, mask_K), tokens)
     if s.sequence_mask is not None:
-        # Against the sampler, whatever the ratio is against: what it measures has then all reasons to differ.
-        left_out_K = policy_losses.strayed_and_bad(
+        # Always against the sampler's log-probs, so that it measures every cause of drift.
+        dropped_K = policy_losses.off_policy_mask(
             logp_K, targets[Column.BEHAVIOUR], advantage_K, *completions, threshold=s.sequence_mask
         )
-        loss_K = torch.where(left_out_K, 0.0, loss_K)
-        metrics["sequence_masked_share"] = (masking.masked_sum(left_out_K.float(), mask_K), tokens)
+        loss_K = torch.where(dropped_K, 0.0, loss_K)
+        metrics["sequence_masked_share"] = (masking.masked_sum(dropped_K.float(), mask_K), tokens)
     drift_K = divergences.kl_k3(targets[Column.BEHAVIOUR], logp_K.detach())
     metrics["clip_share"] = (masking.masked_sum(terms.clipped, mask_K), tokens)
     metrics["drift"] = (masking.masked_sum(drift_K, mask_K), tokens)
@@ -217,14 +206,14 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
 
 
 class ValueLossConfig(Settings):
-    """How critics are fitted to returns."""
+    """Settings of the critics' loss."""
 
     coefficient: float = Field(default=0.5, gt=0.0)
     """Weight of the critic's loss."""
     clip: float | None = Field(default=None, gt=0.0)
-    """Greatest distance of a value from the sampling critic's before its gradient is cut."""
+    """Distance from the critic's value at sampling beyond which the value is clipped; null turns clipping off."""
     huber: float | None = Field(default=None, gt=0.0)
-    """Error beyond which the loss is linear (MAPPO, 2103.01955); null is squared."""
+    """Error beyond which the loss is linear (MAPPO, 2103.01955); null is the squared error."""
 
     def build(self) -> CriticLoss:
         """Return the loss as a pure function."""
@@ -232,7 +221,7 @@ class ValueLossConfig(Settings):
 
 
 def value_loss(values_K: Tensor, targets: Targets, *, settings: ValueLossConfig) -> Loss:
-    """Return the sum, the weight and the mean error of one batch."""
+    """Return the sum, the weight and the mean error of one batch's value loss."""
     s, return_K, before_K = settings, targets[Column.RETURN], targets[Column.VALUE]
     if s.clip is not None and s.huber is not None:
         loss_K = value_losses.clipped_huber_value_loss(

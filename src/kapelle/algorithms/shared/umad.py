@@ -1,15 +1,17 @@
-"""UMAD's two terms for any algorithm: a gain for confident turns, and a reward for influence on others (2603.01221).
+"""UMAD's two terms for any algorithm: a factor for confident turns, and a reward for influence (2603.01221).
 
-- *Confidence*: A ← A·exp(−α·z), z the mean NLL of a turn (nats per token, as sampled) standardised over the same
-  agent's turns of the same number in the episodes of its task. Confident turns learn faster, from
-  positive and from negative advantages.
-- *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the others in the round)).
-- *Influence*: +η·sign of the mean change of the others' rewards from a round to the next, on the turn that they read
-  in between. Rewards are those before any shaping, so that the terms are independent: the score of the
-  turn's text where the workflow has turns scored (`score_rounds` of a debate), else a verifier's score, else what the
-  environment paid for it. A debate that pays at its end needs one of the first two, or it has no earlier rewards to compare.
+- *Confidence*: A ← A·exp(−α·z). z is the turn's mean NLL (nats per token, as sampled), standardised over the same agent's
+  turns of the same number in the episodes of the task. Confident turns learn faster, from positive and from negative
+  advantages.
+- *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the round's other agents)).
+- *Influence*: +η·sign of the mean change of the other agents' rewards from one round to the next, on the turn between
+  them. It uses rewards before any shaping, so that the terms are independent of order.
 
-A round is the k-th turn of every agent that has one. All three are off (0) by default.
+The reward of a turn for the influence term is, in this order: its score, if the workflow has turns scored (`score_rounds`
+of a debate); a verifier's score; the environment's reward. A debate that is rewarded only at its end needs one of the first
+two.
+
+A round is the k-th turn of every agent that has one. All three terms are off (0) by default.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from kapelle.algorithm import Credit, CreditFunction
+from kapelle.algorithms.shared.groups import valid_episodes
 from kapelle.errors import ConfigError
 from kapelle.functional.shaping import confidence_gain, relative_confidence_gain, umad_influence
 from kapelle.rows import Signals, TurnKey, in_rounds
@@ -34,36 +37,41 @@ S = TypeVar("S", bound=Settings)
 
 
 class UMADConfig(Settings):
-    """How much confidence and influence weigh."""
+    """Weights of UMAD's terms; 0 turns a term off."""
 
     confidence: float = Field(default=0.0, ge=0.0)
-    """α of the gain against the same agent's other episodes of the task."""
+    """α of the confidence factor, relative to the same agent in the task's other episodes."""
     relative: float = Field(default=0.0, ge=0.0)
-    """α of the gain against the other agents of the round."""
+    """α of the confidence factor, relative to the round's other agents."""
     influence: float = Field(default=0.0, ge=0.0)
-    """η, in units of reward."""
+    """η, the influence reward, in units of reward."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any of the terms is on."""
+        return bool(self.confidence or self.relative or self.influence)
 
     def with_influence(
         self, reward: Mapping[TurnKey, float], groups: Sequence[Group], signals: Signals
     ) -> Mapping[TurnKey, float]:
-        """Return the rewards of a step's turns with influence paid on top."""
+        """Return the rewards of a step's turns plus their influence rewards."""
+        if not self.influence:
+            return reward
         moved = {
             TurnKey(g, e, index): value
-            for g, group in enumerate(groups)
-            for e, episode in enumerate(group.episodes)
-            if episode.error is None
+            for g, e, episode in valid_episodes(groups)
             for index, value in influence((g, e), episode, signals, self.influence).items()
         }
         return {key: value + moved.get(key, 0.0) for key, value in reward.items()}
 
-    def gained(self, credit: CreditFunction) -> CreditFunction:
-        """Return a credit function whose advantages are another's times the gains."""
-        if not (self.confidence or self.relative):
-            return credit
-        return lambda groups, signals: self.gain(groups, credit(groups, signals))
+    def gained_credit(
+        self, credit: CreditFunction, groups: Sequence[Group], signals: Signals
+    ) -> Mapping[TurnKey, Credit]:
+        """Return the credit of another function with its advantages multiplied by the confidence factors."""
+        return self.gain(groups, credit(groups, signals))
 
     def gain(self, groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> Mapping[TurnKey, Credit]:
-        """Return the credit with every advantage times its turn's gains; targets of critics stay."""
+        """Return the credit with each advantage multiplied by its turn's confidence factors; critics' targets stay unchanged."""
         factors: list[Mapping[TurnKey, float]] = []
         if self.confidence:
             factors.append(_against_own(groups, self.confidence))
@@ -77,47 +85,47 @@ class UMADConfig(Settings):
         return credit
 
     def needs_a_group(self, settings: S, group_size: int) -> S:
-        """Return the settings that these belong to; ValueError when confidence has nothing to compare."""
+        """Return the settings that contain these; ValueError if `confidence` has no group to compare."""
         if self.confidence and group_size < 2:
             raise ValueError(
-                "`umad.confidence` compares the episodes of a task, and `group_size: 1` plays one; raise `group_size`, or "
-                "set `umad.relative`"
+                "`umad.confidence` compares the episodes of a task, but `group_size: 1` has one per task; raise `group_size`, "
+                "or set `umad.relative`"
             )
         return settings
 
     def check(self, team: Team) -> None:
-        """Raise ConfigError if there is no other agent to compare with or to influence."""
+        """Raise ConfigError if `relative` or `influence` is on and the team has one agent."""
         for key, value in (("relative", self.relative), ("influence", self.influence)):
             if value and len(team.names) < 2:
                 raise ConfigError(
-                    f"`algorithm.umad.{key}` compares with other agents, and '{team.names[0]}' is alone. Remove it, or add "
+                    f"`algorithm.umad.{key}` needs other agents, but the team has only '{team.names[0]}'. Remove it, or add "
                     "agents to `team.agents`."
                 )
 
 
 def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: float) -> dict[int, float]:
-    """Return η·sign of the others' mean change of reward at the next round, by the index of the turn before it.
+    """Return η·sign of the other agents' mean change of reward at the next round, by the index of the turn before it.
 
-    Agents without a turn in both rounds are left out; without any other agent the influence is 0.
+    Only agents with a turn in both rounds count as others; if there are none, the influence is 0.
     """
     reward = unmodified_rewards(place, episode, signals)
     rounds = episode.rounds()
-    paid: dict[int, float] = {}
+    rewards: dict[int, float] = {}
     for now, following in itertools.pairwise(rounds):
         both = [agent for agent in now if agent in following]
         change_TA = torch.tensor(
             [[reward[movers[agent].index] for agent in both] for movers in (now, following)],
             dtype=torch.float64,
         )
-        # For an agent whose last turn this is, the others are all of `both`: it enters with no change.
+        # For an agent whose last turn this is, the others are all of `both`; its own column has no change.
         outside_TA = torch.cat([change_TA, torch.zeros(2, 1, dtype=torch.float64)], dim=1)
         if len(both) >= 2:
             inside = umad_influence(change_TA, eta=eta)[0].tolist()
-            paid |= {now[agent].index: value for agent, value in zip(both, inside, strict=True)}
+            rewards |= {now[agent].index: value for agent, value in zip(both, inside, strict=True)}
         if both:
             outside = float(umad_influence(outside_TA, eta=eta)[0, -1])
-            paid |= {turn.index: outside for agent, turn in now.items() if agent not in both}
-    return paid
+            rewards |= {turn.index: outside for agent, turn in now.items() if agent not in both}
+    return rewards
 
 
 def unmodified_rewards(place: tuple[int, int], episode: Episode, signals: Signals) -> dict[int, float]:
@@ -139,7 +147,7 @@ def nll(turn: Turn) -> float:
 
 
 def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
-    """exp(−α·z) of every trained turn, z within its task, agent and round."""
+    """Return exp(−α·z) of every trained turn, with z within its task, agent and round."""
     keys: list[TurnKey] = []
     values: list[float] = []
     sets: list[int] = []
@@ -156,7 +164,7 @@ def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
 
 
 def _against_others(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
-    """exp(−α·(NLL − mean NLL of the round's others)) of every trained turn that is not alone in its round."""
+    """Return exp(−α·(NLL − mean NLL of the round's others)) of every trained turn with others in its round."""
     rounds: dict[tuple[int, int, int], list[tuple[TurnKey, float]]] = {}
     for key, turn, k in in_rounds(groups):
         rounds.setdefault((key.group, key.episode, k), []).append((key, nll(turn)))

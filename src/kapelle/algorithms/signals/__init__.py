@@ -1,1 +1,1 @@
-"""What credit and losses need to know about sampled turns before an update; one signal in each file."""
+"""Signals: results about sampled turns that credit and losses need before an update, one per file."""

@@ -1,8 +1,9 @@
-"""What each turn is worth to a critic, and what it would be worth if its agent had answered as in another episode of the group.
+"""Critic values of each turn, and of the same turn with other completions of its prompt in its place.
 
-Q(s, a) is the critic's value after a turn (`CriticSpec.unit: after`), which reads all that was read and said until then, the
-answers of others at the same moment included. Alternatives a_i^k are the answers of the same agent to the same prompt in the task's
-other episodes. Each takes the turn's place, and everything else stays: Q(s, (a_−i, a_i^k)). Nothing is played again.
+Q(s, a) is the critic's value after a turn (`CriticSpec.unit: after`). The critic reads everything that was read and written until
+then, including simultaneous completions of other agents. The alternatives a_i^k are the same agent's completions of the same
+prompt in the task's other episodes. Each replaces the turn while everything else stays: Q(s, (a_−i, a_i^k)). No episode is
+continued.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image, Turn
 
 COUNTERFACTUAL = "counterfactual"
-"""Names the values `_K` of a turn's K alternatives, in the order of their episodes; K may be 0."""
+"""Name of the signal: values `_K` of a turn's K alternatives, in the order of their episodes; K can be 0."""
 
-Asked = tuple[int, str, tuple[int, ...], tuple[Image, ...]]
-"""Group, agent, and all that it read."""
+PromptKey = tuple[int, str, tuple[int, ...], tuple[Image, ...]]
+"""Group, agent, and its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterfactualValues:
-    """Gives `Signals.values`, `[1]` after every turn, and `signals[COUNTERFACTUAL]`."""
+    """Signal that gives `Signals.values`, `[1]` after every turn, and `signals[COUNTERFACTUAL]`."""
 
     critic: CriticSpec
-    """Its `unit` is `after`."""
+    """The critic, with `unit: after`."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the values after the trained turns, and after those that take their places."""
-        judged = turns_of(step.groups)
-        alike: dict[Asked, list[tuple[TurnKey, Turn]]] = {}
-        for key, turn in judged:
-            alike.setdefault((key.group, turn.agent, turn.prompt_ids, turn.images), []).append((key, turn))
-        # What is read twice is scored once: siblings often say the same.
+        """Return the values after the trained turns, and after their alternatives."""
+        trained = turns_of(step.groups)
+        same_prompt: dict[PromptKey, list[tuple[TurnKey, Turn]]] = {}
+        for key, turn in trained:
+            same_prompt.setdefault(_prompt_key(key, turn), []).append((key, turn))
+        # Equal inputs are scored once: samples of one prompt are often equal.
         numbers: dict[tuple[str, tuple[int, ...], tuple[Image, ...]], int] = {}
         samples: list[Sample] = []
 
@@ -49,10 +50,10 @@ class CounterfactualValues:
             return found
 
         own: dict[TurnKey, int] = {}
-        instead: dict[TurnKey, list[int]] = {}
-        for key, turn in judged:
+        alternatives: dict[TurnKey, list[int]] = {}
+        for key, turn in trained:
             own[key] = number(key, turn)
-            instead[key] = [
+            alternatives[key] = [
                 number(
                     key,
                     replace(
@@ -63,14 +64,18 @@ class CounterfactualValues:
                         text=other.text,
                     ),
                 )
-                for place, other in alike[key.group, turn.agent, turn.prompt_ids, turn.images]
+                for place, other in same_prompt[_prompt_key(key, turn)]
                 if place.episode != key.episode
             ]
         values = engine.score(samples) if samples else []
         return {
             "values": {key: values[k] for key, k in own.items()},
             COUNTERFACTUAL: {
-                key: torch.cat([values[k] for k in places]) if places else torch.zeros(0)
-                for key, places in instead.items()
+                key: torch.cat([values[k] for k in found]) if found else torch.zeros(0)
+                for key, found in alternatives.items()
             },
         }
+
+
+def _prompt_key(key: TurnKey, turn: Turn) -> PromptKey:
+    return key.group, turn.agent, turn.prompt_ids, turn.images

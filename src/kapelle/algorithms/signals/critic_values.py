@@ -1,8 +1,7 @@
-"""Critics' values of every turn that they judge, and of what would have followed an episode cut short.
+"""Critics' values of turns, and of the unseen future of truncated episodes.
 
-The value after a turn's last token is what is to come once the turn is over: the pay for what others do then, and the
-agent's next turns. Critics learn it from the turns that were followed by others (`Credit.after`), in every step in which
-it is needed, that is, in which an episode was cut short.
+The value after a turn's last token estimates everything after the turn: rewards for other agents' moves, and the agent's next
+turns. Critics learn it from turns that were followed by others (`Credit.after`), in every step with a truncated episode.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from kapelle.types import Group
 
 @dataclass(frozen=True, slots=True)
 class CriticValues:
-    """Gives `Signals.values`, and `after` and `bootstrap` where a limit cut an episode short; see `critic_samples`."""
+    """Signal that gives `Signals.values`, and `after` and `bootstrap` if an episode was truncated."""
 
     critic: CriticSpec
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the values before each turn's tokens, or before the turn, and those after turns."""
+        """Return the values before each token or turn (`CriticSpec.unit`), and the values after turns."""
         samples, cut = value_samples(step.groups, step.team, self.critic, engine.renderer)
         values = dict(zip(samples, engine.score(list(samples.values())), strict=True))
         if not cut:
@@ -41,15 +40,15 @@ class CriticValues:
 def value_samples(
     groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], list[TurnKey]]:
-    """Return the critics' sample of every turn they judge, and the agents' last turns in episodes cut short.
+    """Return the critics' sample of every turn they evaluate, and the agents' last turns in truncated episodes.
 
-    If there are any of the latter, each sample's last target is the value after the turn. `readers` are needed for the view
-    `answer`, which has no such value.
+    If there are any of the latter, each sample's last target is the value after the turn. The view `answer` has no such
+    value, and needs `readers`.
     """
-    judged = turns_of(groups, trained_only=not need.everyone)
+    turns = turns_of(groups, trained_only=not need.everyone)
     cut: list[TurnKey] = []
     if need.bootstraps and need.view != "answer":
-        for key, turn in judged:
+        for key, turn in turns:
             episode = groups[key.group].episodes[key.episode]
             if episode.truncated and turn is episode.by(turn.agent)[-1]:
                 cut.append(key)
@@ -57,6 +56,6 @@ def value_samples(
         key: critic_sample(
             groups[key.group].episodes[key.episode], turn, team, need, {}, readers, after=bool(cut)
         )
-        for key, turn in judged
+        for key, turn in turns
     }
     return samples, cut

@@ -1,13 +1,14 @@
-"""Turns as vectors: embeddings, by a frozen model, of what an agent read and of what it wrote.
+"""Embeddings of turns: vectors of what an agent read and of what it wrote, by a frozen model.
 
-- `base`, all trained agents on one model: the exact tokens that they read and wrote, by that model as it was at the start.
-- `base` with several models: the text of all agents, by the model of the first trained agent in seat order, so that all
-  vectors lie in one space.
-- a model's path or hub name: the text, by that model, which is loaded beside the team and plays no agent.
-- `sentence-transformers:NAME`: the text, by a model of that library (`pip install 'kapelle[embed]'`).
+`embedder` selects the model:
 
-As text, an agent has read its whole conversation so far, messages joined by empty lines; a model reads it as one user
-message, cut to the last tokens that fit its context.
+- `base`, if all trained agents share one model: that model as it was at the start, on the exact tokens.
+- `base`, with several models: the model of the first trained agent, on text, so that all vectors are in one space.
+- a model's path or hub name: that model, on text. It is loaded beside the team and acts for no agent.
+- `sentence-transformers:NAME`: a model of that library, on text (`pip install 'kapelle[embed]'`).
+
+As text, an agent has read its whole conversation so far, with messages joined by empty lines. A model reads it as one user
+message, truncated to the last tokens that fit its context.
 
 Shapes: D width of a vector.
 """
@@ -29,17 +30,17 @@ from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
 
 SENTENCES = "sentence-transformers:"
-"""Prefix of the name of a model of that library."""
+"""Prefix of a model of the library sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(Beside, Loads):
-    """Gives `Signals.embedding`."""
+    """Signal that gives `Signals.embedding`."""
 
     reader: str = "base"
     """`base`, a model's path, or `sentence-transformers:NAME`."""
     device: str | None = None
-    """Where a model other than `base` is held; None leaves it to `model.device`, or to that library."""
+    """Device of a model other than `base`; None is `model.device`, or the library's choice."""
 
     def load(self) -> None:
         """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
@@ -47,14 +48,14 @@ class Embeddings(Beside, Loads):
             load_sentences(self.reader.removeprefix(SENTENCES), self.device)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
-        """Return every trained turn as vectors; ModelError if the model cannot be loaded."""
+        """Return the embedding of every trained turn; ModelError if the model cannot be loaded."""
         if self.reader.startswith(SENTENCES):
             encode = load_sentences(self.reader.removeprefix(SENTENCES), self.device)
             return {"embedding": by_sentences(step.groups, encode)}
         return {"embedding": embedded_turns(self.reader, step.groups, step.team, engine)}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with the model that reads turns, if that is a separate one."""
+        """Return the team with the embedding model beside it, if that is a separate model of the engine."""
         if self.reader == "base" or self.reader.startswith(SENTENCES):
             return team
         return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader, self.device)
@@ -63,7 +64,7 @@ class Embeddings(Beside, Loads):
 def embedded_turns(
     embedder: str, groups: Sequence[Group], team: Team, engine: Learners
 ) -> dict[TurnKey, Embedding]:
-    """Return every trained turn of a step as a model of the engine reads it."""
+    """Return the embedding of every trained turn of a step by a model of the engine."""
     if embedder != "base":
         return _by_model(groups, engine, EMBEDDER)
     if len({team.policies[name].base for name in team.trained}) > 1:
@@ -81,9 +82,9 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
     for before, text in texts.values():
         prompt = reader.start([Message("user", before)])
         own = reader.completion(text)[: reader.context - 1]
-        known = prompt[-reader.context :]
-        # A target names the hidden state of the token before it.
-        prompts.append(Sample(name, known, tuple(range(1, len(known) + 1))))
+        fitting = prompt[-reader.context :]
+        # A target stands for the hidden state of the token before it.
+        prompts.append(Sample(name, fitting, tuple(range(1, len(fitting) + 1))))
         tokens = (*prompt, *own)[-reader.context :]
         completions.append(Sample(name, tokens, tuple(range(len(tokens) - len(own) + 1, len(tokens) + 1))))
     return _joined(list(texts), engine.embed([*prompts, *completions]))
@@ -92,10 +93,12 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
 def by_sentences(
     groups: Sequence[Group], encode: Callable[[Sequence[str]], Tensor]
 ) -> dict[TurnKey, Embedding]:
-    """Return the text of every trained turn as `encode` reads it: texts → one row for each."""
+    """Return the embedding of every trained turn by `encode`, which maps texts to one row each."""
     texts = turn_texts(groups)
-    every = dict.fromkeys(text for both in texts.values() for text in both)
-    vector = dict(zip(every, encode(list(every)).float().cpu().unbind(), strict=True)) if every else {}
+    distinct = dict.fromkeys(text for pair in texts.values() for text in pair)
+    vector: dict[str, Tensor] = {}
+    if distinct:
+        vector = dict(zip(distinct, encode(list(distinct)).float().cpu().unbind(), strict=True))
     return {key: Embedding(vector[before], vector[text]) for key, (before, text) in texts.items()}
 
 
@@ -106,16 +109,16 @@ class Sentences:
     model: Any
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return one row for each text."""
+        """Return one row per text."""
         with torch.no_grad():
-            found: Tensor = self.model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
-        return found
+            rows: Tensor = self.model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
+        return rows
 
     def tokens(self, texts: Sequence[str]) -> int:
-        """Return how many tokens the model reads of texts."""
+        """Return the number of tokens that the model reads of texts."""
         limit = self.model.max_seq_length
-        read = self.model.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
-        return sum(map(len, read["input_ids"]))
+        encoded = self.model.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
+        return sum(map(len, encoded["input_ids"]))
 
 
 @lru_cache(maxsize=1)
@@ -125,7 +128,7 @@ def load_sentences(name: str, device: str | None = None) -> Sentences:
     Without a `device` the library chooses.
     """
     library: Any = import_module("sentence_transformers")
-    # The library knows its own models without their owner, and asks a silent hub for minutes.
+    # The library accepts its own models without their owner, and can wait minutes for a hub that does not respond.
     local = Path(name).is_dir()
     if not local:
         check_hub_name(name)
@@ -140,14 +143,14 @@ def load_sentences(name: str, device: str | None = None) -> Sentences:
 
 def turn_texts(groups: Sequence[Group]) -> dict[TurnKey, tuple[str, str]]:
     """Return, for every trained turn, all text that its agent had read or written before, and the text of the turn."""
-    known: dict[tuple[int, int], Mapping[int, str]] = {}
-    found: dict[TurnKey, tuple[str, str]] = {}
+    before: dict[tuple[int, int], Mapping[int, str]] = {}
+    texts: dict[TurnKey, tuple[str, str]] = {}
     for key, turn in turns_of(groups):
         place = key.group, key.episode
-        if place not in known:
-            known[place] = _read_before(groups[key.group].episodes[key.episode])
-        found[key] = known[place][turn.index], turn.text
-    return found
+        if place not in before:
+            before[place] = _read_before(groups[key.group].episodes[key.episode])
+        texts[key] = before[place][turn.index], turn.text
+    return texts
 
 
 def _read_before(episode: Episode) -> dict[int, str]:
@@ -158,7 +161,7 @@ def _read_before(episode: Episode) -> dict[int, str]:
         parts = own.setdefault(turn.agent, [])
         before = tokens.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
-            parts.clear()  # the agent began a new conversation
+            parts.clear()  # the agent started a new conversation
         parts.extend(message.content for message in turn.heard)
         texts[turn.index] = "\n\n".join(parts)
         parts.append(turn.text)
@@ -174,16 +177,16 @@ def _joined(keys: Sequence[TurnKey], vectors: Sequence[Tensor]) -> dict[TurnKey,
 def embedding_samples(
     groups: Sequence[Group], name: Mapping[str, str]
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return the embedders' samples (`name`: policy → embedder) of every trained turn: prompts, and completions.
+    """Return the embedders' samples of every trained turn: prompts, and completions after their prompts.
 
-    The prompt is read alone and the completion after its prompt.
+    `name` maps a policy to its embedder.
     """
     prompts: dict[TurnKey, Sample] = {}
     completions: dict[TurnKey, Sample] = {}
     for key, turn in turns_of(groups):
         embedder, start = name[turn.policy], len(turn.prompt_ids)
         tokens = turn.prompt_ids + turn.completion_ids
-        # A target names the hidden state of the token before it.
+        # A target stands for the hidden state of the token before it.
         prompts[key] = Sample(embedder, turn.prompt_ids, tuple(range(1, start + 1)))
         completions[key] = Sample(embedder, tokens, tuple(range(start + 1, len(tokens) + 1)))
     return prompts, completions

@@ -1,4 +1,4 @@
-"""Every task played once more with greedy sampling: a baseline without a critic."""
+"""One greedy episode per task: a baseline without a critic."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kapelle.types import Episode
 
 @dataclass(frozen=True, slots=True)
 class GreedyBaseline:
-    """Gives `Signals.greedy`; a task whose greedy episode failed is left out."""
+    """Signal that gives `Signals.greedy`; a task whose greedy episode failed is absent."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[int, Episode]]:
         """Return each group's greedy episode."""
-        played = enumerate(group.episodes[0] for group in step.greedily())
-        return {"greedy": {g: episode for g, episode in played if episode.error is None}}
+        episodes = [group.episodes[0] for group in step.greedily()]
+        return {"greedy": {g: episode for g, episode in enumerate(episodes) if episode.error is None}}

@@ -1,4 +1,4 @@
-"""Log-probs by the trainer's own weights before the update: the denominator of ratios where sampler and trainer differ."""
+"""Log-probs by the trainer's weights before the update: the denominator of ratios if sampler and trainer differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kapelle.runtime.on_demand import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ProximalLogProbs:
-    """Gives `Signals.proximal`."""
+    """Signal that gives `Signals.proximal`."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
         """Return each policy's own log-probs `_T` of every trained turn."""

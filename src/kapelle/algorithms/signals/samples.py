@@ -1,8 +1,8 @@
-"""Turns as samples for a learner: which tokens it reads, and which of them are targets.
+"""Samples of turns: which tokens a learner reads, and which of them are targets.
 
-A critic on the model of the agents that it judges reads the very tokens that they read and sampled. A critic on another model
-(`team.critic_model`) reads the same conversation as text, by its own chat template and tokeniser. Its value before a token of the
-agent's is the one after the last of its own tokens that lies wholly before it: a baseline knows nothing of the action.
+A critic on the model of its agents reads the exact tokens that the agents read and sampled. A critic on another model
+(`team.critic_model`) reads the same conversation as text, with its own chat template and tokeniser. Its value before an agent's
+token is the value after the last of its own tokens that ends before that token. The baseline is then independent of the action.
 
 Shapes: T completion tokens of one turn.
 """
@@ -24,11 +24,11 @@ from kapelle.types import Episode, Image, Message, Turn, images_in
 T = TypeVar("T")
 Ids = tuple[int, ...]
 Readers = Callable[[str], Reader]
-"""Learner → how text becomes the tokens of its model."""
+"""Learner → the reader that converts text to tokens of its model."""
 
 
 def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Tensor]) -> Sample:
-    """Return the sample of a turn's completion tokens for `learner` (its policy or a reference)."""
+    """Return the sample of a turn's completion tokens for `learner`, its policy or a reference."""
     start = len(turn.prompt_ids)
     tokens = turn.prompt_ids + turn.completion_ids
     return Sample(
@@ -57,15 +57,15 @@ def critic_sample(
     """Return a turn's sample for its agent's critic: values before its tokens, before the turn, or after it (`need.unit`).
 
     `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's question
-    and the turn's text, as `readers` tokenise them). With `after`, the value after the last token is a target too, the
-    last one; the view `answer` has no such value. `readers` are needed too for a critic that reads text.
+    and the turn's text). With `after`, the last target is the value after the last token; the view `answer` has no such
+    value. The view `answer` and critics that read text need `readers`.
     """
     learner = team.critic_of[turn.agent]
     if need.view == "answer":
         assert readers is not None, "text needs a reader"
         ends = () if need.ends is None else need.ends(episode.task.question, turn.text)
-        asked = episode.task.asked
-        return conversation_sample(learner, readers(learner), asked, turn.text, columns, ends)
+        question = episode.task.asked
+        return conversation_sample(learner, readers(learner), question, turn.text, columns, ends)
     if team.critics[learner].reads_text:
         assert readers is not None, "text needs a reader"
         return _text_sample(episode, turn, learner, need, columns, readers, after=after)
@@ -93,9 +93,9 @@ def conversation_sample(
 ) -> Sample:
     """Return a text's sample for a verifier: a value after each of the `ends` (characters), and one after its last token.
 
-    The verifier reads the conversation before it and the text in tokens of its own model, whichever agent answered. A part
-    that ends inside a token is judged after that token, and of parts that end in one token the earlier one before it; those
-    for which there is no token are left out, the first ones. Raises ContextError if they are too long.
+    The verifier reads the conversation and the text in tokens of its own model, for any agent. A part that ends inside a
+    token has its value after that token. If several parts end in one token, the earlier parts have theirs one token before;
+    the first parts have none if there are too few tokens. Raises ContextError if the tokens exceed the context.
     """
     start, written = reader.start(messages), reader.completion(text)
     tokens = start + written
@@ -112,9 +112,9 @@ def conversation_sample(
         same = next(
             (k for k, ids in enumerate(zip(part, written, strict=False)) if ids[0] != ids[1]), len(part)
         )
-        # Where the text goes on inside a token, it is tokenised otherwise from there on.
-        read = len(start) + (same if same == len(part) else same + 1)
-        if (target := min(read, targets[-1] - 1)) > len(start):
+        # If the part ends inside a token of the text, its tokens differ from there on.
+        end_token = len(start) + (same if same == len(part) else same + 1)
+        if (target := min(end_token, targets[-1] - 1)) > len(start):
             targets.append(target)
     return Sample(learner, tokens, tuple(reversed(targets)), columns)
 
@@ -122,10 +122,10 @@ def conversation_sample(
 def central_prompt(episode: Episode, turn: Turn, *, answered: bool = False) -> tuple[int, ...]:
     """Return everything that all agents read and wrote before a turn, private views included, as tokens.
 
-    First the turns that were over when this one's prompt was fixed, in time order, then the prompts of other agents at
-    the same moment, and last this turn's own prompt. Tokens that an agent has read before are not repeated. The
-    answers of others at the same moment are left out: a baseline must not depend on simultaneous actions. They follow their
-    prompts with `answered`, for what a turn is worth among them.
+    The order is: the turns that had ended when this turn's prompt was fixed, in time order; the prompts of simultaneous
+    turns of other agents; this turn's own prompt. Tokens that an agent has read before appear once. Simultaneous completions
+    are excluded, because a baseline must be independent of simultaneous actions. With `answered` they follow their prompts,
+    for Q values.
     """
     return _central(episode, turn, _new_tokens, lambda past: past.completion_ids, answered=answered)
 
@@ -134,22 +134,25 @@ def _central(
     episode: Episode,
     turn: Turn,
     new: Callable[[Turn, Turn | None], tuple[T, ...]],
-    said: Callable[[Turn], tuple[T, ...]],
+    completion: Callable[[Turn], tuple[T, ...]],
     *,
     answered: bool = False,
 ) -> tuple[T, ...]:
-    """Return `central_prompt` in some model's tokens: what is `new` in a turn after its agent's last one, and what a turn `said`."""
-    tokens: list[T] = []
+    """Return `central_prompt` as items of some kind.
+
+    `new` returns the items that a turn's prompt adds after its agent's last turn, `completion` those of its completion.
+    """
+    items: list[T] = []
     last: dict[str, Turn] = {}
     for past in episode.turns[: turn.seen]:
-        tokens.extend(new(past, last.get(past.agent)))
-        tokens.extend(said(past))
+        items.extend(new(past, last.get(past.agent)))
+        items.extend(completion(past))
         last[past.agent] = past
     for other in episode.turns[turn.seen :]:
         if other.seen <= turn.seen and other.agent != turn.agent:
-            tokens.extend(new(other, last.get(other.agent)))
-            tokens.extend(said(other) if answered else ())
-    return (*tokens, *new(turn, last.get(turn.agent)))
+            items.extend(new(other, last.get(other.agent)))
+            items.extend(completion(other) if answered else ())
+    return (*items, *new(turn, last.get(turn.agent)))
 
 
 def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
@@ -160,13 +163,13 @@ def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
 
 
 def _new_images(turn: Turn, before: Turn | None) -> tuple[Image, ...]:
-    """Return the pictures in `_new_tokens`."""
+    """Return the images in `_new_tokens`."""
     if before is None or turn.prompt_ids == _new_tokens(turn, before):
         return turn.images
     return turn.images[len(before.images) :]
 
 
-# -------- A turn as text, for a critic on another model than the agent's
+# -------- Samples of text, for a critic on another model than the agent's
 
 
 def _text_sample(
@@ -191,20 +194,20 @@ def _text_sample(
             lambda past: reader.completion(past.text),
             answered=need.unit == "after",
         )
-    said = reader.completion(turn.text)
+    completion = reader.completion(turn.text)
     if need.unit == "turn":
         places: Ids = (len(prompt),)
     elif need.unit == "after":
-        places = (len(prompt) + len(said),)
+        places = (len(prompt) + len(completion),)
     else:
-        # The values before the agent's tokens, each after as many of the critic's tokens as end where the agent's token begins.
-        own, others = _ends(reader, said), _ends(readers(turn.policy), turn.completion_ids, early=True)
-        # Where the agent's tokens hold more than its text (special ones), nothing after that place can be told apart.
+        # The value before an agent's token stands after all critic's tokens that end before the agent's token begins.
+        own, others = _ends(reader, completion), _ends(readers(turn.policy), turn.completion_ids, early=True)
+        # The agent's tokens can contain more than its text (special tokens); positions match only up to there.
         written = zip(readers(turn.policy).decode(turn.completion_ids), turn.text, strict=False)
-        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], written))
-        begins = [0, *(min(end, known) for end in others[:-1])]
+        matching = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], written))
+        begins = [0, *(min(end, matching) for end in others[:-1])]
         places = tuple(len(prompt) + bisect_right(own, begin) for begin in begins)
-    tokens = prompt + said
+    tokens = prompt + completion
     if need.view == "local":
         images = images_in(_conversation(episode, turn))
     else:
@@ -215,24 +218,24 @@ def _text_sample(
 
 
 def _conversation(episode: Episode, turn: Turn) -> list[Message]:
-    """Return all that an agent had read and said when it answered, from the start of its conversation on."""
+    """Return the agent's conversation before a turn, from its start."""
     for past in reversed(episode.turns[: turn.seen]):
         known = past.prompt_ids + past.completion_ids
         if past.agent == turn.agent and known and turn.prompt_ids[: len(known)] == known:
-            said = Message("assistant", past.text, speaker=past.agent)
-            return [*_conversation(episode, past), said, *turn.heard]
+            answer = Message("assistant", past.text, speaker=past.agent)
+            return [*_conversation(episode, past), answer, *turn.heard]
     return list(turn.heard)
 
 
 def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:
-    """Return after how many characters of the text each token ends.
+    """Return, for each token, the number of characters of the text up to its end.
 
-    A token that ends inside a character (a byte of it) counts as ending after it; `early`, before it.
+    A token that ends inside a character (one of its bytes) counts as ending after it; with `early`, before it.
     """
     lengths: list[int] = []
     begun, open_characters = 0, 0
     for k in range(len(ids)):
-        # Decoded after the token before it: at the start of a text some tokenisers drop a space.
+        # Decode with the previous token: some tokenisers drop a space at the start of a text.
         before = ids[max(0, begun - 1) : begun]
         piece = reader.decode((*before, *ids[begun : k + 1]))[len(reader.decode(before)) if before else 0 :]
         is_open = piece.endswith("\ufffd") and k - begun < LONGEST_CHARACTER
@@ -244,4 +247,4 @@ def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:
 
 
 LONGEST_CHARACTER = 4
-"""Bytes of a character in UTF-8, and so the most tokens that it is written with."""
+"""Maximum bytes of a character in UTF-8, and so the maximum number of its tokens."""

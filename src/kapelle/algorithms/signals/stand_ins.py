@@ -1,4 +1,4 @@
-"""A frozen base model that can speak in the place of agents when an episode is played on (`Change("swap")`)."""
+"""The frozen base model as a replacement of agents when an episode is continued with a change (`Change("swap")`)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from kapelle.team import Policy, Team
 
 
 def stand_in(base: str) -> str:
-    """Return the name of the policy that is a base model as it was before training."""
+    """Return the name of the policy with a base model's initial weights."""
     return f"stand_in:{base}"
 
 
 @dataclass(frozen=True, slots=True)
 class StandIn(Beside):
-    """Adds the base of the trained agents to a team's policies, without an adapter; it plays no agent by itself."""
+    """Signal that adds the trained agents' base, without an adapter, to a team's policies; it acts for no agent by itself."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
-        """Return nothing: continuations ask it while they are played."""
+        """Return no results: continuations use the policy during the rollout."""
         return {}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with that policy; ConfigError if agents are trained on several bases, or a base itself is."""
+        """Return the team with that policy; ConfigError if several bases have trained agents, or a base itself is trained."""
         bases = list(dict.fromkeys(team.policies[name].base for name in team.trained))
         if len(bases) != 1:
             raise ConfigError(
-                f"The trained agents have {len(bases)} base models, and one model has to speak for all that are absent. "
-                "Train them on one base, or set `algorithm.absent: silent`."
+                f"The trained agents have {len(bases)} base models, but `algorithm.absent: reference` needs one for all absent "
+                "agents. Train them on one base, or set `algorithm.absent: silent`."
             )
         moving = [name for name in team.trained if team.policies[name].lora is None]
         if moving:
             raise ConfigError(
-                f"Policy '{moving[0]}' trains the base model itself, so that nothing of it stays as it was. Set `weights: lora`, or "
-                "`algorithm.absent: silent`."
+                f"Policy '{moving[0]}' trains the base model itself, so its initial weights are not kept. Set `weights: lora`, "
+                "or `algorithm.absent: silent`."
             )
         own = Policy(stand_in(bases[0]), bases[0], trained=False)
         return replace(team, policies={**team.policies, own.name: own})

@@ -1,7 +1,7 @@
 """Log-probs of the policies' own turns by frozen teachers.
 
-A teacher is a model's path, or the PEFT folder of an adapter that an earlier run saved, on the same base as the policy
-that learns from it. It reads the exact tokens that were sampled, so its tokeniser must be the policy's.
+A teacher is a model's path, or the PEFT folder of an adapter on the same base as the policy that learns from it. It reads the
+exact tokens that were sampled, so its tokeniser must equal the policy's.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from kapelle.runtime.on_demand import Tensor
 from kapelle.team import Policy, Team
 
 TEACHER = "teacher"
-"""Name under which credit finds them: `signals[TEACHER]`."""
+"""Name of the signal: `signals[TEACHER]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherLogProbs(Beside, ReadsTokens):
-    """Gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at the temperature it was sampled with."""
+    """Signal that gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at its sampling temperature."""
 
     teachers: str | Mapping[str, str]
-    """Path or folder of the one teacher of all policies, or of each policy's own, by policy."""
+    """Path or folder of one teacher for all policies, or policy → teacher."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return them; ContextError when a turn is too long for its teacher."""
+        """Return the log-probs; ContextError if a turn is too long for its teacher."""
         samples = samples_for(step, self.readers(step.team))
         for sample in samples.values():
-            reads = engine.renderer(sample.learner).context
-            if len(sample.tokens) > reads:
+            context = engine.renderer(sample.learner).context
+            if len(sample.tokens) > context:
                 raise ContextError(
-                    f"A turn has {len(sample.tokens)} tokens with its prompt; '{sample.learner}' reads {reads}. Use a "
-                    "teacher with a longer context, or lower the agents' `sampling.max_tokens`."
+                    f"A turn has {len(sample.tokens)} tokens with its prompt; the context of '{sample.learner}' is {context}. "
+                    "Use a teacher with a longer context, or lower the agents' `sampling.max_tokens`."
                 )
         return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}
 
     def readers(self, team: Team) -> Mapping[str, str]:
-        """Return, by policy, the teacher that reads its tokens."""
+        """Return policy → teacher."""
         return {policy: f"{TEACHER}:{policy}" for policy in team.trained}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with its teachers; ConfigError when a policy has none, ModelError for a broken folder."""
+        """Return the team with its teachers; ConfigError if a policy has none, ModelError for a broken folder."""
         named = (
             dict.fromkeys(team.trained, self.teachers) if isinstance(self.teachers, str) else self.teachers
         )
         for policy in named:
             if policy not in team.trained:
                 raise ConfigError(
-                    f"`algorithm.teacher` names the policy '{policy}', which this team does not train."
+                    f"`algorithm.teacher` names '{policy}', which is not a trained policy of this team."
                     f"{did_you_mean(policy, team.trained)}"
                 )
         for policy in team.trained:
@@ -66,10 +66,10 @@ class TeacherLogProbs(Beside, ReadsTokens):
 
 def _with_teacher(team: Team, policy: str, path: str) -> Team:
     """Return the team with the teacher of one policy beside it."""
-    name, learns = f"{TEACHER}:{policy}", team.policies[policy]
+    name, student = f"{TEACHER}:{policy}", team.policies[policy]
     if not (Path(path) / "adapter_config.json").is_file():
         return team.with_beside(Policy(name, f"{TEACHER}:{path}", trained=False), path)
-    # An adapter needs the base that its policy began with; a policy without an adapter changes its base.
-    base = learns.base if learns.lora is not None else f"{learns.base}@{TEACHER}"
+    # The adapter needs the student's initial base. A student without an adapter changes its base, so load a copy.
+    base = student.base if student.lora is not None else f"{student.base}@{TEACHER}"
     adapter = Policy(name, base, read_lora(Path(path)), past=path, trained=False)
-    return team.with_beside(adapter, team.bases[learns.base])
+    return team.with_beside(adapter, team.bases[student.base])

@@ -1,4 +1,4 @@
-"""A trained verifier's probability that an answer is right, or what several make of it together."""
+"""Scores of trained verifiers: the probability that an answer is correct, by one verifier or by several combined."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from kapelle.team import VERIFIER
 from kapelle.types import Group
 
 Together = Literal["mean", "least"]
-"""What several verifiers give an answer: the mean of their probabilities, or the least of them."""
+"""Combined score of several verifiers: the mean of their probabilities, or the lowest."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierScores:
-    """Gives `Signals.score`."""
+    """Signal that gives `Signals.score`."""
 
     folder: str
-    """Folder of the trained verifier; of the first, where there are several."""
+    """Folder of the trained verifier, or of the first of several."""
     least_auc: float | None = None
-    """Least AUC that each must have reached on held-out questions; None for no limit."""
+    """Minimum AUC of each verifier on held-out questions; None accepts any."""
     refresh: RefreshConfig | None = None
-    """How it goes on learning while it pays; None leaves it as it was saved."""
+    """Settings of the verifier's continued training; None keeps it frozen."""
     others: tuple[str, ...] = ()
-    """Folders of further verifiers that judge with it; none may be refreshed."""
+    """Folders of further verifiers; they exclude `refresh`."""
     together: Together = "mean"
 
     @property
     def folders(self) -> Mapping[str, str]:
-        """The critic that stands for each verifier → its folder."""
-        further = {f"{VERIFIER}:{k}": folder for k, folder in enumerate(self.others, 2)}
-        return {VERIFIER: self.folder, **further}
+        """Name of each verifier's critic → the verifier's folder."""
+        others = {f"{VERIFIER}:{k}": folder for k, folder in enumerate(self.others, 2)}
+        return {VERIFIER: self.folder, **others}
 
     @property
     def calibration(self) -> Calibration:
-        """How its scores become probabilities, as its folder says; ModelError where it says nothing that can be read."""
+        """Mapping from its scores to probabilities, from its folder; ModelError if the folder cannot be read."""
         return calibration_of(self.folder)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, float]]:
@@ -52,27 +52,27 @@ class VerifierScores:
         return {"score": self.judge(step.groups, engine)}
 
     def judge(self, groups: Sequence[Group], engine: Learners) -> Mapping[TurnKey, float]:
-        """Return the probability for every turn of every agent, by all verifiers together."""
-        each = [
+        """Return the combined probability of all verifiers for every turn of every agent."""
+        by_verifier = [
             scores(groups, engine, calibration_of(folder), critic) for critic, folder in self.folders.items()
         ]
-        reduce = min if self.together == "least" else fmean
-        return {key: reduce([own[key] for own in each]) for key in each[0]}
+        combine = min if self.together == "least" else fmean
+        return {key: combine([own[key] for own in by_verifier]) for key in by_verifier[0]}
 
 
 @cache
 def calibration_of(folder: str) -> Calibration:
-    """Return how the scores of the verifier in a folder become probabilities: as was fitted on held-out answers, else σ.
+    """Return the mapping from a verifier's scores to probabilities: the fit on held-out answers, else σ.
 
-    Read once in a process: the folder may be gone later. Raises ModelError for what cannot be read.
+    A folder is read once per process, because it can be deleted later. Raises ModelError if it cannot be read.
     """
     try:
         held_out = json.loads((Path(folder) / "verifier.json").read_text("utf-8")).get("held_out") or {}
         return read_calibration((held_out.get("calibrated") or {}).get("calibration"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
-            f"How the scores of the verifier '{folder}' become probabilities cannot be read: {error!r}. Name the folder `verifier` "
-            "of a checkpoint that `algorithm.name: verifier` wrote."
+            f"The calibration of the verifier '{folder}' cannot be read: {error!r}. Name the folder `verifier` of a checkpoint of "
+            "`algorithm.name: verifier`."
         ) from error
 
 
@@ -82,12 +82,12 @@ def scores(
     calibration: Calibration = UNCALIBRATED,
     critic: str = VERIFIER,
 ) -> dict[TurnKey, float]:
-    """Return the probability for every turn of every agent, by the verifier that a critic stands for."""
+    """Return the probability for every turn of every agent by one verifier, named by its critic."""
     return {key: calibration.probability(score) for key, score in logits(groups, engine, critic).items()}
 
 
 def logits(groups: Sequence[Group], engine: Learners, critic: str = VERIFIER) -> dict[TurnKey, float]:
-    """Return what the verifier that a critic stands for gives every turn of every agent, not yet a probability."""
+    """Return the uncalibrated score of every turn of every agent by one verifier, named by its critic."""
     samples = verifier_samples(groups, engine.renderer(critic), critic)
     scored = engine.score(list(samples.values()))
     return {key: float(score) for key, score in zip(samples, scored, strict=True)}

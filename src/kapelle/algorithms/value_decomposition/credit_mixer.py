@@ -1,27 +1,28 @@
 """Credit from a learned decomposition of the team's return: what VDN and QMIX share.
 
-Policies act; the mixer only judges. Utilities Q_i of what each agent read and wrote are mixed into Q_tot, which is fitted to the
-team's return over a replay of episodes. A step is credited by the networks as they were *before* they saw it, and
-then fitted: a fit that has seen an episode explains its return by whatever text was in it. With R the team's return
-from the round on, and every mean over the other episodes of the task:
+Policies act; the mixer only evaluates. A utility Q_i evaluates what each agent read and wrote. A mixer combines the utilities into
+Q_tot, which is fitted to the team's return over a replay buffer of episodes. A step gets its credit from the networks as they were
+*before* they saw it, and is fitted afterwards: a fit that has seen an episode can explain its return by any text in it.
 
-- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), B_i = mean_k Q_tot(Q_i ← Q_i^k) over what the agent's turns of the other
-  episodes were worth: the value of the round whatever the agent says. w = clip(R², 0, 1), R² the share of the variance of
-  returns within tasks that Q_tot explained in episodes that it was not fitted on, over the steps before this one. With w = 0
-  this is the team's return less its mean (Dr.GRPO); with w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact
-  advantage over an agent's samples.
-- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i) however much Q explains, less its mean. No noise of the return, all errors of Q.
-- `utility`: Q_i itself, less its mean (MAVERL).
+With R the team's return from the round on, and every mean over the other episodes of the task:
 
-The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task: w, B_i and the means are
-independent of the agent's own turn. An agent that acted later in the round
-has read it and is left out of B_i. The gradient of the other two is as good as Q.
+- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), with B_i = mean_k Q_tot(Q_i ← Q_i^k) over the utilities of the agent's turns in
+  the other episodes. B_i is the round's value independent of the agent's completion. w = clip(R², 0, 1), where R² is the share of the
+  within-task variance of returns that Q_tot explained on episodes before they were fitted, over earlier steps. With w = 0 this is the
+  team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact advantage over the
+  agent's samples.
+- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It has no noise of the return, and all errors of Q.
+- `utility`: Q_i itself, minus its mean (MAVERL).
 
-The turn's own penalties and influence are added, for its agent alone. Advantages are not divided by their
-spread, which would scale the noise of an agent without influence up to size one. A set of one is compared with earlier pay.
+The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task, because w, B_i and the means are
+independent of the agent's own turn. Agents that acted later in the round have read that turn, so B_i excludes them. The expected
+gradient of the other two forms is only as correct as Q.
 
-Until `credit_warmup_steps` are over and a fit exists (`fit.min_fill` episodes remembered), turns are paid the team's
-return from their round on.
+A turn's own penalties and influence rewards are added for its agent alone. Advantages are not divided by their standard deviation,
+which would scale the noise of an agent without influence up to 1. A lone member of a set is compared with earlier returns.
+
+During `credit_warmup_steps`, and before the first fit (`fit.min_fill` episodes), the advantage uses the team's return from the round
+on.
 
 Shapes: A agents, B rounds, D width of an embedding, N rounds of one set.
 """
@@ -68,23 +69,23 @@ class _StepRounds(NamedTuple):
     keys: Sequence[Mapping[str, TurnKey]]
     """By round: agent → its turn."""
     set_B: Tensor
-    """Rounds of one number are compared: the k-th ones of one task."""
+    """Comparison set of each round: the k-th rounds of one task."""
     sets: int
     number_B: Sequence[int]
-    """Which round of its episode each is."""
+    """Number of each round in its episode."""
     after_BAA: Tensor
-    """1.0 at [b, i, j] if j's turn was sampled after i's was over: it may be an effect of it."""
+    """1.0 at [b, i, j] if j's turn was sampled after i's had ended, so that it can depend on it."""
     return_B: Tensor
     """The team's return from the round on, float64."""
 
 
 class MixedCredit:
-    """Credit by utilities and mixer, with the replay they are fitted on."""
+    """Credit from utilities and a mixer, with their replay buffer; a `CreditMemory`."""
 
     def __init__(
         self, settings: CreditMixer, mixer: Callable[[int, int], nn.Module], team: Team, seed: int
     ) -> None:
-        """Take the team whose trained agents are credited; networks are made when their input is known."""
+        """Take the team; the networks are built when the width of embeddings is known."""
         self._settings, self._mixer, self._seed = settings, mixer, seed
         self._agents = tuple(name for name in team.names if team.policy(name).trained)
         self._replay = Replay(settings.fit.capacity)
@@ -94,17 +95,17 @@ class MixedCredit:
         self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage by networks that have not seen the step, then remember and fit it."""
+        """Return each turn's advantage by networks that have not seen the step, then store and fit the step."""
         s = self._settings
         played = read_groups(groups, signals, self._agents, s.team_reward)
         self._metrics = {}
         if not played:
             return {}
         step = self._step(groups, played)
-        # What is compared within a set, and what is subtracted from the result. Without a fit, and during the warm-up, every
-        # turn is paid the team's return from its round on.
+        # `value_BA` is compared within a set; `less_BA` is then subtracted. Without a fit, and during the warm-up, the value
+        # is the team's return from the round on.
         value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
-        less_BA, of = torch.zeros_like(value_BA), "return"  # values of one kind alone are compared
+        less_BA, kind = torch.zeros_like(value_BA), "return"  # only values of one kind are compared
         if self._fit is not None:
             fit, weight = self._fit, self._foresight.weight
             with torch.no_grad():
@@ -119,12 +120,15 @@ class MixedCredit:
                         less_BA = _difference(fit.net, step, rounds, estimate.utility_BA)
                         less_BA = weight * less_BA.double().cpu()
                     elif s.credit == "modelled":
-                        value_BA, of = _modelled(fit.net, step, rounds, estimate.utility_BA).cpu(), "utility"
+                        value_BA, kind = (
+                            _modelled(fit.net, step, rounds, estimate.utility_BA).cpu(),
+                            "utility",
+                        )
                     else:
-                        value_BA, of = keep_masked(estimate.utility_BA, rounds.acted_BA).cpu(), "utility"
-                    if of == "utility":
+                        value_BA, kind = keep_masked(estimate.utility_BA, rounds.acted_BA).cpu(), "utility"
+                    if kind == "utility":
                         less_BA = torch.zeros_like(value_BA)
-        advantage = self._compared(value_BA, less_BA, of, step, groups, signals)
+        advantage = self._compared(value_BA, less_BA, kind, step, groups, signals)
         size = dict.fromkeys(self._agents, 0.0)
         for movers in step.keys:
             for agent, key in movers.items():
@@ -136,8 +140,8 @@ class MixedCredit:
 
     def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], JointEpisode]) -> _StepRounds:
         keys: list[Mapping[str, TurnKey]] = []
-        places: dict[tuple[int, int], int] = {}
-        of: list[int] = []
+        sets: dict[tuple[int, int], int] = {}
+        set_of: list[int] = []
         size = len(self._agents)
         rounds = [
             (g, e, k, movers)
@@ -147,7 +151,7 @@ class MixedCredit:
         after_BAA = torch.zeros(len(rounds), size, size)
         for b, (g, e, k, movers) in enumerate(rounds):
             keys.append({agent: TurnKey(g, e, turn.index) for agent, turn in movers.items()})
-            of.append(places.setdefault((g, k), len(places)))
+            set_of.append(sets.setdefault((g, k), len(sets)))
             for i, j in itertools.permutations(movers, 2):
                 has_read = movers[j].seen > movers[i].index
                 after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(has_read)
@@ -155,20 +159,20 @@ class MixedCredit:
         to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)
         return_B = pack(to_go_NK, batch.mask_NK)
         return _StepRounds(
-            batch, keys, torch.tensor(of), len(places), [k for _, _, k, _ in rounds], after_BAA, return_B
+            batch, keys, torch.tensor(set_of), len(sets), [k for _, _, k, _ in rounds], after_BAA, return_B
         )
 
     def _learn(self, played: Sequence[JointEpisode]) -> None:
         self._replay.add(played)
         if len(self._replay.episodes) >= self._settings.fit.min_fill:
-            self._fit = self._fit or self._fresh(played[0].rounds.state_BD.shape[1])
+            self._fit = self._fit or self._new_fit(played[0].rounds.state_BD.shape[1])
             try:
                 self._metrics["mixer_loss"] = self._fit.learn(self._replay)
             except NumericsError:
                 self._metrics[MIXER_UNDONE] = 1.0
         self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
 
-    def _fresh(self, width: int) -> MixerFit:
+    def _new_fit(self, width: int) -> MixerFit:
         agents = len(self._agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
@@ -181,16 +185,14 @@ class MixedCredit:
         self,
         value_BA: Tensor,
         less_BA: Tensor,
-        of: str,
+        kind: str,
         step: _StepRounds,
         groups: Sequence[Group],
         signals: Signals,
     ) -> dict[TurnKey, float]:
-        """Return every turn's pay, its own penalties and influence included, above the mean of its set."""
-        forms, umad = self._settings.forms, self._settings.umad
-        own: Mapping[TurnKey, float] = {key: forms.of(turn) for key, turn in turns_of(groups)}
-        if umad.influence:
-            own = umad.with_influence(own, groups, signals)
+        """Return every turn's value plus its own penalties and influence, minus the mean of its set."""
+        penalty = {key: self._settings.forms.of(turn) for key, turn in turns_of(groups)}
+        own = self._settings.umad.with_influence(penalty, groups, signals)
         members: list[Member] = []
         less: dict[TurnKey, float] = {}
         for b, (value_A, less_A) in enumerate(zip(value_BA.tolist(), less_BA.tolist(), strict=True)):
@@ -198,7 +200,7 @@ class MixedCredit:
                 i = self._agents.index(agent)
                 value = value_A[i] + own[key]
                 episode = groups[key.group].episodes[key.episode]
-                like = (*place_of(episode, agent), step.number_B[b], of)
+                like = (*place_of(episode, agent), step.number_B[b], kind)
                 members.append(Member((int(step.set_B[b]), agent), value, 0, (key,), like))
                 less[key] = less_A[i]
         compared = compare(members, CENTRED, self._earlier)
@@ -209,14 +211,12 @@ class MixedCredit:
         return dict(self._metrics)
 
     def state(self) -> dict[str, object]:
-        """Return the replay, everything learned, and the measured worth of it."""
-        fit = {} if self._fit is None else self._fit.state()
-        earlier = self._earlier.state()
+        """Return the replay buffer, the fit, its measured quality, and earlier returns."""
         return {
             "replay": self._replay.state(),
-            "fit": fit,
+            "fit": {} if self._fit is None else self._fit.state(),
             "foresight": self._foresight.state(),
-            "earlier": earlier,
+            "earlier": self._earlier.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -226,7 +226,7 @@ class MixedCredit:
         self._earlier.load_state(state["earlier"])
         self._fit = None
         if state["fit"]:
-            self._fit = self._fresh(len(state["fit"]["network"]["saw_mean_D"]))
+            self._fit = self._new_fit(len(state["fit"]["network"]["saw_mean_D"]))
             self._fit.load_state(state["fit"])
 
 

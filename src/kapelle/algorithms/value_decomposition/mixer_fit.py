@@ -1,15 +1,13 @@
-"""The fit of value decomposition: episodes as joint rounds, networks that mix utilities into Q_tot, and what Q_tot is fitted to.
+"""The fit of value decomposition: episodes as joint rounds, networks that mix utilities into Q_tot, and the targets of Q_tot.
 
-Round k of an episode is the k-th trained turn of every agent that has one: the joint action of value decomposition. Q_i
-judges what agent i read and wrote in it, a mixer combines all Q_i to Q_tot, and Q_tot is fitted to what the team earned
-over a replay of episodes:
+Round k of an episode is the k-th trained turn of every agent that has one: the joint action of value decomposition. Q_i evaluates
+what agent i read and wrote in it, and a mixer combines all Q_i into Q_tot. Q_tot is fitted over a replay buffer of episodes:
 
-- `monte_carlo`: Q_tot of a round is fitted to the discounted rewards that followed it. An episode cut by a limit of
-  turns counts with what it was paid.
-- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA, without a maximum), mixed over more steps by λ. The
-  last round of a cut episode has no next actions: it is left out of the fit, and the one before it uses Q̄ there.
+- `monte_carlo`: to the discounted rewards that followed the round. A truncated episode counts with its rewards so far.
+- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA, without a maximum), mixed over more steps by λ. The last round of a
+  truncated episode has no next actions: it is excluded from the fit, and the round before it uses Q̄ there.
 
-Q̄ is the target network: a copy at the start, of utilities and mixer both, that follows softly or by period.
+Q̄ is the target network. It starts as a copy of utilities and mixer, and follows them softly or periodically.
 
 Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episode, N episodes, B rounds of all in a row.
 """
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kapelle.algorithms.shared.groups import valid_episodes
 from kapelle.algorithms.shared.rewards import FREE, PenaltyConfig, TeamReward, round_rewards
 from kapelle.algorithms.value_decomposition.settings import FitConfig, Soft, UtilityConfig
 from kapelle.errors import NumericsError
@@ -36,44 +35,44 @@ from kapelle.rows import Signals, TurnKey
 from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Episode, Group, Turn
 
-# -------- Episodes as joint rounds, and the replay of them
+# -------- Episodes as joint rounds, and the replay buffer
 #
-# Agents are columns in seat order; one that has no k-th turn is masked.
+# Agents are columns in team order; an agent without a k-th turn is masked.
 #
-# The state of a round is the mean of what agents read *before* the round: of its prompts, those that were fixed when
-# its first turn was. In a chain the Actor's prompt holds the Reasoner's turn of the same round; were it part of the
-# state, the mixer could explain the return without the Reasoner, and the Reasoner's credit would vanish.
+# The state of a round is the mean embedding of what agents read *before* the round: of the prompts that were fixed no later
+# than that of its first turn. In a chain, the Actor's prompt contains the Reasoner's turn of the same round. If it were part
+# of the state, the mixer could explain the return without the Reasoner, and the Reasoner's credit would vanish.
 
 
 class Rounds(NamedTuple):
-    """Joint actions and the states they were taken in."""
+    """Joint actions and the states in which they were taken."""
 
     saw_BAD: Tensor
     said_BAD: Tensor
     acted_BA: Tensor
-    """1.0 where the agent took its turn; its other entries are 0."""
+    """1.0 if the agent has a turn in the round; entries of other agents are 0."""
     state_BD: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class JointEpisode:
-    """One episode as a mixer reads it."""
+    """One episode as input of a mixer."""
 
     rounds: Rounds
-    """K of them, in order."""
+    """The K rounds in order."""
     reward_K: Tensor
-    """What the team was paid for each round, once; the terminal reward is on the last."""
+    """The team's reward per round, counted once; the terminal reward is on the last."""
     cut: bool
-    """True if a limit of turns ended the episode: its future was not seen."""
+    """True if the episode was truncated, so that its future is unknown."""
 
 
 class Fitted(NamedTuple):
-    """Several episodes, their rounds in a row."""
+    """Several episodes with their rounds in a row."""
 
     rounds: Rounds
     reward_NK: Tensor
     mask_NK: Tensor
-    """1.0 at an episode's rounds; `pack` with it takes `_NK` to the rows of `rounds`."""
+    """1.0 at an episode's rounds; `pack` with it maps `_NK` to the rows of `rounds`."""
     cut_N: Tensor
 
 
@@ -83,16 +82,16 @@ def earned_by_round(
     how: TeamReward,
     penalties: PenaltyConfig = FREE,
 ) -> Tensor:
-    """Return what the team earned in each round → float64 [K]; the terminal reward is on the last one."""
-    placed = round_rewards(episode, how, penalties)
-    paid = [sum(placed[turn.index] for turn in movers.values()) for movers in rounds]
-    return torch.tensor(paid, dtype=torch.float64)
+    """Return the team's reward in each round, float64 [K]; the terminal reward is on the last one."""
+    reward = round_rewards(episode, how, penalties)
+    totals = [sum(reward[turn.index] for turn in movers.values()) for movers in rounds]
+    return torch.tensor(totals, dtype=torch.float64)
 
 
 def read_episode(
     place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> JointEpisode | None:
-    """Return an episode's joint rounds with the embeddings of its turns; None where no agent learns."""
+    """Return an episode's joint rounds with the embeddings of its turns; None if it has no trained turn."""
     rounds = episode.rounds(agents, trained=True)
     if not rounds:
         return None
@@ -120,11 +119,9 @@ def read_groups(
     """Return every valid episode's joint rounds by (group, episode)."""
     found = {
         (g, e): read_episode((g, e), episode, signals, agents, how)
-        for g, group in enumerate(groups)
-        for e, episode in enumerate(group.episodes)
-        if episode.error is None
+        for g, e, episode in valid_episodes(groups)
     }
-    return {place: played for place, played in found.items() if played is not None}
+    return {place: joint for place, joint in found.items() if joint is not None}
 
 
 def joined(episodes: Sequence[JointEpisode]) -> Fitted:
@@ -141,12 +138,12 @@ class Replay:
     """The last `capacity` episodes, oldest first."""
 
     def __init__(self, capacity: int) -> None:
-        """Remember at most `capacity` episodes."""
+        """Start empty, with room for `capacity` episodes."""
         self.capacity = capacity
         self.episodes: list[JointEpisode] = []
 
     def add(self, episodes: Sequence[JointEpisode]) -> None:
-        """Remember episodes, and forget the oldest beyond the capacity."""
+        """Add episodes, and drop the oldest beyond the capacity."""
         self.episodes = [*self.episodes, *episodes][-self.capacity :]
 
     def draw(self, count: int, seed: int) -> Fitted:
@@ -156,7 +153,7 @@ class Replay:
         return joined([self.episodes[k] for k in order.tolist()])
 
     def state(self) -> dict[str, object]:
-        """Return all episodes as a few tensors."""
+        """Return all episodes as a mapping of a few tensors and lists."""
         if not self.episodes:
             return {}
         batch = joined(self.episodes)
@@ -184,17 +181,16 @@ class Replay:
             self.episodes.append(JointEpisode(Rounds(*rounds), reward_K, cut))
 
 
-# -------- The networks: a utility of each agent's turn, and what mixes them
+# -------- The networks: one utility per agent's turn, and mixers
 #
-# Q_i is a small MLP over what agent i read and wrote, both as vectors; a mixer combines all of them to Q_tot. The last
-# layer of a utility starts at 0, so that credit starts at 0.
+# Q_i is a small MLP over the embeddings of what agent i read and wrote; a mixer combines all Q_i into Q_tot. The last layer of
+# a utility starts at 0, so that credit starts at 0.
 #
-# Embeddings of a language model have a few coordinates far larger than the rest and a common offset. They are
-# therefore standardised by the mean and spread of the first data that the network is fitted on, and by the same ones
-# ever after.
+# Embeddings of a language model have a common offset and a few coordinates far larger than the rest. They are therefore
+# standardised by the mean and standard deviation of the first data of the fit, which then stay fixed.
 
 SMALLEST_SPREAD = 0.1
-"""Least spread of a coordinate, as a share of the mean spread: less is not scaled up to one."""
+"""Lower bound of a coordinate's standard deviation in the standardisation, as a share of the mean one."""
 
 
 class TeamEstimate(NamedTuple):
@@ -205,18 +201,18 @@ class TeamEstimate(NamedTuple):
 
 
 class SumMixer(nn.Module):
-    """VDN: Q_tot = Σ Q_i (1706.05296 eq. 2)."""
+    """VDN's mixer: Q_tot = Σ Q_i (1706.05296 eq. 2)."""
 
     def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
-        """Return Q_tot [B]; the state is not read."""
+        """Return Q_tot [B], independent of the state."""
         return vdn_mix(utility_BA, acted_BA)
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX: a mixing network whose weights hypernetworks compute from the state (1803.11485 §4.1).
+    """QMIX's mixer: a network whose weights hypernetworks compute from the state (1803.11485 §4.1).
 
-    The hypernetworks start as constants (only the bias of their last layer is drawn): the effect of the state on the mix
-    is learned, and does not depend on chance for states never seen before.
+    The hypernetworks start constant in the state (only the bias of their last layer is random). The effect of the state is
+    then learned, and is not random for unseen states.
     """
 
     def __init__(self, width: int, agents: int, units: int, hidden: int) -> None:
@@ -254,7 +250,7 @@ class OwnUtilities(nn.Module):
 
 
 class SharedUtility(nn.Module):
-    """One MLP for all agents, with a learned vector for the agent whose turn it judges."""
+    """One MLP for all agents, with a learned vector per agent as input."""
 
     def __init__(self, width: int, agents: int, hidden: Sequence[int], identity: int) -> None:
         """Take D, A, the widths of hidden layers and of an agent's vector."""
@@ -270,7 +266,7 @@ class SharedUtility(nn.Module):
 
 
 def utilities_of(settings: UtilityConfig, width: int, agents: int) -> nn.Module:
-    """Return the networks behind Q_i for embeddings of D entries."""
+    """Return the networks of Q_i for embeddings of width D."""
     if settings.sharing == "own":
         return OwnUtilities(width, agents, settings.hidden)
     return SharedUtility(width, agents, settings.hidden, settings.identity)
@@ -294,7 +290,7 @@ class TeamValue(nn.Module):
 
     @torch.no_grad()
     def standardise_by(self, rounds: Rounds) -> None:
-        """Set mean and spread of embeddings from these rounds."""
+        """Set the mean and standard deviation of embeddings from these rounds."""
         acted_BA = rounds.acted_BA.bool()
         for x_BAD, mean_D, spread_D in (
             (rounds.saw_BAD, self.saw_mean_D, self.saw_spread_D),
@@ -314,7 +310,7 @@ class TeamValue(nn.Module):
         return TeamEstimate(utility_BA, self.mix(utility_BA, rounds))
 
     def mix(self, utility_BA: Tensor, rounds: Rounds) -> Tensor:
-        """Return Q_tot [B] of other utilities in the same states."""
+        """Return Q_tot [B] of given utilities in these rounds' states."""
         state_BD = (rounds.state_BD - self.saw_mean_D) / self.saw_spread_D
         total_B: Tensor = self.mixer(utility_BA, rounds.acted_BA, state_BD)
         return total_B
@@ -338,20 +334,20 @@ def from_zero(net: nn.Sequential) -> nn.Sequential:
     return net
 
 
-# -------- The fit, and how far its predictions can be trusted
+# -------- The fit, and how well it predicts
 
 GRADIENT_NORM = 10.0
-"""Norm to which the gradient of a fit is clipped, as in QMIX's code."""
+"""Norm to which gradients of the fit are clipped, as in QMIX's code."""
 
 FADING = 0.8
-"""Factor by which the measured worth of a fit fades from step to step: about the last five count."""
+"""Decay of the sums behind R² per step: about the last five steps count."""
 
 
 class Foresight:
-    """How much of the returns Q_tot explains in episodes that it was not fitted on.
+    """The share of the variance of returns that Q_tot explains in episodes on which it was not fitted.
 
-    R² = 1 − Σ (R − Q_tot)² / Σ R² with both taken above their means over the episodes of a task (only what differs
-    there is credited), each step before it is fitted. The sums are kept over steps, the older ones fading by `FADING`.
+    R² = 1 − Σ (R − Q_tot)² / Σ R², with both relative to their means over the episodes of a task, because only differences
+    within a task give credit. Each step is measured before it is fitted. The sums decay by `FADING` per step.
     """
 
     def __init__(self) -> None:
@@ -360,16 +356,16 @@ class Foresight:
 
     @property
     def weight(self) -> float:
-        """R² over the steps seen so far, clipped to [0, 1]; 0 before there were any."""
+        """R² over the steps so far, clipped to [0, 1]; 0 before the first one."""
         return max(0.0, 1.0 - self._error / self._spread) if self._spread > 0 else 0.0
 
     def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
         """Add a step's returns and predictions; return its own R², None if no task's returns vary."""
-        # Above the mean of its set; a set of one gives 0.
-        over_B, foreseen_B = (
+        # Relative to the mean of the set; a set of one gives 0.
+        centred_B, predicted_B = (
             x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B] for x_B in (return_B, total_B)
         )
-        error, spread = float((over_B - foreseen_B).square().sum()), float(over_B.square().sum())
+        error, spread = float((centred_B - predicted_B).square().sum()), float(centred_B.square().sum())
         self._error, self._spread = FADING * self._error + error, FADING * self._spread + spread
         return 1.0 - error / spread if spread > 0 else None
 
@@ -383,17 +379,17 @@ class Foresight:
 
 
 class Target(NamedTuple):
-    """The target of Q_tot, and the rounds that have one."""
+    """The target of Q_tot, and a mask of the rounds that have one."""
 
     value_NK: Tensor
     mask_NK: Tensor
 
 
 class MixerFit:
-    """Utilities, mixer, their target and their optimiser."""
+    """Utilities and mixer with their target network and optimiser."""
 
     def __init__(self, settings: FitConfig, gamma: float, net: TeamValue, seed: int) -> None:
-        """Take a fresh network; `gamma` discounts from one round to the next."""
+        """Take a new network; `gamma` discounts from one round to the next."""
         self.net = net.to(settings.device)
         self.target = copied(self.net.state_dict())
         self.updates = 0
@@ -401,9 +397,9 @@ class MixerFit:
         self._optimizer = torch.optim.Adam(self.net.parameters(), settings.lr)
 
     def learn(self, replay: Replay) -> float:
-        """Take one step's updates on what is remembered; return their mean squared error.
+        """Take one step's updates on the replay buffer; return their mean squared error.
 
-        Raises NumericsError, with everything as it was before, if they broke the weights.
+        Raises NumericsError if they made weights non-finite, after restoring the state before them.
         """
         before = deepcopy(self.state())
         if self.updates == 0:
@@ -413,10 +409,10 @@ class MixerFit:
         for _ in range(self._settings.updates):
             batch = replay.draw(self._settings.batch, derive_seed(self._seed, "replay", self.updates))
             losses.append(self._update(self.placed(batch)))
-        wrong = poisoned(learned({"fit": self.state()}))
-        if wrong is not None:
+        broken = poisoned(learned({"fit": self.state()}))
+        if broken is not None:
             self.load_state(before)
-            raise NumericsError(f"The fit of utilities and mixer broke its weights: {wrong}.")
+            raise NumericsError(f"The fit of utilities and mixer made its weights non-finite: {broken}.")
         return sum(losses) / len(losses)
 
     def placed(self, batch: Fitted) -> Fitted:
@@ -443,7 +439,7 @@ class MixerFit:
 
     @torch.no_grad()
     def goal(self, batch: Fitted) -> Target:
-        """Return the target of Q_tot of each round: the discounted rewards from it on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
+        """Return the target of Q_tot in each round: the discounted rewards from it on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
         if self._settings.target == "monte_carlo":
             return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
         estimate: TeamEstimate = torch.func.functional_call(self.net, self.target, (batch.rounds,))
@@ -459,7 +455,7 @@ class MixerFit:
         return Target(value_NK, mask_NK)
 
     def state(self) -> dict[str, object]:
-        """Return networks, target, optimiser and the number of updates, which seeds the next draw."""
+        """Return networks, target, optimiser, and the number of updates, which seeds the next draw."""
         moments = self._optimizer.state_dict()["state"]
         return {
             "network": copied(self.net.state_dict()),
