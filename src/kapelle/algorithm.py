@@ -1,10 +1,9 @@
-"""What an algorithm is: one row of choices over shared pure functions.
+"""Algorithms: an algorithm is one row of choices over shared pure functions.
 
-`credit` turns groups of episodes into an advantage for every token that is trained on; `policy_loss`
-turns the trainer's log-probs and those advantages into a sum and a weight. Sampling, sharing of weights, packing of
-batches and reduction of gradients are the library's.
+`credit` turns groups of episodes into an advantage for every trained token. `policy_loss` turns the trainer's log-probs and these
+advantages into a sum and a weight. The library does the rest: sampling, weight sharing, packing and gradient reduction.
 
-Shapes: K tokens that are trained on in one batch, S sequences, T tokens of one turn.
+Shapes: K trained tokens of one batch, S sequences, T tokens of one turn.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The credit of one turn, token by token."""
+    """The credit of one turn, per token."""
 
     advantage_T: Tensor
     return_T: Tensor | None = None
-    """Target of the critic at each of its values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
+    """Targets of the critic's values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
     weight: float = 1.0
-    """How often the turn counts, in its policy's loss and in what that is divided by; 0 leaves it out. Losses of pairs read only
-    whether it is 0; a loss of one's own finds others than 0 and 1 in `Column.WEIGHT`."""
+    """How often the turn counts in its policy's loss and in the loss's divisor; 0 excludes it. Losses over pairs use only whether
+    it is 0. A custom loss reads weights other than 0 and 1 from `Column.WEIGHT`."""
     pair: int | None = None
-    """The loss compares turns of one number: advantage +1 on the chosen side, −1 on the rejected."""
+    """Number of the turn's pair, for losses over pairs: advantage +1 on the chosen side, −1 on the rejected."""
     after: Tensor | None = None
-    """Target (scalar) of the critic's value after the turn: all that is to come once it is over. None where it is not known,
-    and where nothing follows; read only where there is such a value (`Signals.after`)."""
+    """Target (scalar) of the critic's value after the turn, which estimates everything that follows. None if it is unknown or
+    nothing follows; used only in steps with such values (`Signals.after`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,13 @@ class Targets:
     segments: int
     """S."""
     mask_K: Tensor
-    """1.0 where a token counts."""
+    """1.0 for tokens that count."""
     columns: Mapping[str, Tensor]
     """Per-token columns: see `rows.Column`, whose members are these strings."""
     pair_S: Tensor | None = None
-    """Number of the pair that each sequence is a side of (`Credit.pair`), int64; None where nothing is paired."""
+    """Number of each sequence's pair (`Credit.pair`), int64; None without pairs."""
     observed_S: Tensor | None = None
-    """1.0 for sequences that the agent observed, 0.0 for those that it wrote; None if it wrote them all."""
+    """1.0 for sequences that the agent observed, 0.0 for those that it wrote; None if it wrote all."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column]
@@ -93,21 +92,21 @@ CriticLoss: TypeAlias = "Callable[[Tensor, Targets], Loss]"
 
 
 CreditFunction: TypeAlias = "Callable[[Sequence[Group], Signals], Mapping[TurnKey, Credit]]"
-"""Turns groups into credit for every turn that is trained on; pure."""
+"""A pure function of groups and signals that returns credit for every trained turn."""
 
 
 MIXER_UNDONE = "mixer_undone"
-"""Metric of a credit's memory: 1.0 if its fit broke its weights and was undone; absent otherwise."""
+"""Metric of a credit memory: 1.0 if its fit made weights non-finite and was undone; absent otherwise."""
 
 
 class CreditMemory(Protocol):
-    """Credit that remembers or learns from step to step: baselines, mixers, replay.
+    """Credit with state between steps: baselines, mixers, replay.
 
-    Everything that it keeps is in `state`, so that a resumed run continues bit for bit.
+    `state` contains all of it, so that a resumed run is bitwise identical.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return credit for every turn that is trained on, and remember the step."""
+        """Return credit for every trained turn, and update the state with the step."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
@@ -115,7 +114,7 @@ class CreditMemory(Protocol):
         ...
 
     def state(self) -> dict[str, object]:
-        """Return what is remembered, as a tree of tensors and plain values."""
+        """Return the state as a tree of tensors and plain values."""
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -128,7 +127,7 @@ Choose: TypeAlias = Callable[[Sequence[str], int, int], tuple[str, ...]]
 
 
 def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
-    """Return all policies: the joint order."""
+    """Return all policies, in the joint order."""
     return tuple(policies)
 
 
@@ -136,36 +135,36 @@ class Mover(NamedTuple):
     """The two calls that an order makes to a train engine."""
 
     update: Callable[[Sequence[Sample]], dict[str, float]]
-    """Takes the optimiser steps of all learners of the samples; returns metrics."""
+    """Function that takes the optimiser steps of all learners of the samples and returns metrics."""
     score: Callable[[Sequence[Sample]], list[Tensor]]
-    """Log-probs `_T` of each sample's targets by the current weights."""
+    """Function that returns log-probs `_T` of each sample's targets under the current weights."""
 
 
 class UpdateSamples(NamedTuple):
-    """What one update learns from."""
+    """The samples of one update."""
 
     policies: Mapping[TurnKey, Sample]
-    """Each credited turn's sample."""
+    """Sample of each turn with credit."""
     critics: Sequence[Sample]
-    """What critics learn from."""
+    """Samples of the critics."""
     groups: Sequence[Group]
-    """The episodes that the samples are of."""
+    """The episodes from which the samples come."""
 
 
 Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, float]]
-"""Takes the optimiser steps of the chosen policies and of all critics; returns metrics."""
+"""Function that takes the optimiser steps of the chosen policies and of all critics, and returns metrics."""
 
 
 def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
     """Update the chosen policies and all critics in one pass."""
-    own = (sample for sample in samples.policies.values() if sample.learner in chosen)
-    everything = [*own, *samples.critics]
-    return mover.update(everything) if everything else {}
+    own = [sample for sample in samples.policies.values() if sample.learner in chosen]
+    learning = [*own, *samples.critics]
+    return mover.update(learning) if learning else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which policies an update changes, and whether at once or one after another."""
+    """The policies that a step updates, and whether it updates them together or one after another."""
 
     choose: Choose = everybody
     move: Move = at_once
@@ -178,28 +177,28 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """What an algorithm needs from critics."""
+    """The critics that an algorithm needs."""
 
     view: Literal["local", "central", "answer"]
-    """`local` reads the agent's own observation; `central` everything that all agents read and wrote; `answer` the
-    task's question and the turn's text only, and gives one value at the text's end."""
+    """Input of the critic: the agent's own observation (`local`), everything that all agents read and wrote (`central`), or the
+    task's question and the turn's text, with one value at the text's end (`answer`)."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""
     coefficient: float = 1.0
+    """Weight of the critic's loss."""
     unit: Literal["token", "turn", "after"] = "token"
-    """One value before each completion token, one before the whole turn, or one after it: what the turn is worth, Q. The view
-    `central` then holds what others answered at the same moment too."""
+    """One value before each completion token, one before the turn, or one after it (Q). With `after`, the view `central` includes
+    simultaneous completions of other agents."""
     bootstraps: bool = True
-    """Whether credit reads the values after turns that a limit cut short; critics then learn them. The view `answer` has
-    none."""
+    """Whether credit uses the values after turns of truncated episodes, which critics then learn. The view `answer` has none."""
     everyone: bool = False
-    """True if one critic judges all agents, also those that are not trained (a verifier)."""
+    """Whether one critic evaluates all agents, including frozen ones (a verifier)."""
     ends: Callable[[str, str], Sequence[int]] | None = None
-    """For the view `answer`: question and text → ascending numbers of characters; one more value stands after each of these
-    parts of the text, before the one at its end. None asks for that one alone."""
+    """For the view `answer`: question and text → ascending positions in characters, each with an additional value after that
+    part of the text. None gives only the value at the end."""
     calibration: Kind = "none"
-    """How the scores of a verifier become probabilities: fitted on half of the held-out questions (`training.held_out`)."""
+    """Mapping from a verifier's scores to probabilities, fitted on half of the held-out questions (`training.held_out`)."""
 
 
 JointAction = tuple[int, ...]
@@ -207,90 +206,89 @@ JointAction = tuple[int, ...]
 
 
 JudgedBy: TypeAlias = Callable[[Sequence[int], int, int], Sequence[JointAction]]
-"""(number of candidates of each agent, mover, candidate) → the joint actions that give the candidate its worth; pure."""
+"""(number of candidates of each agent, mover, candidate) → the joint actions that give the candidate its value; pure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """How an episode branches: what is sampled at a moment, its worth, and how the episode continues."""
+    """Tree sampling: the candidates at a moment, their values, and the candidate with which the episode continues."""
 
     candidates: int
-    """Sampled from one prompt at every turn of a trained agent."""
+    """Candidates per prompt at every turn of a trained agent."""
     continuations: int
-    """Continuations of the episode from each joint action."""
+    """Continuations of the episode per joint action."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """Each agent's return over a whole played episode: what was paid before the moment is the same for all candidates and
-    cancels."""
+    """Episode → each agent's return over the whole episode. Rewards before the moment are equal for all candidates and cancel."""
     judged_by: JudgedBy
     chosen: Callable[[Sequence[float]], int]
-    """Worths of one agent's candidates → the number of the one that the episode continues with."""
+    """Values of one agent's candidates → the number of the candidate with which the episode continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interventions:
-    """What is changed of every played episode, and how often it is played on then; `rollout.interventions` plays them."""
+    """Changes of every episode and their continuations; `rollout.interventions` runs them."""
 
     change: Callable[[Group, int, Team], Sequence[Change]]
-    """(group, episode's number, team) → the changes to the episode."""
+    """(group, episode's number, team) → the changes of the episode."""
     continuations: int
-    """Of each change; the n-th ones of all changes at one moment use the same seeds."""
+    """Continuations per change; the n-th ones of all changes at one moment use the same seeds."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """Each agent's return over a whole played episode."""
+    """Episode → each agent's return over the whole episode."""
     share: float | None = None
-    """Most tokens of all continuations, as a share of those that the group's episodes sampled; None for no bound."""
+    """Maximum tokens of all continuations, as a share of the tokens of the group's episodes; None for no limit."""
     tokens: int | None = None
-    """Most tokens of all continuations of a step, the same for each of its groups; None for no bound."""
+    """Maximum tokens of all continuations of a step, divided equally among its groups; None for no limit."""
     says: Callable[[Group], Callable[[Slot], float]] | None = None
-    """A group without one of its episodes → how much a change of that one says, by its slot; where there is a bound, those that say
-    most are played. None takes them as they are listed."""
+    """Group without one of its episodes → the priority of a change of that episode, by its slot. Within a limit, the changes of
+    highest priority are continued. None keeps the listed order."""
 
 
 class Slot(NamedTuple):
-    """What the changes to several episodes of a group have in common."""
+    """The place of a change, for comparison across the episodes of a group."""
 
     agents: tuple[str, ...]
-    """Who is changed."""
+    """The changed agents."""
     number: int | None
-    """Which turn of the agent it is, from 0; None where all turns change."""
+    """Number of the agent's turn, from 0; None if all its turns change."""
 
 
 class Change(NamedTuple):
-    """One intervention: what is changed of an episode."""
+    """One intervention: a change of an episode."""
 
     what: Literal["resample", "replace", "remove", "swap"]
     agents: tuple[str, ...]
-    """Who is changed."""
+    """The changed agents."""
     turn: int | None = None
-    """Index of the turn that is sampled anew, or replaced; of agents who are removed or swapped, all turns change."""
+    """Index of the turn that is resampled or replaced; for `remove` and `swap`, all turns of the agents change."""
     by: Turn | str | None = None
-    """The turn that replaces it, read from the same prompt; the name of the policy that is swapped in."""
+    """The replacement: a turn with the same prompt, or the name of the policy that is swapped in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Where the episodes of a step come from, and what they must contain."""
+    """The source of a step's episodes, and what they must contain."""
 
     source: Literal["rollout", "demonstrations"] = "rollout"
     group_size: int = 1
     """Episodes per task."""
     tree: Tree | None = None
-    """How episodes branch at every turn of a trained agent; None plays whole episodes."""
+    """Tree sampling at every turn of a trained agent; None samples whole episodes."""
     widths: tuple[int, ...] = ()
-    """How a group's episodes branch: each first moment is sampled so many times, each second moment after it so many times, and
-    so on; `group_size` is their product. Episodes of one branch share their turns up to where it parts."""
+    """Samples at each first moment, at each second moment after it, and so on; `group_size` is their product. Episodes of one
+    branch share their turns up to the next branch."""
     interventions: Interventions | None = None
-    """What is changed of every played episode to see what it makes of the rest."""
+    """Changes of every episode that measure the effect of a turn or an agent."""
     redraw: int = 0
-    """How often a task whose group has no variance may be replaced by another in the same step."""
+    """Maximum replacements of a task whose group has no variance by another task in the same step."""
     scores: bool = False
-    """True if credit reads `Turn.score`; the workflow must then have turns scored."""
+    """Whether credit reads `Turn.score`; the workflow must then have turns scored."""
     observations: float = 0.0
-    """Weight of the observations that follow, for algorithms without credit; 0 leaves them out."""
+    """Weight of the agent's next observations, for algorithms without credit; 0 excludes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How the optimiser goes through a step's data."""
+    """The optimiser's passes over a step's data."""
 
     epochs: int = 1
     """Passes over a step's data."""
@@ -298,7 +296,7 @@ class Update:
     """Optimiser steps per pass."""
     order: Order = Order()
     entropy: bool = False
-    """True when the loss reads `Outputs.entropy_K`."""
+    """Whether the loss reads `Outputs.entropy_K`."""
 
 
 class AfterUpdate(Protocol):
@@ -306,16 +304,16 @@ class AfterUpdate(Protocol):
 
     @property
     def moves_weights(self) -> bool:
-        """Whether it gives policies other weights than their update did; then no rollout may run ahead."""
+        """Whether the hook changes policies' weights; rollouts then cannot run ahead of the update."""
         ...
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Run after step `step` (from 1); do nothing if it is not due."""
+        """Run the hook after step `step` (from 1)."""
         ...
 
 
 @runtime_checkable
-class _AsksCritics(Protocol):
+class _NeedsCritics(Protocol):
     critic: CriticSpec
 
 
@@ -323,48 +321,49 @@ S = TypeVar("S")
 
 
 class Taught:
-    """Settings of an algorithm whose policies learn from a teacher, which may be named by an earlier run."""
+    """Settings of an algorithm whose policies learn from a teacher."""
 
     teacher: str | dict[str, str]
-    """One teacher for all policies, or one for each by the policy's name; a run stands for the policy's own folder in it."""
+    """One teacher for all policies, or policy → teacher; a run stands for the folder of the policy's namesake in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row: where data come from, how credit is given, what is minimised, in which order."""
+    """One row: the source of data, the credit, the loss, and the order of updates."""
 
     name: str
     policy_loss: PolicyLoss
-    """Of every step; with `annealed`, of the first."""
+    """Loss of every step; with `annealed`, of the first step."""
     credit: CreditFunction | None = None
-    """None for algorithms that learn from demonstrations. With a `memory` it is the credit of a first step."""
+    """Credit function; None for algorithms that learn from demonstrations. With a `memory`, the credit of a first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
-    """What credit and losses need to know about the sampled turns (`kapelle.algorithms.signals`)."""
+    """Signals that credit and losses need (`kapelle.algorithms.signals`)."""
     update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
-    """Makes, from a team and a seed, what gives credit in place of `credit`."""
+    """(team, seed) → the credit memory that replaces `credit`."""
     memory_learns: bool = False
-    """Whether the memory is fitted to what is earned, as a critic is, and may learn alone at first (`training.critic_warmup`)."""
+    """Whether the memory is fitted to returns, as a critic is, and can learn first without the policies
+    (`training.critic_warmup`)."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
-    """Each agent's undiscounted return that it is trained on, after sharing of rewards; None for no sharing."""
+    """Episode → each agent's undiscounted return in training, after reward sharing; None for no sharing."""
     after_update: tuple[AfterUpdate, ...] = ()
-    """Done in this order after every update."""
+    """Hooks that run in this order after every update."""
     checks: tuple[Callable[[Team], None], ...] = ()
-    """Each raises ConfigError if the algorithm cannot train a team."""
+    """Functions that raise ConfigError if the algorithm does not support a team."""
     lacks: str = "no turn has credit"
-    """What is missing where a step's episodes teach nothing, in words."""
+    """Message for a step from which nothing can be learned."""
     annealed: Callable[[float], PolicyLoss] | None = None
-    """Share of the run's steps that are done → the loss of the next one; None for one loss throughout."""
+    """Share of the run's steps that are done → the loss of the next step; None for a constant loss."""
 
     def need(self, kind: type[S]) -> S | None:
-        """Return the signal of a kind that it needs; None if it needs none."""
+        """Return the algorithm's signal of a kind; None if it needs none."""
         return next((signal for signal in self.needs if isinstance(signal, kind)), None)
 
     @property
     def critic(self) -> CriticSpec | None:
-        """What it needs from critics; None without critics."""
-        return next((signal.critic for signal in self.needs if isinstance(signal, _AsksCritics)), None)
+        """The critics that it needs; None without critics."""
+        return next((signal.critic for signal in self.needs if isinstance(signal, _NeedsCritics)), None)
 
     @property
     def judges(self) -> bool:
@@ -378,7 +377,7 @@ class Algorithm:
 
     @property
     def attempts(self) -> int:
-        """How many attempts are compared with one another: the episodes of a task, or a tree's candidates."""
+        """Number of samples that are compared with one another: the episodes of a task, or a tree's candidates."""
         return self.data.group_size if self.data.tree is None else self.data.tree.candidates
 
 
@@ -399,27 +398,28 @@ ELSEWHERE = {
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
 }
-"""Names that papers and other libraries have for what settings give here → those settings."""
+"""Name of an algorithm in papers or other libraries → the settings that give it here."""
 
 
 def algorithm_class(name: str) -> type:
     """Return the settings class of an algorithm by name, `module:Class` or entry point."""
     if name.lower() in ("sac", "td3", "ddpg"):
         raise ConfigError(
-            f"There is no algorithm '{name}', for the reason in docs/explanations/which_algorithm.md. Take `a2c`, or `ppo` with a KL penalty."
+            f"The algorithm '{name}' does not exist, for the reason in docs/explanations/which_algorithm.md. Use `a2c`, or `ppo` with a KL "
+            "penalty."
         )
     if name.lower() in ELSEWHERE:
-        raise ConfigError(f"No algorithm is called '{name}' here. Set {ELSEWHERE[name.lower()]}.")
+        raise ConfigError(f"The algorithm '{name}' has another name here. Set {ELSEWHERE[name.lower()]}.")
     return find_class("algorithm", name, catalogue("kapelle.algorithms"))
 
 
-# -------- What an algorithm's settings build, looked at before a model is loaded: its code may be anybody's
+# -------- Checks of a row before a model is loaded: a user's own code can build it
 
 
 def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
     """Return the row that the settings of an algorithm build.
 
-    ConfigError, which names the algorithm, where `build` raises or returns something else, or the row has a part of a wrong type.
+    Raises ConfigError, with the algorithm's name, if `build` raises, or if the row or one of its parts has a wrong type.
     """
     who = f"Algorithm '{name}'"
     try:
@@ -432,34 +432,32 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         raise ConfigError(f"{who}: `build` raises {reason(error)}.") from error
     if not isinstance(row, Algorithm):
         raise ConfigError(f"{who}: `build` returns {row!r:.60}. Return a kapelle.Algorithm.")
-    for path, right, mend in _PARTS:
-        value = attrgetter(path)(row)
-        if not right(value):
-            raise ConfigError(f"{who}: `{path}` is {value!r:.60}. {mend}")
+    _check_types(who, row)
     if row.plays and row.credit is None and row.memory is None:
         raise ConfigError(
-            f"{who} plays and gives no credit. Give `credit`, a function of groups and signals that returns credit by `TurnKey`."
+            f"{who} learns from rollouts but has no `credit`. Give a function of groups and signals that returns credit by "
+            "`TurnKey`."
         )
     signals: Sequence[object] = row.needs
     for signal in signals:
         if isinstance(signal, type) or not callable(getattr(signal, "gather", None)):
-            made = f"{signal.__name__}()" if isinstance(signal, type) else "MySignal()"
+            example = f"{signal.__name__}()" if isinstance(signal, type) else "MySignal()"
             raise ConfigError(
-                f"{who}: `needs` holds {signal!r:.60}, which is not a signal. Put an instance such as {made} there; a signal has "
-                "a method `gather`."
+                f"{who}: `needs` contains {signal!r:.60}, which is not a signal. Use an instance such as {example}; a signal has a "
+                "method `gather`."
             )
     for hook in row.after_update:
         if not _is_function(hook) or not hasattr(hook, "moves_weights"):
             raise ConfigError(
-                f"{who}: `after_update` holds {hook!r:.60}, which is not a hook. Put an instance there whose class has "
+                f"{who}: `after_update` contains {hook!r:.60}, which is not a hook. Use an instance whose class has "
                 "`__call__(step, team, engine)` and `moves_weights`."
             )
     for check in row.checks:
         if not _is_function(check):
             raise ConfigError(
-                f"{who}: `checks` holds {check!r:.60}. Put functions of a team there, which raise ConfigError."
+                f"{who}: `checks` contains {check!r:.60}. Use functions of a team that raise ConfigError."
             )
-    takes: list[tuple[str, object, tuple[str, ...]]] = [
+    signatures: list[tuple[str, object, tuple[str, ...]]] = [
         ("`policy_loss`", row.policy_loss, ("outputs", "targets")),
         ("`annealed`", row.annealed, ("done",)),
         ("`credit`", row.credit, ("groups", "signals")),
@@ -469,7 +467,7 @@ def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
         *((f"the hook {type(each).__name__}", each, ("step", "team", "engine")) for each in row.after_update),
         *((f"the check `{each!r:.60}`", each, ("team",)) for each in row.checks),
     ]
-    for what, function, names in takes:
+    for what, function, names in signatures:
         if callable(function):
             check_parameters(f"{who}: {what}", function, *names)
     critic: object = row.critic
@@ -484,48 +482,33 @@ def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _one_or_more(value: object) -> bool:
-    return type(value) is int and value >= 1
+def _check_types(who: str, row: Algorithm) -> None:
+    """Raise ConfigError for the first part of a row with a wrong type."""
 
+    def need(is_valid: bool, part: str, fix: str) -> None:
+        if not is_valid:
+            raise ConfigError(f"{who}: `{part}` is {attrgetter(part)(row)!r:.60}. {fix}")
 
-def _is_tuple(value: object) -> bool:
-    return isinstance(value, tuple | list)
-
-
-_COUNT = "Give a whole number from 1 on."
-_COMMA = "Write a tuple, with a comma after a single entry: "
-_PARTS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("name", lambda value: isinstance(value, str), "Give a text."),
-    ("data", lambda value: isinstance(value, Data), "Give a kapelle.algorithm.Data."),
-    ("data.source", lambda value: value in ("rollout", "demonstrations"), "Write 'rollout' or 'demonstrations'."),
-    ("data.group_size", _one_or_more, _COUNT),
-    ("update", lambda value: isinstance(value, Update), "Give a kapelle.algorithm.Update."),
-    ("update.order", lambda value: isinstance(value, Order), "Give a kapelle.algorithm.Order."),
-    ("update.epochs", _one_or_more, _COUNT),
-    ("update.minibatches", _one_or_more, _COUNT),
-    ("policy_loss", _is_function, "Give a function of `Outputs` and `Targets` that returns a `Loss`."),
-    (
-        "annealed",
-        lambda value: value is None or _is_function(value),
-        "Give a function of the share of the run that is done, which returns a loss such as `policy_loss`, or None.",
-    ),
-    (
-        "credit",
-        lambda value: value is None or _is_function(value),
-        "Give a function of groups and signals that returns credit by `TurnKey`, such as the method `self.credit`, or None.",
-    ),
-    (
-        "memory",
-        lambda value: value is None or callable(value),
-        "Give a function of a team and a seed that returns a `CreditMemory`, or None.",
-    ),
-    (
-        "returns",
-        lambda value: value is None or callable(value),
-        "Give a function of an episode that returns each agent's return, or None.",
-    ),
-    ("needs", _is_tuple, f"{_COMMA}(MySignal(),)."),
-    ("after_update", _is_tuple, f"{_COMMA}(MyHook(),)."),
-    ("checks", _is_tuple, f"{_COMMA}(my_check,)."),
-)  # fmt: skip
-"""Parts of a row in the order in which they are looked at, whether one is right, and what to write where it is not."""
+    need(isinstance(row.name, str), "name", "Give a text.")
+    need(isinstance(row.data, Data), "data", "Give a kapelle.algorithm.Data.")
+    need(
+        row.data.source in ("rollout", "demonstrations"), "data.source", "Give 'rollout' or 'demonstrations'."
+    )
+    need(isinstance(row.update, Update), "update", "Give a kapelle.algorithm.Update.")
+    need(isinstance(row.update.order, Order), "update.order", "Give a kapelle.algorithm.Order.")
+    for part in ("data.group_size", "update.epochs", "update.minibatches"):
+        number = attrgetter(part)(row)
+        need(type(number) is int and number >= 1, part, "Give a whole number of at least 1.")
+    loss = "Give a function of `Outputs` and `Targets` that returns a `Loss`."
+    need(_is_function(row.policy_loss), "policy_loss", loss)
+    for part, arguments in (
+        ("annealed", "the share of the run that is done"),
+        ("credit", "groups and signals"),
+        ("memory", "a team and a seed"),
+        ("returns", "an episode"),
+    ):
+        value = getattr(row, part)
+        need(value is None or _is_function(value), part, f"Give a function of {arguments}, or None.")
+    for part, entry in (("needs", "MySignal()"), ("after_update", "MyHook()"), ("checks", "my_check")):
+        is_tuple = isinstance(getattr(row, part), tuple | list)
+        need(is_tuple, part, f"Write a tuple, with a comma after a single entry: ({entry},).")

@@ -1,28 +1,29 @@
 """Every error that kapelle raises on purpose.
 
     KapelleError
-    ├── ConfigError (ValueError)      a recipe, key, name or combination that makes no sense
-    │   └── AbsentCode                a user's file or function that settings name and that is not here
+    ├── ConfigError (ValueError)      an invalid recipe, key, name or combination of them
+    │   └── AbsentCode                a missing file or function of the user's that settings name
     ├── DataError (ValueError)        a data file that is missing, corrupt or in the wrong format
     ├── ModelError (ValueError)       a model folder, tokeniser or adapter that cannot be used
-    ├── ContextError (ValueError)     a prompt that does not fit the model's context
+    ├── ContextError (ValueError)     a prompt that exceeds the model's context
     ├── RunDirectoryError             a run directory that is in use, foreign or cannot be written
     ├── CheckpointError               a checkpoint that is missing or damaged
-    ├── EngineError                   a rollout or train engine that could not do its work
-    │   ├── ParityError               trainer and sampler disagree: the wrong weights acted
-    │   └── PeerFailed                another process of the run has failed, and says why
+    ├── EngineError                   a failure of a rollout or train engine
+    │   ├── ParityError               log-probs of trainer and sampler differ: the sampler used other weights
+    │   └── PeerFailed                a failure of another process of the run, with its reason
+    ├── AlgorithmError                signals, credit, a loss or a hook that training cannot use
     ├── NumericsError                 a loss, gradient, reward or log-prob that is not finite
-    ├── EpisodeError                  a fault inside one episode; recorded as data, never a crash
-    ├── Absent                        what this machine lacks and another may have
+    ├── EpisodeError                  a failure inside one episode; recorded as data, never a crash
+    ├── Absent                        something that this machine lacks and another can have
     │   ├── AbsentPackage (ConfigError)
     │   ├── AbsentData (DataError)
     │   ├── AbsentModel (ModelError)
     │   └── SandboxError              a sandbox that this machine cannot provide; nothing ran
-    ├── TrainingHalted                a run that stopped by one of its own limits
+    ├── TrainingHalted                a run that one of its own limits stopped
     └── OutputError                   an output file or stream of a command that cannot be written
 
-Messages say what is wrong, where, and what to do. The command line prints each as one line and
-exits with code 2; anything else that escapes is a defect of kapelle and shows its traceback.
+Messages say what is wrong, where, and how to fix it. The command line prints each as one line and exits with code 2. Any other
+exception is a defect of kapelle and shows its traceback.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KapelleError(Exception):
 
 
 class ConfigError(KapelleError, ValueError):
-    """A recipe, key, name or combination of them that makes no sense."""
+    """An invalid recipe, key, name or combination of them."""
 
 
 class DataError(KapelleError, ValueError):
@@ -50,14 +51,17 @@ class ModelError(KapelleError, ValueError):
 
 
 class Absent(KapelleError):
-    """What this machine lacks and another may have: a package, a device, a file, an answer of a hub. `--dry-run` lists it and goes on."""
+    """Something that this machine lacks and another can have: a package, device, file or a hub's response.
+
+    `--dry-run` lists it and continues.
+    """
 
 
 @contextmanager
 def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None]:
-    """Add what the block lacks on this machine to `absent`, once, and leave the rest of the block out; raise it where that is None.
+    """Add the message of an `Absent` error in the block to `absent`, without duplicates; re-raise it if `absent` is None.
 
-    `also` are further errors that are noted, by callers that need less than a run does.
+    `also` names further errors to collect.
     """
     kinds: tuple[type[KapelleError], ...] = (Absent, *also)
     try:
@@ -70,23 +74,23 @@ def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None
 
 
 class AbsentPackage(ConfigError, Absent):
-    """A package, or a device, that settings need and this machine has not."""
+    """A package or device that settings need and this machine lacks."""
 
 
 class AbsentCode(ConfigError):
-    """A user's file or function that settings name and that is not here. To play or to train needs it; to export or to answer calls does not."""
+    """A missing file or function of the user's that settings name; rollouts and training need it, export and serving do not."""
 
 
 class AbsentData(DataError, Absent):
-    """Rows that are not here, and that no hub gives."""
+    """Rows that are neither on this machine nor available from a hub."""
 
 
 class AbsentModel(ModelError, Absent):
-    """A model that is not here, and that no hub gives."""
+    """A model that is neither on this machine nor available from a hub."""
 
 
 class ContextError(KapelleError, ValueError):
-    """A prompt that does not fit the context of the model that should read it."""
+    """A prompt that exceeds the model's context."""
 
 
 class RunDirectoryError(KapelleError):
@@ -98,15 +102,15 @@ class CheckpointError(KapelleError):
 
 
 class EngineError(KapelleError):
-    """A rollout or train engine that could not do its work."""
+    """A failure of a rollout or train engine."""
 
 
 class ParityError(EngineError):
-    """Trainer and sampler log-probs disagree: the sampler used other weights than the ones being trained."""
+    """Log-probs of trainer and sampler differ: the sampler used other weights than the trained ones."""
 
 
 class PeerFailed(EngineError):
-    """Another process that plays the same step has failed; the run ends with that one's error."""
+    """A failure of another process of the same step; the run ends with that process's error."""
 
 
 class AlgorithmError(KapelleError):
@@ -118,20 +122,20 @@ class NumericsError(KapelleError):
 
 
 class EpisodeError(KapelleError):
-    """A fault inside one episode; it becomes `Episode.error` and never stops the others."""
+    """A failure inside one episode; it becomes `Episode.error`, and other episodes continue."""
 
     def __init__(self, message: str = "", info: Mapping[str, str] | None = None) -> None:
-        """`info` is what is known of the episode all the same; it becomes `Episode.info`."""
+        """Take a message, and information on the episode that becomes `Episode.info`."""
         super().__init__(message)
         self.info: Mapping[str, str] = dict(info or {})
 
 
 class SandboxError(Absent):
-    """A sandbox, or a layer of it, that this machine cannot provide; nothing was run without it."""
+    """A sandbox, or a layer of it, that this machine cannot provide; nothing ran."""
 
 
 class TrainingHalted(KapelleError):
-    """A run that stopped by one of its own limits, such as the share of failed episodes."""
+    """A run that one of its own limits stopped, such as the share of failed episodes."""
 
 
 class OutputError(KapelleError):
@@ -139,37 +143,37 @@ class OutputError(KapelleError):
 
 
 EACH = "\n- "
-"""What separates the faults of one error."""
+"""Separator of several problems in one error."""
 
 
 def raise_all(faults: Collection[ConfigError]) -> None:
-    """Raise the fault that was found, or one error that lists all of them; nothing where there is none."""
-    said = list(dict.fromkeys(map(str, faults)))
-    if len(said) > 1:
-        raise ConfigError(EACH.join([f"{len(said)} settings cannot be used:", *said]))
+    """Raise the only problem, or one error that lists all of them; return if there is none."""
+    messages = list(dict.fromkeys(map(str, faults)))
+    if len(messages) > 1:
+        raise ConfigError(EACH.join([f"{len(messages)} settings cannot be used:", *messages]))
     for fault in faults:
         raise fault
 
 
 def need_known(setting: str, kind: str, name: str | None, known: Collection[str]) -> None:
-    """Raise ConfigError when a setting names something (an agent, a node) that does not exist; None names nothing."""
+    """Raise ConfigError if a setting names something (an agent, a node) that does not exist; None names nothing."""
     if name is not None and name not in known:
         raise ConfigError(f"{setting} names the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 
 LONGEST_LIST = 120
-"""Characters of names that a message lists; of more it names the nearest ones."""
+"""Maximum characters of a list of names in a message; a longer list is replaced by the closest names."""
 NEAREST = 3
 MOST_NAMES = 60
 
 
 IN_PYTHON_OR_COMMAND: ContextVar[bool] = ContextVar("in a call in Python or a command", default=False)
-"""Whether who was called first says how errors name options: see `settings.messages.in_python`."""
+"""Whether an outer call has already chosen the form of options in errors (`settings.messages.in_python`)."""
 
 
 @contextmanager
 def for_command() -> Iterator[None]:
-    """Let errors name options of the command line, whatever calls in Python the command makes."""
+    """Make errors in the block name options as the command line does."""
     mark = IN_PYTHON_OR_COMMAND.set(True)
     try:
         yield
@@ -178,9 +182,9 @@ def for_command() -> Iterator[None]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, else the known words: all where they are few, else those like it.
+    """Return ` Did you mean 'x'?` for the closest known word, else a list of the known words or of similar ones.
 
-    Where none is like it all are named up to `MOST_NAMES`, and none of more.
+    A long list contains only similar words. Without similar words, it contains all, or none if there are more than `MOST_NAMES`.
     """
     names = sorted(set(known))
     if not names:

@@ -46,7 +46,7 @@ def fixed(settings: type[VDN | QMIX], credit: str = "difference", width: int = W
     assert row.memory is not None
     made = row.memory(team_of("a", "b"), 0)
     assert isinstance(made, MixedCredit)
-    made._fit = made._fresh(width)
+    made._fit = made._new_fit(width)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in made._fit.net.parameters():
