@@ -36,11 +36,11 @@ class TestBytes:
 
     @pytest.mark.parametrize("data", [b"", b"<svg/>", b"%PDF-1.7", b"BM" + b"\0" * 60, b"RIFF\0\0\0\0WAVE"])
     def test_other_files_are_refused(self, data: bytes) -> None:
-        with pytest.raises(ValueError, match="no PNG, JPEG, GIF or WebP file"):
+        with pytest.raises(ValueError, match="PNG, JPEG, GIF or WebP"):
             Image.of(data)
 
     def test_a_file_of_too_many_bytes_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"has 20,000,001 bytes; at most 20,000,000"):
+        with pytest.raises(ValueError, match="20,000,001 bytes"):
             Image.of(RED.data[:8] + b"\0" * 19_999_993)
 
 
@@ -57,17 +57,17 @@ class TestParts:
     @pytest.mark.parametrize(
         ("given", "why"),
         [
-            (part("http://169.254.169.254/latest/meta-data"), "which is not fetched"),
-            (part("https://example.test/a.png"), "which is not fetched"),
-            (part("file:///etc/passwd"), "which is not fetched"),
-            (part("/etc/passwd"), "which is not fetched"),
-            (part("data:text/html;base64,PGI+"), "which is not fetched"),
-            (part("data:image/png;base64,%%%"), "holds no base64"),
-            (part(f"data:image/png;base64,{base64.b64encode(b'<svg/>').decode()}"), "no PNG, JPEG"),
+            (part("http://169.254.169.254/latest/meta-data"), "are not read"),
+            (part("https://example.test/a.png"), "are not read"),
+            (part("file:///etc/passwd"), "are not read"),
+            (part("/etc/passwd"), "are not read"),
+            (part("data:text/html;base64,PGI+"), "are not read"),
+            (part("data:image/png;base64,%%%"), "base64"),
+            (part(f"data:image/png;base64,{base64.b64encode(b'<svg/>').decode()}"), "PNG, JPEG"),
             (part("data:image/png;base64," + "A" * 27_000_000), "more than 20,000,000 bytes"),
-            (part(7), "is no image"),
-            ({"type": "image_url"}, "is no image"),
-            ({"type": "text", "text": "x"}, "is no image"),
+            (part(7), "not an image"),
+            ({"type": "image_url"}, "not an image"),
+            ({"type": "text", "text": "x"}, "not an image"),
         ],
     )
     def test_what_is_no_image_or_lies_elsewhere_is_refused(self, given: dict[str, Any], why: str) -> None:

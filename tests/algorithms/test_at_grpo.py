@@ -158,7 +158,7 @@ class TestTree:
     @pytest.mark.parametrize(
         ("settings", "why"),
         [
-            ({"continuations": 2, "tree": False}, "`continuations` goes with `tree: true`"),
+            ({"continuations": 2, "tree": False}, "continuations"),
             ({"umad": {"confidence": 0.1}}, "`umad` compares whole episodes"),
             ({"order": {"name": "sequential"}}, "set `order: joint`"),
         ],

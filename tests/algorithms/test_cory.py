@@ -138,7 +138,7 @@ class TestRow:
         ("base", "said"),
         [
             ({"group_size": 2}, "needs a `name`"),
-            ({"name": "grpo", "team_reward": "mean"}, r"leave `base\.team_reward` out"),
+            ({"name": "grpo", "team_reward": "mean"}, r"base\.team_reward"),
             ({"name": "sft"}, "does not learn from rollouts"),
         ],
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from tests.support.episodes import episode, group, turn
 from tests.support.expected import Game, Tables, expected_update
 from tests.support.tiny import SIZE, frozen_copy, same_bits, sections
@@ -17,7 +16,7 @@ from torch import Tensor
 from kapelle import Trainer
 from kapelle.algorithms.distill import Distill, TaughtCredit
 from kapelle.algorithms.signals.teacher import TEACHER
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.rows import Signals, TurnKey
 from kapelle.settings.schema import ModelConfig
@@ -192,7 +191,7 @@ def test_each_policy_may_have_a_teacher_of_its_own() -> None:
     ("teacher", "said"),
     [
         ({"agent_0": "teacher"}, "Policy 'agent_1' has no teacher"),
-        ({"agent_0": "teacher", "agent_2": "teacher"}, "which this team does not train. Did you mean"),
+        ({"agent_0": "teacher", "agent_2": "teacher"}, "Did you mean 'agent_1'"),
     ],
 )
 def test_policies_without_a_teacher_are_refused(teacher: dict[str, str], said: str) -> None:
@@ -208,13 +207,3 @@ def test_a_teacher_of_other_tokens_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(tokens, "get_vocab", lambda: {"another": 0})
     with pytest.raises(ConfigError, match=r"with another vocabulary\. Name a model of the same family"):
         taught(models={"teacher": stranger})
-
-
-def test_a_folder_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ModelError, match="does not exist"):
-        taught("./nowhere")
-
-
-def test_a_teacher_is_named() -> None:
-    with pytest.raises(ValidationError, match="teacher"):
-        Distill.model_validate({"name": "distill"})

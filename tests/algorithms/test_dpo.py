@@ -218,11 +218,6 @@ def test_a_group_of_one_is_refused_with_the_way_out() -> None:
         resolve(sections(algorithm={"name": "dpo", "group_size": 1}))
 
 
-def test_ipo_takes_no_smoothing() -> None:
-    with pytest.raises(ConfigError, match="IPO has none"):
-        resolve(sections(algorithm={"name": "dpo", "kind": "ipo", "label_smoothing": 0.1}))
-
-
 @pytest.mark.long
 @pytest.mark.slow
 def test_it_learns_which_of_two_recorded_answers_to_prefer(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def test_an_action_has_one_advantage() -> None:
     # A value after some of its tokens depends on the action itself: as its baseline it would bias the update.
     with pytest.raises(ValidationError, match=r"set `gae\.unit: turn`"):
         update("ippo", SOLO, gae=MONTE_CARLO, loss={"level": "turn"})
-    with pytest.raises(ValidationError, match=r"leave `loss\.level: token`"):
+    with pytest.raises(ValidationError, match=r"loss\.level: token"):
         update("reinforce_plus_plus", SOLO, gamma=0.9, loss={"level": "sequence"})
 
 

@@ -18,13 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from kapelle.algorithms.maporl import MAPoRL
 from kapelle.algorithms.signals.verifier import VerifierScores, verifier_samples
 from kapelle.algorithms.signals.verifier import scores as verifier_scores
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ConfigError
 from kapelle.models.embedded import build_model, build_tokenizer
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.evaluation.evaluate import verifier_metrics
 from kapelle.rows import Signals, TurnKey
 from kapelle.settings.schema import EmbeddedConfig
-from kapelle.setup.recipe import resolve
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
 from kapelle.types import Episode, Group, Message, Turn
@@ -126,19 +125,6 @@ def test_all_sixteen_flips(flip: tuple[int, int, int, int], bonus: tuple[float, 
     assert mirrored["b"] == list(bonus)
 
 
-def test_helping_to_the_truth_pays_and_misleading_costs() -> None:
-    convinced = influence(debate((1.0, 0.0), (1.0, 1.0)))["a"][0]
-    misled = influence(debate((0.0, 1.0), (0.0, 0.0)))["a"][0]
-    assert convinced > 0 > misled
-
-
-def test_the_others_are_right_when_more_than_half_of_them_are() -> None:
-    # b and c are one right, one wrong: not right. a corrects itself against them: +α1.
-    assert influence(debate((0.0, 1.0, 0.0), (1.0, 1.0, 0.0)))["a"] == [0, 10]
-    # Then both are right: +α3, for a was wrong when they found out.
-    assert influence(debate((0.0, 1.0, 0.0), (0.0, 1.0, 1.0)))["a"] == [1000, 0]
-
-
 def test_a_score_of_one_half_is_not_right() -> None:
     assert influence(debate((0.5, 0.5), (0.51, 0.5)))["a"] == [0, 10]
 
@@ -218,17 +204,6 @@ class TestRuns:
     def test_a_debate_without_scores_is_refused_before_anything_loads(self) -> None:
         with pytest.raises(ConfigError, match=r"workflow.score_rounds: true"):
             run_of(workflow={"name": "debate"})
-
-    def test_a_setting_of_gae_leaves_the_others_at_this_algorithm_s(self) -> None:
-        assert MAPoRL.model_validate({"gae": {"lam": 0.9}}).gae.gamma_turn == 0.0
-
-    def test_sharing_is_said_once(self) -> None:
-        with pytest.raises(ConfigError, match=r"algorithm\.sharing"):
-            resolve(sections(algorithm={"name": "maporl", "team_reward": "sum"}))
-
-    def test_a_verifier_that_is_not_there_is_refused(self) -> None:
-        with pytest.raises(ModelError, match="nowhere"):
-            run_of({"verifier": "nowhere"})
 
     @pytest.mark.sample(2)
     @pytest.mark.slow
@@ -319,9 +294,7 @@ def test_several_verifiers_judge_together(tmp_path: Path) -> None:
 
 def test_several_verifiers_are_not_refreshed() -> None:
     MAPoRL.model_validate({"verifier": ["one"], "refresh": {"share": 0.5}})
-    with pytest.raises(
-        ValueError, match=r"`refresh` lets one verifier go on learning, and `verifier` names several"
-    ):
+    with pytest.raises(ValueError, match="names several"):
         MAPoRL.model_validate({"verifier": ["one", "other"], "refresh": {"share": 0.5}})
     with pytest.raises(ValueError, match=r"`verifier` is an empty list"):
         MAPoRL.model_validate({"verifier": []})

@@ -63,17 +63,3 @@ def test_the_comments_settings_for_a_real_model_are_valid(recipe: str) -> None:
         ),
     )
     assert run.config.environment.model_dump()["test"] == "test"
-
-
-@RECIPES
-def test_each_is_the_same_debate_but_for_its_learner(recipe: str) -> None:
-    own, first = (load_recipe(name, (), ()).config.model_dump() for name in (recipe, "maverl_debate_qmix"))
-    assert own["algorithm"]["name"] == recipe.rpartition("_")[2]
-    assert own["algorithm"]["umad"] == first["algorithm"]["umad"]
-    differing = {key for key in own if own[key] != first[key]}
-    assert differing <= {"name", "description", "algorithm"}
-
-
-def test_the_comment_s_form_of_maverl_s_credit_is_valid() -> None:
-    over = ("algorithm.credit=utility", "algorithm.penalties.length=0.1")
-    assert load_recipe("maverl_debate_qmix", (), over).config.algorithm.model_dump()["credit"] == "utility"

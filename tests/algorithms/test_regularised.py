@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from experiments.tables import Words
-from pydantic import ValidationError
 from tests.algorithms.test_every_algorithm import learned, run_of
 from tests.support.episodes import group, turn
 from tests.support.expected import ARMS, Game, Run, Tables
@@ -118,10 +117,6 @@ class TestMirrorDescent:
             moved.append(tables.ascent)
         for name in game.policies:
             assert torch.allclose(moved[0][name], moved[1][name], atol=1e-6)
-
-    def test_a_uniform_magnet_stays_where_it_is(self) -> None:
-        with pytest.raises(ValidationError, match="magnet: moving"):
-            MMD(reference_every=5)
 
 
 class TestRegularisedNash:

@@ -8,7 +8,7 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import sections, team_of
 
 from kapelle.algorithm import Outputs, Targets
-from kapelle.algorithms.sft import SFT, negative_log_likelihood
+from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.training.collate import demonstrated_samples
 from kapelle.training.trainer import Trainer
 
@@ -75,8 +75,3 @@ def test_a_partner_can_be_foreseen() -> None:
         heard = [s for s in demonstrated_samples(groups, run.team, 1.0) if s.observed]
         found[weight] = float(torch.cat(run.engine.score(heard)).mean())
     assert found[1.0] > found[0.0] + 1.0
-
-
-def test_settings_become_the_row() -> None:
-    assert SFT(world_model=0.25).build().data.observations == 0.25
-    assert SFT().build().data.observations == 0.0

@@ -139,5 +139,5 @@ def test_an_environment_without_calls_pays_for_none() -> None:
     give = SHARP(tool_reward=0.4).build().credit
     assert give is not None
     plain = group(*(episode(turn("a", 0), rewards={"a": 1.0}) for _ in range(2)))
-    with pytest.raises(ConfigError, match="say nothing of calls"):
+    with pytest.raises(ConfigError, match="tool calls"):
         give([plain], Signals())

@@ -9,13 +9,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.support.episodes import episode, group, turn
-from tests.support.tiny import sections
 
 from kapelle.algorithm import Credit
 from kapelle.algorithms.ppo import IPPO
 from kapelle.algorithms.vdn_token import VDNToken
 from kapelle.rows import Signals, TurnKey
-from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 
 PLAIN = {"gamma_turn": 0.5, "lam": 1.0, "normalise": "none"}
@@ -150,7 +148,7 @@ def test_a_single_round_teaches_nobody_what_follows_it() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"team_reward": "individual"}, "no team's return"),
+        ({"team_reward": "individual"}, "team_reward: individual"),
         ({"gae": {"unit": "turn"}}, "gae.unit"),
         ({"gae": {"kl_in_reward": 0.1}}, "gae.kl_in_reward"),
         ({"umad": {"influence": 0.1}}, "umad.influence"),
@@ -159,12 +157,3 @@ def test_a_single_round_teaches_nobody_what_follows_it() -> None:
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         VDNToken.model_validate(settings)
-
-
-def test_a_run_trains() -> None:
-    with Trainer(
-        **sections(algorithm={"name": "vdn_token"}, training={"steps": 2, "tasks_per_step": 2})
-    ) as made:
-        rows = [step.metrics for step in made.steps()]
-    assert all(isinstance(value, float) for value in rows[-1].values())
-    assert any(name.startswith("value_error") for name in rows[-1])

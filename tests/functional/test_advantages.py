@@ -112,14 +112,6 @@ def test_leave_one_out_is_the_centred_reward_times_n_over_n_minus_one(rewards: l
     torch.testing.assert_close(loo, centred * n / (n - 1), atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_whole_numbers_as_rewards_give_fractions(estimator: GroupEstimator) -> None:
-    advantage = estimator(torch.tensor([0, 1]), torch.tensor([0, 0]), 1)
-    assert advantage.dtype == torch.float32
-    assert 0 < advantage[1].item() <= 1.0
-    assert advantage[0].item() == -advantage[1].item()
-
-
 def test_running_baseline_by_hand() -> None:
     # b = 0: R = 1 → b = 0.05, A = 0.95; R = −1 → b = 0.0475 − 0.05 = −0.0025, A = −0.9975.
     advantage, baseline = advantages.running_baseline(tensor(1.0, -1.0), tensor(0.0)[0])

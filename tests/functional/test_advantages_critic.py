@@ -171,12 +171,6 @@ def test_normalise_then_sum_bears_a_player_without_turns() -> None:
     assert result.isfinite().all()
 
 
-def test_the_two_orders_differ() -> None:
-    first = advantages.sum_then_normalise(REWARD_B, TRAJECTORY_B, PLAYER_B, 2)
-    second = advantages.normalise_then_sum(REWARD_B, TRAJECTORY_B, PLAYER_B, 2)
-    assert not torch.allclose(first, second, atol=0.05)
-
-
 def test_what_a_whitening_after_the_centring_by_player_does() -> None:
     # Player 0: ∓1, player 1: ∓100, each already centred. Over *turns* the mean is 0, so that whitening
     # rescales all alike and the centring stays.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kapelle.functional.distributions import BINS, KINDS, Histogram, added, histogram, read_histogram, stacked
+from kapelle.functional.distributions import BINS, Histogram, added, histogram, read_histogram, stacked
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -22,10 +22,6 @@ def test_a_reward_of_0_or_1_is_two_bins_far_apart() -> None:
     assert (found.exponent, found.first) == (-4, 0), "a sixteenth: 17 bins, and a 32nd would be 33"
     assert found.counts[0] == 1
     assert found.counts[16] == 2
-
-
-def test_lengths_have_bins_of_whole_numbers() -> None:
-    assert histogram([3, 5, 5], finest=0) == Histogram(0, 3, (1, 0, 2))
 
 
 @given(VALUES)
@@ -65,10 +61,6 @@ ODD: list[Any] = [None, 7, [], [1, 2], [0, 0, []], [0, 0, [-1]], [0, 0, [True]],
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_histogram_is_none(odd: Any) -> None:
     assert read_histogram(odd) is None
-
-
-def test_every_kind_has_what_others_call_it_a_unit_and_a_meaning() -> None:
-    assert all(all(parts) for parts in KINDS.values())
 
 
 @given(st.lists(VALUES, min_size=1, max_size=5))

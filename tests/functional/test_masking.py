@@ -64,15 +64,6 @@ def test_the_least_of_a_segment_is_of_its_unmasked_entries() -> None:
     assert masking.segment_least(x, mask, torch.tensor([0, 0, 1, 2]), 3).tolist() == [3.0, -2.0, 0.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.bfloat16, torch.float16])
-def test_integers_and_half_precision_become_float32(dtype: torch.dtype) -> None:
-    assert masking.as_float(torch.ones(2, dtype=dtype)).dtype == torch.float32
-
-
-def test_float64_stays() -> None:
-    assert masking.as_float(torch.ones(2, dtype=F64)).dtype == F64
-
-
 def test_poison_under_the_mask_does_not_reach_the_gradient() -> None:
     x = LOSS_NT.clone().requires_grad_()
     masking.masked_mean(x, MASK_NT).backward()
@@ -114,14 +105,6 @@ def test_a_sequence_without_unmasked_tokens_bears_no_weight() -> None:
         1.0,
     ]
     assert numbers(masking.sequence_total(torch.tensor([2.0, math.nan]), torch.tensor([3, 0]))) == [2.0, 1.0]
-
-
-def test_padding_equals_packing() -> None:
-    flat, mask, segment = LOSS_NT.reshape(-1), MASK_NT.reshape(-1), torch.tensor([0, 0, 0, 1, 1, 1])
-    assert masking.token_mean(LOSS_NT, MASK_NT) == masking.token_mean(LOSS_K, MASK_K)
-    assert masking.sequence_mean(flat, mask, segment, 2) == masking.sequence_mean(
-        LOSS_K, MASK_K, SEGMENT_K, 2
-    )
 
 
 def test_pack_and_unpack_are_inverse() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kapelle.functional import masking, policy_losses
+from kapelle.functional import policy_losses
 from kapelle.functional.policy_losses import SurrogateTerms
 
 F64 = torch.float64
@@ -185,16 +185,6 @@ def test_gradient_of_a_sequence_ratio_is_shared_by_its_tokens() -> None:
     assert gradient(gspo, *LOGP_K.tolist()) == pytest.approx([three, three, three, one], abs=1e-11)
 
 
-def test_padding_equals_packing_at_every_level() -> None:
-    mask_NT = torch.tensor([[True, True, True], [True, False, False]])
-    logp = masking.unpack(LOGP_K, mask_NT).masked_fill(~mask_NT, -math.inf).reshape(-1)
-    behaviour = masking.unpack(BEHAVIOUR_K, mask_NT).masked_fill(~mask_NT, math.nan).reshape(-1)
-    flat_mask, segment = mask_NT.reshape(-1), torch.tensor([0, 0, 0, 1, 1, 1])
-    for level in (policy_losses.turn_log_ratio, policy_losses.sequence_log_ratio):
-        packed = level(LOGP_K, BEHAVIOUR_K, MASK_K, SEGMENT_K, 2)
-        assert level(logp, behaviour, flat_mask, segment, 2).tolist() == packed.tolist()
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "weight", "clipped"),
     [(1.5, 2.0, 1.3, 1.0), (0.5, -2.0, 0.8, 1.0), (1.1, -2.0, 1.1, 0.0), (1.5, -2.0, 1.3, 1.0)],
@@ -232,15 +222,6 @@ def test_the_factor_carries_no_gradient_and_never_overflows() -> None:
     factor = policy_losses.happo_factor(tensor(1.0), log_ratio, torch.ones(1))
     assert not factor.requires_grad
     assert factor.item() == pytest.approx(math.exp(20))
-
-
-def test_whole_numbers_as_advantages_are_not_truncated() -> None:
-    # ρ = e^0.1, A = 3 as int64: the loss is −3·1.10517.
-    result = policy_losses.clipped_surrogate(
-        torch.tensor([0.1]), torch.tensor([3]), clip_low=0.2, clip_high=0.2
-    )
-    assert result.loss.dtype == torch.float32
-    assert result.loss.item() == pytest.approx(-3.3155127, abs=1e-6)
 
 
 def test_the_plain_policy_gradient_by_hand() -> None:

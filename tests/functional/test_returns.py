@@ -34,19 +34,6 @@ def test_discounts_may_differ_by_step() -> None:
     assert result.tolist() == [[1.0, 4.0, 4.0]]
 
 
-def test_no_steps_give_no_returns() -> None:
-    assert returns.return_to_go(torch.zeros(2, 0), torch.zeros(2, 0), 0.9).shape == (2, 0)
-    empty = returns.next_value(torch.zeros(2, 0), torch.zeros(2, 0), torch.ones(2))
-    assert empty.shape == (2, 0)
-    assert returns.turn_return_to_go(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 0.9).shape == (0,)
-
-
-def test_whole_numbers_as_rewards_are_not_truncated() -> None:
-    result = returns.return_to_go(torch.tensor([[1, 1]]), torch.ones(1, 2), 0.5)
-    assert result.dtype == torch.float32
-    assert result.tolist() == [[1.5, 1.0]]
-
-
 def test_turn_returns_discount_over_ones_own_turns() -> None:
     # Two agents in turn, γ = ½: the first's rewards 1, 4, 8, the second's 2, 6.
     reward = torch.tensor([1.0, 2.0, 4.0, 6.0, 8.0], dtype=F64)

@@ -84,7 +84,3 @@ def test_explained_variance() -> None:
     # Residuals 0, 1, 2 of values 1, 1, 1 against 1, 2, 3: no better than a constant; of −V: 2, 4, 6, variance 4.
     assert value_losses.explained_variance(-target, target, mask).item() == pytest.approx(1 - 4.0)
     assert value_losses.explained_variance(target, torch.ones(4), mask).item() == 0.0
-
-
-def test_whole_numbers_become_float() -> None:
-    assert value_losses.squared_value_loss(torch.tensor([1]), torch.tensor([2])).item() == 0.5

@@ -53,7 +53,7 @@ def run(reward: Any, algorithm: Any, steps: int = 1) -> tuple[kapelle.Summary, s
 
 def test_a_step_of_preferences_without_a_pair_says_so_before_it_names_a_reward() -> None:
     summary, shown = run(same, DPO(group_size=2))
-    idle = "nothing to learn from: no pairs, as every attempt at a task earned the same"
+    idle = "nothing to learn from: no pairs, because all episodes of each task have equal returns"
     assert f"step 1/1  {idle}  reward agent_0 1.000" in shown
     assert f"last step  {idle}  reward/agent_0 1" in str(summary)
 
@@ -120,7 +120,7 @@ ADVANTAGES = {"advantage/a": 0.0, "advantage_std/a": 0.0, "samples": 4.0}
         (MAPPO, {"samples": 4.0, "unscored": 4.0}, True, "no episode was scored"),
         (SFT, {"samples": 4.0}, False, "no demonstration has a turn of a trained agent"),
         (SFT, {"samples": 4.0}, True, ""),
-        (Verifier, {"samples": 4.0}, False, "no question has a right and a wrong answer"),
+        (Verifier, {"samples": 4.0}, False, "no question has both a correct and an incorrect answer"),
     ],
 )
 def test_why(made: Callable[[], Any], row: dict[str, float], updated: bool, said: str) -> None:

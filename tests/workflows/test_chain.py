@@ -12,7 +12,6 @@ from kapelle.environments.base import BaseEnvironment, BaseWorld
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Split, Task
-from kapelle.workflow import workflow_class
 from kapelle.workflows.chain import Chain
 
 REASONER = Agent("reasoner", prompt="{question}")
@@ -76,10 +75,6 @@ def test_a_prompt_may_use_earlier_agents_only() -> None:
         Chain().check([Agent("a"), Agent("b", prompt="{a} {c}"), Agent("c")], Arithmetic())
     with pytest.raises(ConfigError, match="Rename it"):
         Chain().check([Agent("question")], Arithmetic())
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("chain") is Chain
 
 
 class Echo(BaseEnvironment, OneSeat):

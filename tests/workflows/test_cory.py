@@ -7,7 +7,6 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.workflow import workflow_class
 from kapelle.workflows.cory import Cory
 
 
@@ -38,14 +37,6 @@ async def test_prompts_may_use_the_role_or_the_name() -> None:
         assert [t.heard[0].content for t in episode.turns] == ["Q 47+85", "47+85 after {question}"]
 
 
-async def test_seat_order_decides_the_roles_not_the_names() -> None:
-    scripts = {"pioneer": lines("132"), "observer": lines("132")}
-    [episode] = await play(Arithmetic(), Cory(), ["pioneer", "observer"], scripts, TASK)
-    assert [turn.agent for turn in episode.turns] == ["pioneer", "observer"]
-    with pytest.raises(ConfigError, match="'pioneer' cannot be distinguished"):
-        Cory().check([Agent("observer"), Agent("pioneer")], Arithmetic())
-
-
 def test_what_cannot_be_played_is_refused() -> None:
     for names in (["a"], ["a", "b", "c"]):
         with pytest.raises(ConfigError, match=r"exactly two, the pioneer first"):
@@ -58,7 +49,3 @@ def test_what_cannot_be_played_is_refused() -> None:
         Cory().check([Agent("a"), Agent("b", prompt="{pionner}")], Arithmetic())
     with pytest.raises(ConfigError, match="Rename it"):
         Cory().check([Agent("question"), Agent("b")], Arithmetic())
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("cory") is Cory

@@ -13,7 +13,6 @@ from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Task
-from kapelle.workflow import workflow_class
 from kapelle.workflows.dag import Dag, Node
 
 
@@ -196,18 +195,18 @@ def test_what_cannot_be_played_is_refused() -> None:
     two = [Agent("a"), Agent("b")]
     x, y = {"id": "x", "agent": "a"}, {"id": "y", "agent": "b", "dependencies": ("x",)}
     for workflow, says in (
-        (dag({**x, "dependencies": ("y",)}, y), r"in a circle: x <- y <- x"),
+        (dag({**x, "dependencies": ("y",)}, y), "x <- y <- x"),
         (dag(x, {**y, "dependencies": ("z",)}), r"unknown node 'z'"),
         (dag(x, {**y, "agent": "c"}), r"Node 'y' names the unknown agent 'c'"),
-        (dag(x, {**y, "agent_group": 1}), "one of both"),
-        (dag({"id": "x"}), "one of both"),
+        (dag(x, {**y, "agent_group": 1}), "set one of them"),
+        (dag({"id": "x"}), "set one of them"),
         (
             dag(x, {"id": "y", "agent_group": 2, "dependencies": ("x",)}),
-            r"agent_group 2; seats go from 0 to 1",
+            "agent_group 2",
         ),
-        (dag(x), r"Agent 'b' speaks in no node"),
+        (dag(x), "Agent 'b' has no node"),
         (dag(x, x, y), r"two nodes 'x'"),
-        (dag(x, {"id": "y", "agent": "b"}), r"Nobody waits for the nodes x, y.*Set `workflow.answer`"),
+        (dag(x, {"id": "y", "agent": "b"}), "workflow.answer"),
         (dag(x, y, answer="yy"), r"answer names the unknown node 'yy'. Did you mean 'y'"),
         (dag(x, {**y, "prompt": "${x.outptu}"}), r"uses \$\{x.outptu\}.*Did you mean 'x.output'"),
         (dag({**x, "prompt": "${y.output}"}, y), r"The prompt of node 'x' uses \$\{y.output\}"),
@@ -244,7 +243,3 @@ def test_the_drawing_names_nodes_and_agents() -> None:
         "    n1 --> n3",
         "    n2 --> n3",
     ]
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("dag") is Dag

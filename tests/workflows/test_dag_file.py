@@ -200,21 +200,21 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
     [
         ({"nodes": []}, "no list of `nodes`"),
         ({"nodes": [3]}, "no list of `nodes`"),
-        ({**siirl(), "epochs": 3}, "it has `epochs`, which means nothing here"),
+        ({**siirl(), "epochs": 3}, "`epochs`"),
         (
             changed("reward", node_role="DYNAMIC_SAMPLING"),
-            "role 'DYNAMIC_SAMPLING', which kapelle has no node for",
+            "DYNAMIC_SAMPLING",
         ),
-        (changed("reward", dependencies=["train_1"]), "in a circle"),
+        (changed("reward", dependencies=["train_1"]), "cycle: "),
         (changed("reward", dependencies=["gone"]), "unknown node 'gone'"),
         (changed("reward", agent_group=3), "groups of it are 0, 1, 3"),
         (changed("reward", agent_group="x"), "agent_group 'x'"),
-        (changed("reward", colour="red"), r"node 'reward' of it has `colour`"),
-        (changed("reward", options={"trian_cycle": 1}), "has `trian_cycle`.*Did you mean 'train_cycle'"),
+        (changed("reward", colour="red"), "node 'reward' of it .*`colour`"),
+        (changed("reward", options={"trian_cycle": 1}), "Did you mean 'train_cycle'"),
         (changed("value_1", options={"train_cycle": 7}), "has `train_cycle` and the role CRITIC"),
         (changed("train_0", options={"train_cycle": 0}), "`train_cycle` is 0"),
-        (changed("value_1", options={"share_instance": 5}), "`share_instance: 5` in it names no agent"),
-        (changed("rollout_actor", config={"rollout.n": 8}), "different `rollout.n`s"),
+        (changed("value_1", options={"share_instance": 5}), "share_instance: 5"),
+        (changed("rollout_actor", config={"rollout.n": 8}), "rollout.n"),
         (changed("rollout_actor", config={"rollout.n": 0}), "`config.rollout.n: 0` of node"),
         (
             changed("rollout_actor", config={"actor.optim.lr": 1}),
@@ -222,7 +222,7 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
         ),
         (
             changed("rollout_actor", options={"env_path": ["e.py:MyEnv"]}),
-            r"it: `env_path: e.py`: there is no such file beside it",
+            "env_path: e.py",
         ),
         (
             changed("rollout_reasoner", options={"env_path": ["mine:Env"]}),
@@ -231,7 +231,7 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
         ({**siirl(), "use_all_traj": "no"}, "Write true or false"),
         ({**siirl(), "share_reward_in_agent": 1}, "Write true or false"),
         ({**siirl(), "rewards_with_env": 0}, "Write true or false"),
-        ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "one of both"),
+        ({"nodes": [{"id": "a", "agent": "x", "agent_group": 0}]}, "set one of them"),
         ({"nodes": [{"agent": "x"}]}, "has no `id`"),
         ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),
     ],
@@ -239,7 +239,3 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
 def test_what_it_cannot_mean_is_refused_by_name(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_workflow(values, "it")
-
-
-def test_a_recipe_is_no_workflow_file() -> None:
-    assert not is_workflow_file(BASE)

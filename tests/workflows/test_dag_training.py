@@ -185,17 +185,6 @@ def test_train_cycle_goes_with_every_other_key(
     assert steps == [[names[k // 2 % agents]] for k in range(3)]
 
 
-def test_a_whole_step_of_three_turns_on_mathematics(tmp_path: Path) -> None:
-    with Trainer(three_turns(tmp_path, "config/math_env.py:MathEnv")) as trainer:
-        [step] = trainer.steps(1)
-        episodes = [episode for group in step.groups for episode in group.episodes]
-    assert {len(episode.turns) for episode in episodes} == {6}, "noise is never right"
-    assert {episode.info["answers_given"] for episode in episodes} == {3}
-    assert step.metrics["parity/max"] < 1e-4
-    heard = [turn.heard[-1].content for turn in episodes[0].turns]
-    assert [text.count("This answer is wrong.") for text in heard] == [0, 0, 1, 1, 2, 2]
-
-
 @pytest.mark.slow
 def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "noise.py:Noise")

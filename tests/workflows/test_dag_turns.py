@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.environments.code.test_environment import DOUBLE, OTHER, fenced, folder
-from tests.workflows.stage import lines, play, transcript
+from tests.workflows.stage import play, transcript
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environment import Environment, environment_class
-from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.code import Code
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
@@ -108,16 +107,6 @@ async def test_a_team_that_is_never_right_stops_after_its_turns(tmp_path: Path) 
     assert len(episode.turns) == 6
     assert (episode.rewards, episode.success, episode.info["answers_given"]) == ({"actor": 0.0}, 0.0, 3)
     assert not any("132" in message.content for turn in episode.turns for message in turn.heard)
-
-
-async def test_a_node_that_does_not_observe_reads_no_answer_of_the_worlds(tmp_path: Path) -> None:
-    file = yaml.safe_load(FILE)
-    file["nodes"][0]["agent_options"] = {}  # siiRL's default is false
-    scripts = {"reasoner": lambda _: "?", "actor": lambda _: "#### 7"}
-    episode = await played(tmp_path, file, sums(tmp_path), scripts)
-    assert len(episode.turns) == 6
-    told = [turn.heard[-1].content.count("This answer is wrong.") for turn in episode.turns]
-    assert told == [0, 0, 0, 1, 1, 2], "it reads of it only what the actor, who does observe, hands on"
 
 
 async def test_three_turns_of_code_show_the_shown_test_and_one_bit_of_the_others(
@@ -250,12 +239,3 @@ def test_worlds_that_answer_no_turns_are_refused_by_name(tmp_path: Path) -> None
             TWO.check(agents, environment)
     with pytest.raises(ConfigError, match="`matrix` is a game of moves"):
         TWO.check(agents, Matrix())
-
-
-async def test_a_transcript_of_one_turn_is_what_it_was() -> None:
-    one = TWO.model_copy(update={"max_assistant_turns": 1})
-    task = Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
-    scripts: Mapping[str, Any] = {"a": lines("?"), "b": lines("132")}
-    [episode] = await play(Arithmetic(), one, ["a", "b"], scripts, task)
-    assert "answers_given" not in episode.info
-    assert transcript(episode) == ["0 seen=0 47+85 -> a: ?", "1 seen=1 47+85|? -> b: 132"]

@@ -12,7 +12,6 @@ from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
 from kapelle.types import Split, Task
-from kapelle.workflow import workflow_class
 from kapelle.workflows.parallel import Parallel
 
 MATCH = Task("train-0", "")
@@ -155,7 +154,3 @@ def test_a_prompt_with_an_unknown_field_is_refused() -> None:
     environment: Environment = Matrix()
     with pytest.raises(ConfigError, match=r"uses \{b\}"):
         Parallel().check([Agent("a", prompt="{b}"), Agent("b")], environment)
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("parallel") is Parallel

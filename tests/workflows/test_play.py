@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.workflows.stage import Say, expert, lines, play, transcript
 
@@ -33,14 +31,6 @@ async def test_the_game_says_who_is_to_move() -> None:
     ]
     assert episode.rewards == {"a": -1.0, "b": 1.0}
     assert not episode.truncated
-
-
-async def test_the_page_shows_what_happens() -> None:
-    page = Path(__file__).parents[2] / "docs" / "workflows" / "README.md"
-    scripts = {"a": lambda r: "Bet" if "pb" in r.messages[-1].content else "Pass", "b": lines("Bet")}
-    [episode] = await play(KUHN, PlayWorkflow(), ["a", "b"], scripts, TASK, seed=1)
-    rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.rewards.items())
-    assert "\n".join([*transcript(episode), f"rewards: {rewards}"]) in page.read_text(encoding="utf-8")
 
 
 async def test_memory_is_the_current_observation_or_the_whole_conversation() -> None:
@@ -107,7 +97,7 @@ async def test_it_plays_other_games_too() -> None:
 
 
 def test_questions_and_unknown_fields_are_refused() -> None:
-    with pytest.raises(ConfigError, match="asks questions"):
+    with pytest.raises(ConfigError, match="questions"):
         PlayWorkflow().check([Agent("a")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{board\}"):
         PlayWorkflow().check([Agent("a", prompt="{board}")], KUHN)

@@ -7,7 +7,6 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.workflow import workflow_class
 from kapelle.workflows.reflect import Reflect
 
 
@@ -92,7 +91,3 @@ def test_what_cannot_be_played_is_refused() -> None:
         Reflect(revise="{c}").check(two, Arithmetic())
     with pytest.raises(ConfigError, match="Rename it"):
         Reflect().check([Agent("a"), Agent("notes")], Arithmetic())
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("reflect") is Reflect

@@ -7,7 +7,6 @@ from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.workflow import workflow_class
 from kapelle.workflows.router import Router, addressee
 
 
@@ -79,7 +78,3 @@ def test_what_cannot_be_played_is_refused() -> None:
         Router().check([Agent("a"), Agent("b", prompt="{a}")], Arithmetic())
     with pytest.raises(ConfigError, match="Rename it"):
         Router().check([Agent("a"), Agent("agents")], Arithmetic())
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("router") is Router

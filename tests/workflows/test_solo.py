@@ -6,7 +6,6 @@ from tests.workflows.stage import TASK, expert, lines, play, transcript
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
-from kapelle.workflow import workflow_class
 from kapelle.workflows.solo import Solo
 
 
@@ -34,10 +33,6 @@ def test_what_cannot_be_played_is_refused() -> None:
         Solo(agent="solvr").check([Agent("solver")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{notes\}"):
         Solo().check([Agent("solver", prompt="{notes}")], Arithmetic())
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("solo") is Solo
 
 
 def test_the_turns_of_an_episode_are_known_before_it() -> None:

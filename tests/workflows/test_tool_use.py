@@ -10,7 +10,6 @@ from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.team import Agent
 from kapelle.types import Message
-from kapelle.workflow import workflow_class
 from kapelle.workflows.tool_use import ToolUse
 
 CALL = '[calculator(expression="47+85")]'
@@ -45,7 +44,3 @@ def test_a_models_own_template_marks_a_result() -> None:
 def test_a_prompt_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"uses \{notes\}"):
         ToolUse().check([Agent("a", prompt="{notes}")], Tools(questions=Arithmetic()))
-
-
-def test_it_is_found_by_name() -> None:
-    assert workflow_class("tool_use") is ToolUse

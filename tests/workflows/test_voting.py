@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kapelle.workflows.vote import agreement, majority, tally
+from kapelle.workflows.vote import agreement, majority
 
 
 def test_texts_without_an_answer_have_no_vote() -> None:
@@ -17,14 +17,6 @@ def test_the_vote_does_not_depend_on_the_seats() -> None:
     for seed in range(20):
         forward = majority(said, said, seed)
         assert majority(backward, backward, seed) == forward
-
-
-def test_weights_count_instead_of_heads() -> None:
-    said = {"a": "x", "b": "y", "c": "y"}
-    assert majority(said, said, seed=0) == "y"
-    assert majority(said, said, 0, {"a": 3.0}) == "x", "three against one and one"
-    assert majority(said, said, 0, {"a": 1.5}) == "y"
-    assert tally(said, {"b": 0.25}) == {"x": 1.0, "y": 1.25}
 
 
 def test_a_weighted_tie_is_drawn_too() -> None:

@@ -1,7 +1,7 @@
-"""Nodes that wait for one another: who speaks after whom, and what each one reads.
+"""Dag: a directed graph of turns, which defines who acts after whom and what each agent reads.
 
-The form of MARFT's workflows (2504.16129) with the names of siiRL's YAML. A whole workflow file, which also
-says who trains and whose critic is shared, is laid over a recipe by `dag_file`.
+It has the form of MARFT's workflows (2504.16129) with the names of siiRL's YAML. `dag_file` merges a whole workflow file, which also
+says which agents train and share critics, into a recipe.
 """
 
 from __future__ import annotations
@@ -34,85 +34,85 @@ from kapelle.workflow import (
 )
 from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, mermaid, sinks
 
-# -------- Functions of the user's own before and after a node speaks: `pre_process` and `post_process` of a Python file
+# -------- A user's functions before and after a node: `pre_process` and `post_process` of a Python file
 #
-# Ours take texts:
+# kapelle's form takes texts:
 #
-#     def pre_process(prompt: str, **kwargs) -> str         # what the node was handed → what it reads, or messages
-#     def post_process(prompt: str, response: str, **kwargs) -> str   # → what it hands on
+#     def pre_process(prompt: str, **kwargs) -> str         # input of the node → what its agent reads, or messages
+#     def post_process(prompt: str, response: str, **kwargs) -> str   # → output of the node
 #
-# siiRL's, whose first parameter is called `tokenizer`, get the tokeniser of the node's model, and take and return its token ids:
+# siiRL's form, whose first parameter is `tokenizer`, takes the tokeniser of the node's model, and takes and returns token ids:
 #
 #     def pre_process(tokenizer, prompt_id, obs, **kwargs) -> list[int]
 #     def post_process(tokenizer, prompt_id, response_id, **kwargs) -> list[int]
 #
-# The ids that `pre_process` returns are what the model reads, and `response_id` is what it sampled, without the token that ended
-# the turn. An agent with words of its own (`system`, or a node's `prompt`), or without a model here (an endpoint), reads the same as
-# text: the messages of `tokenizer.apply_chat_template`, or one message of what was written.
+# The model reads exactly the ids that `pre_process` returns. `response_id` are the sampled ids without the token that ended the
+# turn. An agent with its own text (`system`, or a node's `prompt`), or without a model on this machine (an endpoint), reads the same
+# as text: the messages of `tokenizer.apply_chat_template`, or one message with the decoded ids.
 #
-# A `pre_process` of either form that has a parameter `obs` is given what the world has answered to the agent, as a text, and None
-# before the first answer. The file is the user's own code: it runs in this process, in no sandbox, and is tried once with made-up
-# texts, and siiRL's form with a tokeniser of bytes, before a model loads.
+# A parameter `obs` of either form gets the environment's response to the agent as a text, and None before the first response. The
+# file is the user's own code and runs in this process, without a sandbox. Before a model loads, it is called once with sample texts,
+# and siiRL's form with a tokeniser of bytes.
 
 
 class NodeTokens:
-    """The tokeniser that siiRL's functions get: that of transformers, whose conversations are rendered as everywhere else."""
+    """The tokeniser for siiRL's functions: that of transformers, with kapelle's rendering of conversations."""
 
     def __init__(self, renderer: TokenizesChats) -> None:
-        """Hand out the tokeniser of a renderer."""
+        """Wrap the tokeniser of a renderer."""
         self._renderer = renderer
         self.written: dict[tuple[int, ...], list[Message]] = {}
-        """Ids → the messages that `apply_chat_template` made them of."""
+        """Ids from `apply_chat_template` → their messages."""
 
-    def encode(self, text: str, **how: Any) -> list[int]:
-        """Return a text's ids. TypeError for what is no text, as of a template that was not given."""
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Return a text's ids; TypeError for other values, for example a template that is None."""
         if not isinstance(text, str):
-            raise TypeError(f"tokenizer.encode takes a text and was given {type(text).__name__}")
-        return list(self._renderer.tokenizer(text, **how)["input_ids"])
+            raise TypeError(f"tokenizer.encode takes a text, but got {type(text).__name__}")
+        return list(self._renderer.tokenizer(text, **options)["input_ids"])
 
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, str]],
         tokenize: bool = True,
         add_generation_prompt: bool = False,
-        **how: Any,
+        **options: Any,
     ) -> Any:
         """Return a conversation as ids, or with `tokenize=False` as text."""
-        if not tokenize or how.keys() - {"add_special_tokens"}:
+        if not tokenize or options.keys() - {"add_special_tokens"}:
             return self._renderer.tokenizer.apply_chat_template(
-                list(conversation), tokenize=tokenize, add_generation_prompt=add_generation_prompt, **how
+                list(conversation), tokenize=tokenize, add_generation_prompt=add_generation_prompt, **options
             )
         messages = [Message(str(each["role"]), str(each["content"])) for each in conversation]
         ids = (self._renderer.start if add_generation_prompt else self._renderer.whole)(messages)
         self.written[ids] = messages
         return list(ids)
 
-    def __call__(self, *texts: Any, **how: Any) -> Any:
-        """Return what the tokeniser of transformers returns."""
-        return self._renderer.tokenizer(*texts, **how)
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        """Call the tokeniser of transformers."""
+        return self._renderer.tokenizer(*texts, **options)
 
     def __len__(self) -> int:
-        """Return the number of its tokens."""
+        """Return the size of the vocabulary."""
         return len(self._renderer.tokenizer.get_vocab())
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other part of the tokeniser of transformers, such as `decode` and `eos_token`."""
+        """Return another attribute of the tokeniser of transformers, such as `decode` or `eos_token`."""
         return getattr(self._renderer.tokenizer, name)
 
 
 BYTES = "kapelle.models.renderer:byte_renderer"
-"""Returns how conversations become bytes: what a file is tried with, and what agents without a model here are written in."""
+"""Factory of a renderer with bytes as tokens, for trial calls and for agents without a model on this machine."""
 
 
 @lru_cache(maxsize=1)
-def _in_bytes() -> TokenizesChats:
-    made: TokenizesChats = find_object(BYTES, "tokenizer")()
-    return made
+def _byte_renderer() -> TokenizesChats:
+    renderer: TokenizesChats = find_object(BYTES, "tokenizer")()
+    return renderer
 
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """The two functions of one file; None for one that it does not define."""
+    """The two functions of one file; None for a function that it does not define."""
 
     path: str
     pre: Callable[..., object] | None
@@ -125,21 +125,21 @@ class Processing:
         kwargs: Mapping[str, Json],
         renderer: TokenizesChats | None = None,
     ) -> tuple[list[Message], tuple[int, ...] | None]:
-        """Return what the node reads, and as which ids of the model that `renderer` is of, where the function has written them.
+        """Return what the node's agent reads, as messages and, if the function returned ids of its model, as ids.
 
-        `observation` is what the world has answered, None before it has.
+        `observation` is the environment's response, None before the first one.
         """
         if self.pre is None:
             return [Message("user", prompt)], None
-        observed = {"obs": observation} if "obs" in inspect.signature(self.pre).parameters else {}
+        obs = {"obs": observation} if "obs" in inspect.signature(self.pre).parameters else {}
         if not _takes_ids(self.pre):
-            made = self.pre(prompt, **observed, **kwargs)
-            if isinstance(made, list) and made and all(isinstance(one, Mapping) for one in made):
-                return [Message(str(one["role"]), str(one["content"])) for one in made], None
-            return [Message("user", self._text(made, "pre_process"))], None
-        tokens = NodeTokens(renderer or _in_bytes())
-        made = self.pre(tokens, tokens.encode(prompt, add_special_tokens=False), **observed, **kwargs)
-        ids = self._ids(made, "pre_process", len(tokens))
+            result = self.pre(prompt, **obs, **kwargs)
+            if isinstance(result, list) and result and all(isinstance(part, Mapping) for part in result):
+                return [Message(str(part["role"]), str(part["content"])) for part in result], None
+            return [Message("user", self._text(result, "pre_process"))], None
+        tokens = NodeTokens(renderer or _byte_renderer())
+        result = self.pre(tokens, tokens.encode(prompt, add_special_tokens=False), **obs, **kwargs)
+        ids = self._ids(result, "pre_process", len(tokens))
         messages = tokens.written.get(ids) or [Message("user", str(tokens.decode(list(ids))))]
         return messages, None if renderer is None else ids
 
@@ -151,50 +151,48 @@ class Processing:
         renderer: TokenizesChats | None = None,
         sampled: Sequence[int] = (),
     ) -> str:
-        """Return what the node hands on; there must be a `post_process`. `sampled` are the ids of the response in the model's tokens."""
+        """Return the output of the node by its `post_process`; `sampled` are the model's ids of the response."""
         assert self.post is not None
         if not _takes_ids(self.post):
             return self._text(self.post(prompt, response, **kwargs), "post_process")
-        tokens = NodeTokens(renderer or _in_bytes())
-        own = list(sampled) if renderer is not None else tokens.encode(response, add_special_tokens=False)
-        if own and tokens.decode(own) != response and tokens.decode(own[:-1]) == response:
-            own = own[:-1]  # the token that ended the turn
-        made = self.post(tokens, tokens.encode(prompt, add_special_tokens=False), own, **kwargs)
-        return str(tokens.decode(list(self._ids(made, "post_process", len(tokens)))))
+        tokens = NodeTokens(renderer or _byte_renderer())
+        ids = list(sampled) if renderer is not None else tokens.encode(response, add_special_tokens=False)
+        if ids and tokens.decode(ids) != response and tokens.decode(ids[:-1]) == response:
+            ids = ids[:-1]  # without the token that ended the turn
+        result = self.post(tokens, tokens.encode(prompt, add_special_tokens=False), ids, **kwargs)
+        return str(tokens.decode(list(self._ids(result, "post_process", len(tokens)))))
 
     def try_out(self, node: str, pre_kwargs: Mapping[str, Json], post_kwargs: Mapping[str, Json]) -> None:
-        """Call both functions with made-up texts, before and after a first turn; ConfigError where one fails."""
-        trials: list[tuple[str, Callable[[], object]]] = [
-            ("pre_process", lambda: self.before("What is 1 + 1?", None, pre_kwargs)),
-            ("pre_process", lambda: self.before("What is 1 + 1? 3", "This answer is wrong.", pre_kwargs)),
-        ]
-        if self.post is not None:
-            trials.append(("post_process", lambda: self.after("What is 1 + 1?", "3", post_kwargs)))
-        for function, call in trials:
-            try:
-                call()
-            except Exception as error:
-                raise ConfigError(
-                    f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
-                    f"{reason(error).rstrip('.')}. Fix the function or the keywords; it was tried with a tokenizer of bytes."
-                ) from error
+        """Call both functions with sample texts, before and after a first turn; ConfigError if one fails."""
+        function = "pre_process"
+        try:
+            self.before("What is 1 + 1?", None, pre_kwargs)
+            self.before("What is 1 + 1? 3", "This answer is incorrect.", pre_kwargs)
+            if self.post is not None:
+                function = "post_process"
+                self.after("What is 1 + 1?", "3", post_kwargs)
+        except Exception as error:
+            raise ConfigError(
+                f"process_path: `{function}` of {self.path} fails with the `{function}_kwargs` of node '{node}': "
+                f"{reason(error).rstrip('.')}. Fix the function or the keywords; the trial used a tokenizer of bytes."
+            ) from error
 
-    def _text(self, made: object, function: str) -> str:
-        if not isinstance(made, str):
-            raise EpisodeError(f"`{function}` of {self.path} returned {type(made).__name__}, not a text.")
-        return made
+    def _text(self, result: object, function: str) -> str:
+        if not isinstance(result, str):
+            raise EpisodeError(f"`{function}` of {self.path} returned {type(result).__name__}, not a text.")
+        return result
 
-    def _ids(self, made: object, function: str, known: int) -> tuple[int, ...]:
-        if not isinstance(made, list | tuple) or not made or not all(isinstance(one, int) for one in made):
+    def _ids(self, result: object, function: str, vocabulary: int) -> tuple[int, ...]:
+        if not isinstance(result, list | tuple) or not result or not all(isinstance(k, int) for k in result):
             raise EpisodeError(
-                f"`{function}` of {self.path} returned {type(made).__name__}, not a list of token ids."
+                f"`{function}` of {self.path} returned {type(result).__name__}, not a list of token ids."
             )
-        wrong = next((one for one in made if not 0 <= one < known), None)
-        if wrong is not None:
-            raise EpisodeError(
-                f"`{function}` of {self.path} returned the id {wrong}; the tokenizer has {known} tokens."
-            )
-        return tuple(made)
+        for k in result:
+            if not 0 <= k < vocabulary:
+                raise EpisodeError(
+                    f"`{function}` of {self.path} returned the id {k}; the tokenizer has {vocabulary} tokens."
+                )
+        return tuple(result)
 
 
 def _takes_ids(function: Callable[..., object]) -> bool:
@@ -203,7 +201,7 @@ def _takes_ids(function: Callable[..., object]) -> bool:
 
 @lru_cache(maxsize=64)
 def load_processing(path: str) -> Processing:
-    """Return the functions of `folder/file.py` or `package.module`; ConfigError for one that has neither."""
+    """Return the functions of `folder/file.py` or `package.module`; ConfigError if it defines neither."""
     module = find_module(path, f"process_path: '{path}'")
     found = {name: vars(module).get(name) for name in ("pre_process", "post_process")}
     if not any(map(callable, found.values())):
@@ -212,7 +210,7 @@ def load_processing(path: str) -> Processing:
         )
     for name, function in found.items():
         if function is not None and not callable(function):
-            raise ConfigError(f"process_path: `{name}` of {path} is no function.")
+            raise ConfigError(f"process_path: `{name}` of {path} is not a function.")
     return Processing(path, found["pre_process"], found["post_process"])
 
 
@@ -220,52 +218,50 @@ _FIELD = re.compile(r"\$\{([\w.-]+)\}")
 
 
 class Node(Settings):
-    """One turn of one agent; it starts a conversation of its own, so its prompt is all that it reads."""
+    """One turn of one agent, in a new conversation that contains only the node's prompt."""
 
     id: str = Field(pattern=r"^[A-Za-z_][\w-]*$")
-    """The node's name."""
+    """Name of the node."""
     agent: str | None = None
-    """Who speaks: a name, or its seat number as `agent_group`; exactly one of both."""
+    """Name of the agent; set either this or `agent_group`."""
     agent_group: int | None = Field(default=None, ge=0)
-    """Who speaks, by seat number from 0."""
+    """Number of the agent in the team, from 0."""
     dependencies: tuple[str, ...] = ()
-    """Nodes that have to have spoken before."""
+    """Nodes that run before this one."""
     prompt: str = "${prompt}"
-    """Template of what the agent reads. `${prompt}` is what the node was handed: the question, then every
-    earlier text that it depends on, unless `post_process` says otherwise. `${question}` is the question and,
-    from the second turn on, what the world answered last; `${ID.output}` the text of a node that it depends on,
-    directly or not."""
+    """Template of the agent's prompt. `${prompt}` is the node's input: the question and then every earlier text on which it
+    depends, unless a `post_process` changes it. `${question}` is the question, followed from the second turn on by the
+    environment's last response. `${ID.output}` is the text of a node on which this one depends, directly or not."""
     process_path: str | None = None
-    """Python file or module with `pre_process` and `post_process`; see `workflows.processing`."""
+    """Python file or module with `pre_process` and `post_process`; see `workflows/dag.py`."""
     pre_process_kwargs: Mapping[str, Any] = Field(default={})
-    """What the function before it is given."""
+    """Keyword arguments of `pre_process`."""
     post_process_kwargs: Mapping[str, Any] = Field(default={})
-    """What the function after it is given."""
+    """Keyword arguments of `post_process`."""
     obs_with_env: bool = True
-    """True: this agent reads what the world shows it, its answers to earlier turns too. False: the task's text, and
-    no answers."""
+    """Whether the agent reads the environment's observations, including responses to earlier turns; with false, only the
+    task's text."""
     rewards_with_env: bool | None = None
-    """True: the world takes this node's text and pays for it. Null: the answer's, where no node sets true."""
+    """Whether the environment takes and rewards this node's text; null is true for the answer if no node sets true."""
 
 
 class Dag(Settings, Drawable, ScoresRounds):
-    """A directed graph of turns, played once, or again and again until the world is done."""
+    """A directed graph of turns, run once or repeatedly until the episode ends."""
 
     name: Literal["dag"] = "dag"
     nodes: tuple[Node, ...] = Field(min_length=1)
     answer: str | None = None
-    """The node whose text counts as the team's; null takes the one that no other waits for."""
+    """Node whose text is the team's answer; null is the node on which no other depends."""
     max_assistant_turns: int = Field(default=1, ge=1)
-    """How often the graph is played while the world has not ended. Worlds of questions stay open after an answer
-    that is not right. From the second time on, nodes without dependencies are handed what the answer handed on,
-    and then what the world shows."""
+    """Maximum runs of the graph while the episode is open. Questions stay open after an incorrect answer. From the second run
+    on, the input of nodes without dependencies is the answering node's output and then the observation."""
     use_all_traj: bool = True
-    """Whether every turn is trained on, or each time only the last play of the graph, as siiRL's scripts set it."""
+    """Whether all turns are trained on, or only those of the last run of the graph, as in siiRL's scripts."""
     whole_texts: bool = False
-    """True: the world takes what nodes hand on in place of what they said, and the next turn begins with what it
-    shows to the answering agent, alone: siiRL's environments, which write the history themselves."""
+    """Whether the environment takes the nodes' outputs in place of their texts, and the next run starts with the answering
+    agent's observation only. For siiRL's environments, which write the history themselves."""
     score_rounds: bool = False
-    """Have the world say what every node's text would earn as an answer, on `Turn.score`."""
+    """Whether each text's score as an answer is recorded on its turn (`Turn.score`)."""
 
     @property
     def graph(self) -> Graph:
@@ -274,15 +270,15 @@ class Dag(Settings, Drawable, ScoresRounds):
 
     @property
     def answering(self) -> str:
-        """The node whose text counts."""
+        """The node whose text is the answer."""
         return self.answer or sinks(self.graph)[0]
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a circle, an unknown name, two answers, a silent agent, or a game."""
+        """Raise ConfigError for a cycle, an unknown name, two answers, an agent without a node, or a game."""
         need_answers("dag", "ends in one answer", environment)
         if self.max_assistant_turns > 1 and offers(environment, Recorded):
             raise ConfigError(
-                f"`{environment.name}` holds recorded words, and no world answers another turn of them. Set "
+                f"`{environment.name}` has recorded texts and cannot respond to another turn. Set "
                 "`workflow.max_assistant_turns: 1`."
             )
         self._check_nodes()
@@ -290,36 +286,34 @@ class Dag(Settings, Drawable, ScoresRounds):
             if (processing := _processing(node)) is not None:
                 processing.try_out(node.id, node.pre_process_kwargs, node.post_process_kwargs)
         names = [agent.name for agent in agents]
-        speakers = {node.id: self._speaker(node, names) for node in self.nodes}
-        silent = [name for name in names if name not in speakers.values()]
-        if silent:
+        agent_of = {node.id: self._agent(node, names) for node in self.nodes}
+        unused = [name for name in names if name not in agent_of.values()]
+        if unused:
             raise ConfigError(
-                f"Agent '{silent[0]}' speaks in no node of workflow.nodes, so it would learn nothing. "
-                "Give it a node, or take it out of `team.agents`."
+                f"Agent '{unused[0]}' has no node in workflow.nodes. Give it a node, or remove it from `team.agents`."
             )
-        acting = [speakers[name] for name in self._acting()]
-        twice = sorted({name for name in acting if acting.count(name) > 1})
-        if twice:
+        acting = [agent_of[name] for name in self._acting()]
+        repeated = sorted({name for name in acting if acting.count(name) > 1})
+        if repeated:
             raise ConfigError(
-                f"Two nodes of agent '{twice[0]}' say `rewards_with_env: true`; the world takes one text of an "
-                "agent. Leave it to one of them."
+                f"Two nodes of agent '{repeated[0]}' set `rewards_with_env: true`, but the environment takes one text per agent. "
+                "Set it for one of them."
             )
         for agent in agents:
             if agent.prompt is not None:
                 raise ConfigError(
-                    f"The nodes of the workflow `dag` decide what agents read; remove `prompt` of agent '{agent.name}'."
+                    f"The nodes of the workflow `dag` define all prompts; remove `prompt` of agent '{agent.name}'."
                 )
 
     def _check_nodes(self) -> None:
         ids = [node.id for node in self.nodes]
-        if twice := sorted({name for name in ids if ids.count(name) > 1}):
-            raise ConfigError(f"workflow.nodes has two nodes '{twice[0]}'. Give each an id of its own.")
+        if repeated := sorted({name for name in ids if ids.count(name) > 1}):
+            raise ConfigError(f"workflow.nodes has two nodes '{repeated[0]}'. Give each its own id.")
         check_graph(self.graph, "workflow.nodes")
         ends = sinks(self.graph)
         if self.answer is None and len(ends) > 1:
             raise ConfigError(
-                f"Nobody waits for the nodes {', '.join(ends)}, so the answer may be any of them. "
-                "Set `workflow.answer` to the one that counts."
+                f"No node depends on {', '.join(ends)}, so any of them could be the answer. Set `workflow.answer` to one of them."
             )
         need_known("workflow.answer", "node", self.answer, ids)
         for node in self.nodes:
@@ -327,22 +321,21 @@ class Dag(Settings, Drawable, ScoresRounds):
             for field in _FIELD.findall(node.prompt):
                 if field not in known:
                     raise ConfigError(
-                        f"The prompt of node '{node.id}' uses ${{{field}}}, which it cannot know: it knows its "
-                        f"dependencies' outputs.{did_you_mean(field, known)}"
+                        f"The prompt of node '{node.id}' uses ${{{field}}}, which is not an output of its dependencies."
+                        f"{did_you_mean(field, known)}"
                     )
             _processing(node)
 
-    def _speaker(self, node: Node, names: Sequence[str]) -> str:
-        if node.agent is not None and node.agent_group is None:
+    def _agent(self, node: Node, names: Sequence[str]) -> str:
+        """Return the name of a node's agent."""
+        if (node.agent is None) == (node.agent_group is None):
+            raise ConfigError(f"Node '{node.id}' needs either `agent` or `agent_group`; set one of them.")
+        if node.agent_group is None:
             need_known(f"Node '{node.id}'", "agent", node.agent, names)
-            return node.agent
-        if node.agent is not None or node.agent_group is None:
-            raise ConfigError(
-                f"Node '{node.id}' names its agent by `agent` or by `agent_group`: by one of both."
-            )
+            return str(node.agent)
         if node.agent_group >= len(names):
             raise ConfigError(
-                f"Node '{node.id}' has agent_group {node.agent_group}; seats go from 0 to {len(names) - 1}."
+                f"Node '{node.id}' has agent_group {node.agent_group}, but the team's numbers are 0 to {len(names) - 1}."
             )
         return names[node.agent_group]
 
@@ -350,112 +343,109 @@ class Dag(Settings, Drawable, ScoresRounds):
         return [node.id for node in self.nodes if node.rewards_with_env] or [self.answering]
 
     async def run(self, scene: Scene) -> None:
-        """Play one episode."""
+        """Run one episode."""
         if self.max_assistant_turns > 1:
             scene.allow_answers(self.max_assistant_turns)
-        speakers = {node.id: self._speaker(node, scene.names) for node in self.nodes}
+        agent_of = {node.id: self._agent(node, scene.names) for node in self.nodes}
         before: str | None = None
         for _ in range(self.max_assistant_turns):
             if not self.use_all_traj:
                 scene.leave_out()
-            said, handed = await self._play_once(scene, before)
-            texts = handed if self.whole_texts else said
-            await scene.step({speakers[k]: texts[k] for k in self._acting()}, final=said[self.answering])
+            texts, outputs = await self._run_once(scene, before)
+            actions = outputs if self.whole_texts else texts
+            await scene.step({agent_of[k]: actions[k] for k in self._acting()}, final=texts[self.answering])
             if not scene.movers():
                 return
-            answering = speakers[self.answering]
-            before = scene.observe(answering) if self.whole_texts else handed[self.answering]
+            answering = agent_of[self.answering]
+            before = scene.observe(answering) if self.whole_texts else outputs[self.answering]
 
-    async def _play_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the text of every node and what it handed on."""
+    async def _run_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
+        """Run the graph once; return the text and the output of every node.
+
+        `before` is the start of the input from the second run on, None in the first one.
+        """
         nodes = {node.id: node for node in self.nodes}
-        said: dict[str, str] = {}
-        handed: dict[str, str] = {}
+        texts: dict[str, str] = {}
+        outputs: dict[str, str] = {}
         for level in levels(self.graph):
-            for batch in _one_turn_each([(k, self._speaker(nodes[k], scene.names)) for k in level]):
-                given = {k: self._handed_to(scene, nodes[k], who, said, handed, before) for k, who in batch}
-                words = {
-                    who: self._prompt(scene, nodes[k], who, given[k], said, before is not None)
-                    for k, who in batch
+            for batch in _one_turn_each([(k, self._agent(nodes[k], scene.names)) for k in level]):
+                inputs = {
+                    k: self._input(scene, nodes[k], agent, texts, outputs, before) for k, agent in batch
                 }
-                readers = {
-                    who: _tokenizing(scene, who) for _, who in batch
-                }  # before they speak: weights may differ by turn
-                turns = await scene.together(words, fresh=True)
-                for k, who in batch:
+                prompts = {
+                    agent: self._prompt(scene, nodes[k], agent, inputs[k], texts, before is not None)
+                    for k, agent in batch
+                }
+                # Read the renderers before the turns: an agent's weights can differ by turn.
+                renderers = {agent: _renderer(scene, agent) for _, agent in batch}
+                turns = await scene.together(prompts, fresh=True)
+                for k, agent in batch:
+                    turn = turns[agent]
                     if self.score_rounds:
-                        await scene.score(turns[who])
-                    said[k] = turns[who].text
-                    handed[k] = append_texts(given[k], {k: said[k]})
+                        await scene.score(turn)
+                    texts[k] = turn.text
+                    outputs[k] = append_texts(inputs[k], {k: turn.text})
                     if (processing := _processing(nodes[k])) is not None and processing.post is not None:
-                        handed[k] = processing.after(
-                            given[k],
-                            said[k],
-                            nodes[k].post_process_kwargs,
-                            readers[who],
-                            turns[who].completion_ids,
+                        kwargs = nodes[k].post_process_kwargs
+                        outputs[k] = processing.after(
+                            inputs[k], turn.text, kwargs, renderers[agent], turn.completion_ids
                         )
-        return said, handed
+        return texts, outputs
 
-    def _handed_to(
+    def _input(
         self,
         scene: Scene,
         node: Node,
         agent: str,
-        said: Mapping[str, str],
-        handed: Mapping[str, str],
+        texts: Mapping[str, str],
+        outputs: Mapping[str, str],
         before: str | None,
     ) -> str:
-        earlier = [_processing(each) for each in self.nodes if each.id in node.dependencies]
-        if any(each is not None and each.post is not None for each in earlier):
-            return "\n\n".join(handed[name] for name in node.dependencies)
+        """Return the input of a node: the question and earlier texts, or outputs of a `post_process`."""
+        earlier = [_processing(other) for other in self.nodes if other.id in node.dependencies]
+        if any(processing is not None and processing.post is not None for processing in earlier):
+            return "\n\n".join(outputs[name] for name in node.dependencies)
         question = scene.observe(agent) if node.obs_with_env else scene.task.question
         if before is not None:
-            answered = node.obs_with_env and not self.whole_texts
-            question = f"{before}\n\n{question}" if answered else before
-        return append_texts(question, {name: said[name] for name in ancestors(self.graph, node.id)})
+            shows_response = node.obs_with_env and not self.whole_texts
+            question = f"{before}\n\n{question}" if shows_response else before
+        return append_texts(question, {name: texts[name] for name in ancestors(self.graph, node.id)})
 
     def _prompt(
-        self, scene: Scene, node: Node, agent: str, given: str, said: Mapping[str, str], again: bool
+        self, scene: Scene, node: Node, agent: str, given: str, texts: Mapping[str, str], has_response: bool
     ) -> list[Message]:
-        """Return what the node reads; `again` from the second turn on, when the world has answered."""
-        shown = scene.observe(agent) if node.obs_with_env else None
-        question = scene.task.question if again or shown is None else shown
-        if again and shown is not None:
-            question = f"{question}\n\n{shown}"
+        """Return what a node's agent reads; `has_response` from the second run on."""
+        observation = scene.observe(agent) if node.obs_with_env else None
+        question = scene.task.question
+        if observation is not None:
+            question = f"{question}\n\n{observation}" if has_response else observation
         messages = [Message("user", given)]
+        has_instructions = bool(instructions(scene[agent].agent, scene.task))
         if (processing := _processing(node)) is not None:
-            answered = shown if again else None
-            if (
-                self.whole_texts and shown is not None and not again
-            ):  # what the class showed before anybody spoke
-                answered = shown.removeprefix(scene.task.question).lstrip("\n") or None
-            reader = _tokenizing(scene, agent)
-            messages, ids = processing.before(given, answered, node.pre_process_kwargs, reader)
-            if (
-                ids is not None
-                and node.prompt == "${prompt}"
-                and not instructions(scene[agent].agent, scene.task)
-            ):
+            response = observation if has_response else None
+            if self.whole_texts and observation is not None and not has_response:
+                # The class's observation before the first turn.
+                response = observation.removeprefix(scene.task.question).lstrip("\n") or None
+            renderer = _renderer(scene, agent)
+            messages, ids = processing.before(given, response, node.pre_process_kwargs, renderer)
+            if ids is not None and node.prompt == "${prompt}" and not has_instructions:
                 last = messages[-1]
                 return [*messages[:-1], Written(last.role, last.content, ids=ids)]
         values = {"prompt": messages[-1].content, "question": question}
-        values |= {f"{k}.output": text for k, text in said.items()}
+        values |= {f"{k}.output": text for k, text in texts.items()}
         text = _FIELD.sub(lambda match: values[match[1]], node.prompt)
-        if instructions(
-            scene[agent].agent, scene.task
-        ):  # it has words of its own where a template writes none
-            messages = [each for each in messages if each.role != "system" or each.content]
+        if has_instructions:  # they replace an empty system message of the template
+            messages = [message for message in messages if message.role != "system" or message.content]
         return [*messages[:-1], replace(messages[-1], content=text)]
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises as `check`."""
+        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises as `check` does."""
         self._check_nodes()
-        labels = {node.id: f"{node.id}: {self._speaker(node, names)}" for node in self.nodes}
+        labels = {node.id: f"{node.id}: {self._agent(node, names)}" for node in self.nodes}
         return mermaid(self.graph, labels, self.answering)
 
 
-def _tokenizing(scene: Scene, agent: str) -> TokenizesChats | None:
+def _renderer(scene: Scene, agent: str) -> TokenizesChats | None:
     renderer = scene[agent].renderer
     return renderer if isinstance(renderer, TokenizesChats) else None
 
@@ -465,12 +455,12 @@ def _processing(node: Node) -> Processing | None:
 
 
 def _one_turn_each(level: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Split a layer's (node, agent) so that no agent has to say two things at one moment."""
-    batches: list[list[tuple[str, str]]] = []
+    """Split a layer's (node, agent) into batches in which each agent has at most one turn."""
+    batches: list[dict[str, str]] = []
     for node, agent in level:
-        free = next((batch for batch in batches if agent not in {who for _, who in batch}), None)
-        if free is None:
-            free = []
-            batches.append(free)
-        free.append((node, agent))
-    return batches
+        batch = next((batch for batch in batches if agent not in batch), None)
+        if batch is None:
+            batch = {}
+            batches.append(batch)
+        batch[agent] = node
+    return [[(node, agent) for agent, node in batch.items()] for batch in batches]

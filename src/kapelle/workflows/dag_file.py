@@ -1,16 +1,15 @@
-"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same form written for kapelle.
+"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same form for kapelle.
 
-Such a file says more than a workflow: who trains and how often, whose critic is shared, how the reward is
-shared, and which environment. `sections` turns it into the sections of a recipe, to be laid over one:
+Such a file contains more than a workflow: which agents train and how often, whose critic is shared, how rewards are shared, and
+the environment. `read_workflow` converts it to sections of a recipe:
 
-    workflow   nodes with role ROLLOUT (all nodes, in kapelle's own form), `max_assistant_turns`, `use_all_traj`
-    team       one agent for each group; frozen without a training ACTOR node; `share_critic_with`; `critic_model`
-    model      `config.model.path`, if all agents have one; else each gets its own
+    workflow   nodes with role ROLLOUT (all nodes in kapelle's own form), `max_assistant_turns`, `use_all_traj`
+    team       one agent per group; frozen without a training ACTOR node; `share_critic_with`; `critic_model`
+    model      `config.model.path`, if all agents have one; else each agent gets its own
     algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
     environment  from `env_path`
 
-What decides how fast a run is, not what it does, is set aside and listed; whatever else cannot be said here is
-refused by its name.
+Settings that only affect speed are ignored and listed. Other settings without an equivalent raise ConfigError with their name.
 """
 
 from __future__ import annotations
@@ -27,104 +26,104 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.runtime.plugins import find_class
 from kapelle.workflows.graph import check_graph, sinks
 
-# -------- What a workflow file's paths mean: functions before and after a turn, and classes that answer turns
+# -------- Paths in a workflow file: functions before and after a turn, and environment classes
 #
-# A path is looked for beside the workflow file, in the folders above it, and where kapelle runs, so that siiRL's own
-# files, which are written from the root of its repository, are found from anywhere.
+# A path is searched beside the workflow file, in the folders above it, and in the working directory. siiRL's own files have
+# paths relative to the root of its repository, so this finds them from anywhere.
 
 SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
-"""siiRL's own processing: two templates. They are built in for workflow files that are kept without it."""
+"""siiRL's own processing, two templates; built in for workflow files that are stored without it."""
 
 ENVIRONMENTS = {"math_env.py:MathEnv": "math", "code_env.py:CodeEnv": "code"}
-"""siiRL's own environment classes → the environment here that asks and pays the same."""
+"""siiRL's own environment classes → the environment here with the same questions and rewards."""
 
 SIIRL_ENV = "siirl_env"
-"""The environment that is answered by a class in siiRL's form."""
+"""Name of the environment that wraps a class in siiRL's form."""
 
 
 def find_file(path: str, where: str) -> str | None:
-    """Return the whole path of a file that the workflow file `where` names, None where there is none."""
-    named = Path(path).expanduser()
-    if named.is_absolute():
-        return str(named) if named.is_file() else None
+    """Return the full path of a file that the workflow file `where` names; None if it does not exist."""
+    relative = Path(path).expanduser()
+    if relative.is_absolute():
+        return str(relative) if relative.is_file() else None
     source = Path(where)
     above = list(source.resolve().parents) if source.is_file() else []
-    found = next((folder / named for folder in (*above, Path.cwd()) if (folder / named).is_file()), None)
-    return None if found is None else str(found.resolve())
+    for folder in (*above, Path.cwd()):
+        if (folder / relative).is_file():
+            return str((folder / relative).resolve())
+    return None
 
 
 def _need_file(path: str, key: str, where: str) -> str:
     found = find_file(path, where)
     if found is None:
         raise ConfigError(
-            f"{where}: `{key}: {path}`: there is no such file beside it, in a folder above it, or where kapelle runs. "
+            f"{where}: the file of `{key}: {path}` is neither beside it, nor in a folder above it, nor in the working directory. "
             "Fix the path, or copy the file there."
         )
     return found
 
 
 def with_processing(speech: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a node's keys with its `process_path` found; siiRL's own, where it is missing, as what is built in."""
+    """Return a node's keys with the full `process_path`; siiRL's own file, if it is missing, becomes the built-in one."""
     path = str(speech.get("process_path", ""))
     if not path.endswith(".py"):
         return dict(speech)
     if not path.endswith(SIIRL_PROCESS) or find_file(path, where) is not None:
         return {**speech, "process_path": _need_file(path, "process_path", where)}
     pre, post = speech.get("pre_process_kwargs") or {}, speech.get("post_process_kwargs") or {}
-    left = {k: v for k, v in speech.items() if k not in {"process_path", "pre_process_kwargs"}}
-    left["process_path"] = "kapelle.workflows.dag_file"
-    left["post_process_kwargs"] = {"post_chat_template": post.get("post_chat_template", "")}
-    return {**left, "prompt": pre.get("pre_chat_template", "${prompt}")}
+    keys = {k: v for k, v in speech.items() if k not in {"process_path", "pre_process_kwargs"}}
+    keys["process_path"] = "kapelle.workflows.dag_file"
+    keys["post_process_kwargs"] = {"post_chat_template": post.get("post_chat_template", "")}
+    return {**keys, "prompt": pre.get("pre_chat_template", "${prompt}")}
 
 
 def environment_of(path: str, where: str) -> dict[str, Any]:
     """Return the recipe's section for one `env_path`: a name, `module:Class` or `path/file.py:Class`.
 
-    Raises ConfigError for a missing file or class, and for a class that is neither an environment of kapelle's nor in
-    siiRL's form.
+    Raises ConfigError for a missing file or class, and for a class that is neither an environment of kapelle nor in siiRL's
+    form.
     """
     file, _, name = path.rpartition(":")
     if file.endswith(".py"):
         built_in = ENVIRONMENTS.get(f"{Path(file).name}:{name}")
-        whole = find_file(file, where)
-        # siiRL's own graders are built in; a class of the same name that grades by itself is somebody else's.
+        full = find_file(file, where)
+        # siiRL's own graders are built in; a class of the same name with its own grader is a different one.
         if built_in is not None and (
-            whole is None or "siirl.utils.reward_score" in Path(whole).read_text("utf-8", errors="replace")
+            full is None or "siirl.utils.reward_score" in Path(full).read_text("utf-8", errors="replace")
         ):
             return {"name": built_in}
         path = f"{_need_file(file, 'env_path', where)}:{name}"
-    elif (
-        not file or find_spec(file.partition(".")[0]) is None
-    ):  # reported later, with what else is wrong with it
-        return {"name": path}
+    elif not file or find_spec(file.partition(".")[0]) is None:
+        return {"name": path}  # the recipe's checks report an unknown name
     found = find_class("environment", path, {})
-    has = {each for each in ("task", "start", "step") if callable(getattr(found, each, None))}
+    has = {method for method in ("task", "start", "step") if callable(getattr(found, method, None))}
     if has >= {"task", "start"}:
         return {"name": path}
     if "step" in has:
         return {"name": SIIRL_ENV, "env_path": path}
     raise ConfigError(
-        f"{where}: `env_path: {path}` has neither `step(self, actions, ground_truth)`, as siiRL's environments, nor `task` "
-        "and `start`, as kapelle's (docs/make_your_own.md). Add them to the class."
+        f"{where}: `env_path: {path}` has neither `step(self, actions, ground_truth)`, as in siiRL, nor `task` and `start`, as in "
+        "kapelle (docs/make_your_own.md). Add one of them to the class."
     )
 
 
 def answered_by(
     section: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], answer: str, at: str, where: str
 ) -> tuple[dict[str, Any], ...]:
-    """Return nodes whose texts go to a class in siiRL's form: all that say `obs_with_env`, up to the answer.
+    """Return the nodes; those with `obs_with_env` send their texts to a class in siiRL's form.
 
-    `at` is the node with the `env_path`. ConfigError unless it is the answering one, and is answered.
+    `at` is the node with the `env_path`. Raises ConfigError unless it is the answering node and has `obs_with_env`.
     """
-    known = {str(node["id"]): node for node in nodes}
+    by_id = {str(node["id"]): node for node in nodes}
     if at != answer:
         raise ConfigError(
-            f"{where}: `env_path` of node '{at}' answers turns, and node '{answer}' ends them. Write it on '{answer}'."
+            f"{where}: node '{at}' has the `env_path`, but node '{answer}' is the answer. Move `env_path` to '{answer}'."
         )
-    if not known[answer].get("obs_with_env", True):
+    if not by_id[answer].get("obs_with_env", True):
         raise ConfigError(
-            f"{where}: node '{answer}' has `env_path: {section['env_path']}` without `obs_with_env: true`, so that siiRL would "
-            "never ask the class. Set it, or remove `env_path`."
+            f"{where}: node '{answer}' has `env_path: {section['env_path']}` without `obs_with_env: true`, so siiRL would never "
+            "call the class. Set it, or remove `env_path`."
         )
     return tuple({**node, "rewards_with_env": bool(node.get("obs_with_env", True))} for node in nodes)
 
@@ -133,42 +132,46 @@ _SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
 
 
 def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections of a layer, or settings, as they fit over those of a recipe, `under`.
+    """Return the sections of an overlay, or settings, adapted to a recipe's sections `under` on which they are merged.
 
-    A class in siiRL's form asks what the recipe's environment asks, and what is said of that is said of its `questions`.
-    What is said of the order, the group or the reward is said of CORY's `base`. A recipe that has every turn scored goes
-    on doing so.
+    A class in siiRL's form has the questions of the recipe's environment, and settings of that environment become settings of
+    its `questions`. Settings of order, group size and team reward become settings of CORY's `base`. `score_rounds` of the
+    recipe's workflow is kept.
     """
-    made = dict(values)
-    layers = {key: (made.get(key), under.get(key)) for key in ("workflow", "environment", "algorithm")}
-    both = {
-        key: (over, below)
-        for key, (over, below) in layers.items()
-        if isinstance(over, Mapping) and isinstance(below, Mapping)
-    }
-    if "workflow" in both:
-        over, below = both["workflow"]
-        if over.get("name") == "dag" and "score_rounds" in below:
-            made["workflow"] = {"score_rounds": below["score_rounds"], **over}
-    if "environment" in both:
-        over, below = both["environment"]
-        answered = below.get("name") == SIIRL_ENV
-        own = {key: value for key, value in over.items() if key in _SIIRL_ENV_KEYS}
-        asked = {key: value for key, value in over.items() if key not in own}
-        if over.get("name") == SIIRL_ENV and "questions" not in over:
-            questions = below.get("questions") if answered else below
-            made["environment"] = {**over, "questions": deepcopy(questions)}
-        elif answered and "name" not in over and asked:
-            made["environment"] = {**own, "questions": {**own.get("questions", {}), **asked}}
-    if "algorithm" in both:
-        over, below = both["algorithm"]
-        inner = {key: value for key, value in over.items() if key in {"order", "group_size", "team_reward"}}
-        rest = {key: value for key, value in over.items() if key not in inner}
-        if "base" in below and "name" not in over and inner:
-            if inner.get("team_reward") == "mean":  # both are paid the sum: the reward is shared
-                del inner["team_reward"]
-            made["algorithm"] = {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
-    return made
+    fit = {"workflow": _fitted_workflow, "environment": _fitted_environment, "algorithm": _fitted_algorithm}
+    sections = dict(values)
+    for key, adapt in fit.items():
+        over, below = sections.get(key), under.get(key)
+        if isinstance(over, Mapping) and isinstance(below, Mapping):
+            sections[key] = adapt(over, below)
+    return sections
+
+
+def _fitted_workflow(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    if over.get("name") == "dag" and "score_rounds" in below:
+        return {"score_rounds": below["score_rounds"], **over}
+    return over
+
+
+def _fitted_environment(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    is_siirl = below.get("name") == SIIRL_ENV
+    if over.get("name") == SIIRL_ENV and "questions" not in over:
+        return {**over, "questions": deepcopy(below.get("questions") if is_siirl else below)}
+    own = {key: value for key, value in over.items() if key in _SIIRL_ENV_KEYS}
+    inner = {key: value for key, value in over.items() if key not in own}
+    if is_siirl and "name" not in over and inner:
+        return {**own, "questions": {**own.get("questions", {}), **inner}}
+    return over
+
+
+def _fitted_algorithm(over: Mapping[str, Any], below: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = {key: value for key, value in over.items() if key in {"order", "group_size", "team_reward"}}
+    if "base" not in below or "name" in over or not inner:
+        return over
+    rest = {key: value for key, value in over.items() if key not in inner}
+    if inner.get("team_reward") == "mean":  # CORY shares rewards already, by their sum
+        del inner["team_reward"]
+    return {**rest, "base": {**rest.get("base", {}), **inner}} if inner else rest
 
 
 _TOP = {"dag_id", "description", "nodes", "answer", "max_assistant_turns", "use_all_traj"}
@@ -185,7 +188,7 @@ _SCRIPT = {
     "rollout.agent.rewards_with_env": "rewards_with_env",
     "algorithm.share_reward_in_agent": "share_reward_in_agent",
 }
-"""What siiRL's launch scripts set, where a node's `config` sets it → the key of the file here."""
+"""Setting of siiRL's launch scripts in a node's `config` → the key of a workflow file."""
 _SPEED = re.compile(
     r".*(micro_batch_size_per_gpu|tensor_model_parallel_size|gpu_memory_utilization|offload|enforce_eager"
     r"|free_cache_engine|max_num_batched_tokens|max_num_seqs)"
@@ -194,27 +197,27 @@ _SPEED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a workflow file means here."""
+    """The contents of a workflow file."""
 
     sections: Mapping[str, Any]
     """Sections of a recipe."""
     set_aside: Mapping[str, str] = field(default_factory=dict)
-    """Key → why it is not needed."""
+    """Ignored key → reason."""
 
 
 def is_workflow_file(values: Mapping[str, Any]) -> bool:
-    """Return whether a YAML mapping is a workflow file and not a recipe."""
+    """Return whether a YAML mapping is a workflow file rather than a recipe."""
     return "nodes" in values
 
 
 def read_workflow(values: Mapping[str, Any], where: str) -> Read:
-    """Return what a workflow file means; ConfigError, naming `where`, for what cannot be expressed here."""
+    """Return the contents of a workflow file; ConfigError, with the name `where`, for settings without an equivalent."""
     nodes = values.get("nodes")
     if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
-        raise ConfigError(f"{where} has no list of `nodes`. Give it one node at least.")
+        raise ConfigError(f"{where} has no list of `nodes`. Give it at least one node.")
     siirl = any("node_id" in node for node in nodes)
     known = _TOP | ({key for key in values if isinstance(values[key], Mapping)} if siirl else set())
-    _refuse_unknown(values, known, where, "")
+    _check_known(values, known, where, "")
     _check_top(values, where)
     return _read_siirl(values, nodes, where) if siirl else _read_own(values, nodes, where)
 
@@ -225,16 +228,16 @@ def _check_top(values: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: `{key}` is {values[key]!r}. Write true or false.")
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str, node: str) -> None:
+def _check_known(given: Mapping[str, Any], known: set[str], where: str, node: str) -> None:
     for key in given:
         if key not in known:
             at = f"node '{node}' of {where}" if node else where
-            raise ConfigError(f"{at} has `{key}`, which means nothing here.{did_you_mean(str(key), known)}")
+            raise ConfigError(f"{at} has the unknown key `{key}`.{did_you_mean(str(key), known)}")
 
 
 @dataclass(slots=True)
 class _Group:
-    """One agent as a file describes it."""
+    """One agent of a workflow file."""
 
     name: str
     trains: bool = True
@@ -246,95 +249,92 @@ class _Group:
 
 def _read_own(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
     groups: dict[int | str, _Group] = {}
-    spoken = []
+    turns = []
     environments: list[tuple[str, str]] = []
     for node in nodes:
         name = str(node.get("id", ""))
         if not name:
             raise ConfigError(f"A node of {where} has no `id`. Give it one.")
-        _refuse_unknown(node, _OWN_NODE, where, name)
-        who = node.get("agent", node.get("agent_group"))
-        if who is None or ("agent" in node and "agent_group" in node):
+        _check_known(node, _OWN_NODE, where, name)
+        key = node.get("agent", node.get("agent_group"))
+        if key is None or ("agent" in node and "agent_group" in node):
             raise ConfigError(
-                f"Node '{name}' of {where} names its agent by `agent` or `agent_group`: one of both."
+                f"Node '{name}' of {where} needs either `agent` or `agent_group`; set one of them."
             )
-        group = groups.setdefault(who, _Group(str(who) if isinstance(who, str) else f"agent_{who}"))
+        group = groups.setdefault(key, _Group(str(key) if isinstance(key, str) else f"agent_{key}"))
         _training_keys(group, node, where, name)
         if node.get("only_forward_compute"):
             group.trains = False
         environments += [(name, path) for path in _as_list(node.get("env_path"))]
         speech = {k: v for k, v in node.items() if k not in _TRAINING | {"agent", "agent_group"}}
-        spoken.append({**with_processing(speech, where), "agent": group.name})
-    _check_consecutive([who for who in groups if isinstance(who, int)], where)
-    return _assemble(values, groups, spoken, environments, where, {})
+        turns.append({**with_processing(speech, where), "agent": group.name})
+    _check_consecutive([key for key in groups if isinstance(key, int)], where)
+    return _assemble(values, groups, turns, environments, where, {})
 
 
 def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], where: str) -> Read:
     groups: dict[int | str, _Group] = {}
-    spoken: list[dict[str, Any]] = []
-    aside: dict[str, str] = {}
+    turns: list[tuple[_Group, dict[str, Any]]] = []
+    ignored: dict[str, str] = {}
     samples: set[int] = set()
-    said: dict[str, Any] = {}
+    script: dict[str, Any] = {}
     environments: list[tuple[str, str]] = []
     roles = {str(node.get("node_id")): node.get("node_role") for node in nodes}
     check_graph({str(n.get("node_id")): _as_list(n.get("dependencies")) for n in nodes}, where)
-    learning: set[int] = set()
+    trained: set[int] = set()
     for node in nodes:
         name, options = str(node.get("node_id")), node.get("agent_options") or {}
         number = _checked_node(node, options, where, name)
         group = groups.setdefault(number, _Group(f"agent_{number}"))
         if "train_cycle" in options and node["node_role"] != "ACTOR":
             raise ConfigError(
-                f"Node '{name}' of {where} has `train_cycle` and the role {node['node_role']}: in siiRL the node would be left out of some "
-                "steps, and here only updates are. Write it on the node with the role ACTOR that trains, or remove it."
+                f"Node '{name}' of {where} has `train_cycle` and the role {node['node_role']}. siiRL would skip the node in some "
+                "steps, but kapelle skips only updates. Move it to the node with the role ACTOR, or remove it."
             )
         _training_keys(group, options, where, name)
         config = node.get("config") or {}
-        said |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
-        judges = node["node_role"] == "CRITIC"
-        aside |= _engine_keys(group, samples, config, where, name, judges=judges)
+        script |= {short: config[long] for long, short in _SCRIPT.items() if long in config}
+        is_critic = node["node_role"] == "CRITIC"
+        ignored |= _engine_keys(group, samples, config, where, name, is_critic=is_critic)
         environments += [(name, path) for path in _as_list(options.get("env_path"))]
         if node["node_role"] == "ACTOR" and not node.get("only_forward_compute"):
-            learning.add(number)
+            trained.add(number)
         if node["node_role"] == "ROLLOUT":
             group.name = re.sub(r"\W", "_", name.removeprefix("rollout_").removesuffix("_rollout")) or name
             # siiRL's default is false, kapelle's is true.
             speech = {"obs_with_env": False, **{k: v for k, v in options.items() if k in _SPEECH}}
             before = [b for b in _as_list(node.get("dependencies")) if roles.get(b) == "ROLLOUT"]
-            speech = with_processing(speech, where)
-            spoken.append({"id": name, "group": number, "dependencies": before, **speech})
-    _check_consecutive([who for who in groups if isinstance(who, int)], where)
+            turns.append((group, {"id": name, "dependencies": before, **with_processing(speech, where)}))
+    _check_consecutive([key for key in groups if isinstance(key, int)], where)
     for key, group in groups.items():
-        group.trains = key in learning
-    named = [
-        {**{k: v for k, v in s.items() if k != "group"}, "agent": groups[s["group"]].name} for s in spoken
-    ]
-    _check_top({**said, **values}, where)
-    read = _assemble({**said, **values}, groups, named, environments, where, aside)
+        group.trains = key in trained
+    top = {**script, **values}
+    _check_top(top, where)
+    named = [{**turn, "agent": group.name} for group, turn in turns]
+    read = _assemble(top, groups, named, environments, where, ignored)
     if len(samples) > 1:
-        raise ConfigError(
-            f"{where} gives nodes different `rollout.n`s. A group has one size: write the same."
-        )
+        raise ConfigError(f"{where} has different values of `rollout.n`. Set one group size for all nodes.")
     if samples - {1}:
         algorithm = {**read.sections.get("algorithm", {}), "group_size": samples.pop()}
-        return Read({**read.sections, "algorithm": algorithm}, aside)
+        return Read({**read.sections, "algorithm": algorithm}, ignored)
     return read
 
 
 def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) -> int:
-    _refuse_unknown(node, _SIIRL_NODE, where, name)
+    """Return the agent group of a valid siiRL node; ConfigError for an invalid one."""
+    _check_known(node, _SIIRL_NODE, where, name)
     role = node.get("node_role")
     if role not in _ROLES:
         raise ConfigError(
-            f"Node '{name}' of {where} has the role {role!r}, which kapelle has no node for."
-            f"{did_you_mean(str(role), _ROLES)} Remove the node; what it did is a setting of the algorithm."
+            f"Node '{name}' of {where} has the role {role!r}, which kapelle does not support."
+            f"{did_you_mean(str(role), _ROLES)} Remove the node, and use settings of the algorithm."
         )
     if not isinstance(options, Mapping):
-        raise ConfigError(f"`agent_options` of node '{name}' of {where} is no mapping. Write key: value.")
-    _refuse_unknown(options, _SPEECH | _TRAINING - {"only_forward_compute"}, where, name)
+        raise ConfigError(f"`agent_options` of node '{name}' of {where} is not a mapping. Write key: value.")
+    _check_known(options, _SPEECH | _TRAINING - {"only_forward_compute"}, where, name)
     number = node.get("agent_group", 0)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Groups are numbers from 0.")
+        raise ConfigError(f"Node '{name}' of {where} has agent_group {number!r}. Give a number from 0 on.")
     return number
 
 
@@ -343,10 +343,10 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
     if cycle is not None:
         if isinstance(cycle, bool) or not isinstance(cycle, int) or cycle < 1:
             raise ConfigError(
-                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Write a number of steps."
+                f"Node '{name}' of {where}: `train_cycle` is {cycle!r}. Give a number of steps."
             )
         group.cycle = cycle
-    if critic is not None:  # the group number 0 is a group
+    if critic is not None:  # 0 is a valid group
         if isinstance(critic, bool) or not isinstance(critic, int | str):
             raise ConfigError(
                 f"Node '{name}' of {where}: `share_instance` is {critic!r}. Name an agent or its group."
@@ -355,37 +355,33 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
 
 
 def _engine_keys(
-    group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str, *, judges: bool
+    group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str, *, is_critic: bool
 ) -> dict[str, str]:
-    """Take the model and the number of samples from a node's `config`; return what is set aside.
-
-    A node that `judges` names the critic's model.
-    """
-    aside = {}
+    """Read the model and the number of samples from a node's `config`; return the ignored keys with reasons."""
+    ignored = {}
     for key, value in config.items():
         if key in _SCRIPT:
             continue
-        if key == "critic.model.path" or (judges and key == "model.path"):
+        if key == "critic.model.path" or (is_critic and key == "model.path"):
             if group.critic_model not in (None, str(value)):
                 raise ConfigError(
                     f"{where} gives the critic of '{group.name}' two models, {group.critic_model} and {value}. Name one."
                 )
             group.critic_model = str(value)
-            continue
-        if _SPEED.fullmatch(str(key)):
-            aside[f"config.{key}"] = "decides how fast, not what"
+        elif _SPEED.fullmatch(str(key)):
+            ignored[f"config.{key}"] = "affects speed only"
         elif key == "rollout.n" and isinstance(value, int) and value >= 1:
             samples.add(value)
             if value == 1:
-                aside[f"config.{key}"] = "the recipe's group size stays"
+                ignored[f"config.{key}"] = "the recipe's group size is kept"
         elif key == "model.path" and group.model in (None, value):
             group.model = str(value)
         else:
             raise ConfigError(
-                f"`config.{key}: {value}` of node '{name}' of {where} cannot be followed here. Set what it does in the "
-                "recipe (`model`, `team.sampling`, `optimizer`, `algorithm`) and remove it."
+                f"`config.{key}: {value}` of node '{name}' of {where} is not supported. Set its equivalent in the recipe "
+                "(`model`, `team.sampling`, `optimizer`, `algorithm`) and remove it."
             )
-    return aside
+    return ignored
 
 
 def _assemble(
@@ -394,7 +390,7 @@ def _assemble(
     nodes: Sequence[Mapping[str, Any]],
     environments: Sequence[tuple[str, str]],
     where: str,
-    aside: Mapping[str, str],
+    ignored: Mapping[str, str],
 ) -> Read:
     workflow: dict[str, Any] = {"name": "dag", "nodes": [dict(node) for node in nodes]}
     workflow |= {
@@ -414,8 +410,7 @@ def _assemble(
     critics = sorted({group.critic_model for group in ordered if group.critic_model is not None})
     if len(critics) > 1:
         raise ConfigError(
-            f"{where} gives its critics different models, {critics[0]} and {critics[1]}. Here all stand on one (`team.critic_model`): "
-            "name the same."
+            f"{where} gives its critics different models, {critics[0]} and {critics[1]}. Name one model (`team.critic_model`)."
         )
     if critics:
         sections["team"]["critic_model"] = critics[0]
@@ -423,21 +418,19 @@ def _assemble(
     training = [group for group in ordered if group.trains]
     cycles = {group.name: group.cycle for group in training if group.cycle is not None}
     if cycles:
-        alike = len(set(cycles.values())) == 1 and len(cycles) == len(training)
-        interval = next(iter(cycles.values())) if alike else cycles
+        is_common = len(set(cycles.values())) == 1 and len(cycles) == len(training)
+        interval = next(iter(cycles.values())) if is_common else cycles
         algorithm["order"] = {"name": "alternate", "interval": interval}
     if "share_reward_in_agent" in values:
         algorithm["team_reward"] = "mean" if values["share_reward_in_agent"] else "last"
     if algorithm:
         sections["algorithm"] = algorithm
-    # The one environment that nodes name.
     named: dict[str, dict[str, Any]] = {}
     for _, path in environments:
         section = environment_of(path, where)
         named[str(section.get("env_path", section["name"]))] = section
     if len(named) > 1:
-        one, other = sorted(named)[:2]
-        raise ConfigError(f"{where} names two environments, {one} and {other}. An episode has one world.")
+        raise ConfigError(f"{where} names two environments, {' and '.join(sorted(named)[:2])}. Name one.")
     environment = next(iter(named.values()), {})
     if environment.get("name") == SIIRL_ENV:
         graph = {str(node["id"]): _as_list(node.get("dependencies")) for node in nodes}
@@ -447,13 +440,13 @@ def _assemble(
         if "rewards_with_env" in values:
             environment["rewards_with_env"] = values["rewards_with_env"]
     elif values.get("rewards_with_env") is False:
-        aside = {
-            **aside,
-            "rewards_with_env": "the environment's grader is the reward function, and pays the last answer",
+        ignored = {
+            **ignored,
+            "rewards_with_env": "the environment's grader is the reward function of the last answer",
         }
     if environment:
         sections["environment"] = environment
-    return Read(sections, aside)
+    return Read(sections, ignored)
 
 
 def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dict[str, Any]:
@@ -467,7 +460,7 @@ def _agent(group: _Group, groups: Mapping[int | str, _Group], where: str) -> dic
         if owner is None:
             known = [str(key) for key in groups]
             raise ConfigError(
-                f"`share_instance: {group.critic}` in {where} names no agent.{did_you_mean(str(group.critic), known)}"
+                f"`share_instance: {group.critic}` in {where} is not an agent.{did_you_mean(str(group.critic), known)}"
             )
         if owner is not group:
             agent["share_critic_with"] = owner.name
@@ -487,13 +480,13 @@ def _as_list(value: Any) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
-# -------- What siiRL's own `process.py` does: an empty system message before what a node reads, and what it hands on
+# -------- siiRL's own `process.py`: an empty system message before a node's prompt, and the node's output
 #
-# The template of what a node reads is `Node.prompt`.
+# `Node.prompt` is the template of the prompt.
 
 
 def pre_process(prompt: str) -> list[dict[str, str]]:
-    """Return the conversation that the node reads: an empty system message keeps templates from writing their own."""
+    """Return the prompt after an empty system message, which prevents a chat template's default one."""
     return [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
 
 

@@ -10,8 +10,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, Targets
-from kapelle.algorithms.grpo import GRPO
-from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 
 # Turn 0 has three tokens, turn 1 has two; the ratio π/π_b of each token:
@@ -61,7 +59,7 @@ class TestLevels:
     def test_a_loss_of_a_whole_completion_is_not_counted_by_tokens(
         self, level: str, aggregation: str
     ) -> None:
-        with pytest.raises(ValidationError, match=r"one loss per completion.*remove `aggregation`"):
+        with pytest.raises(ValidationError, match="remove `aggregation`"):
             SurrogateConfig.model_validate({"level": level, "aggregation": aggregation})
 
 
@@ -100,7 +98,7 @@ class TestSamplerAndTrainer:
         assert float(self.weighed(importance_range=[0.4, 3.5]).weight) == 4.0
 
     def test_a_range_without_agreement_is_refused(self) -> None:
-        with pytest.raises(ValidationError, match="a ratio of 1 is agreement"):
+        with pytest.raises(ValidationError, match="importance_range"):
             SurrogateConfig(importance_range=(1.5, 2.0))
         with pytest.raises(ValidationError, match="masks single tokens"):
             SurrogateConfig(importance_range=(0.5, 2.0), level="turn")
@@ -173,10 +171,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("settings", "mending"),
         [
-            ({"kind": "sapo", "level": "turn"}, "leave `level: token`"),
-            ({"kind": "sapo", "clip_high": 0.28}, "reads no `clip_high`: remove it"),
-            ({"kind": "sapo", "dual_clip": 3.0}, "reads no `dual_clip`: remove it"),
-            ({"tau_negative": 2.0}, "set `kind: sapo`, or remove it"),
+            ({"kind": "sapo", "level": "turn"}, "level: token"),
+            ({"kind": "sapo", "clip_high": 0.28}, "clip_high"),
+            ({"kind": "sapo", "dual_clip": 3.0}, "dual_clip"),
+            ({"tau_negative": 2.0}, "tau_negative"),
             ({"sequence_mask": 0.0}, "greater than 0"),
         ],
     )
@@ -214,14 +212,6 @@ class TestOptions:
         found = annealed(done)(Outputs(torch.zeros(2), torch.tensor([1.0, 3.0])), known)
         assert found.total.item() == pytest.approx(-4.0 * bonus)
 
-    def test_a_bonus_that_only_the_end_has_asks_for_entropies(self) -> None:
-        assert GRPO.model_validate({"loss": {"entropy_end": 0.1}}).build().update.entropy
-        assert not GRPO.model_validate({"loss": {"entropy_end": 0.0}}).build().update.entropy
-
-    def test_k1_is_not_offered_as_a_loss(self) -> None:
-        with pytest.raises(ValidationError, match="kl_estimator"):
-            SurrogateConfig.model_validate({"kl_estimator": "k1"})
-
     def test_metrics_say_how_much_was_clipped_and_how_far_it_drifted(self) -> None:
         found, _ = loss()
         total, weight = found.metrics["clip_share"]
@@ -253,22 +243,3 @@ class TestValueLoss:
         assert float(found.weight) == 2.0
         total, weight = found.metrics["value_error"]
         assert float(total / weight) == pytest.approx(1.25)
-
-    def test_a_value_that_moved_too_far_gets_no_gradient(self) -> None:
-        columns = {"return": torch.tensor([1.0]), "value": torch.tensor([0.0])}
-        targets = Targets(torch.tensor([0]), 1, torch.ones(1), columns)
-        value = torch.tensor([0.9], requires_grad=True)
-        found = ValueLossConfig(clip=0.2).build()(value, targets)
-        # Held at 0.2 the error is larger: that is the loss, and it has no slope.
-        assert found.total.item() == pytest.approx(0.5 * 0.64)
-        (gradient,) = torch.autograd.grad(found.total, value)
-        assert gradient.tolist() == [0.0]
-
-
-def test_the_supervised_loss_is_the_sum_of_surprise_over_tokens_that_count() -> None:
-    logp = torch.tensor([-1.0, -2.0, -4.0], requires_grad=True)
-    targets = Targets(torch.tensor([0, 0, 1]), 2, torch.tensor([1.0, 0.0, 1.0]), {})
-    found = negative_log_likelihood(Outputs(logp), targets)
-    assert (found.total.item(), float(found.weight)) == (5.0, 2.0)
-    (gradient,) = torch.autograd.grad(found.total, logp)
-    assert gradient.tolist() == [-1.0, 0.0, -1.0]

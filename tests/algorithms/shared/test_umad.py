@@ -15,7 +15,7 @@ from tests.support.tiny import team_of
 from kapelle.algorithm import Credit
 from kapelle.algorithms.marft import MARFT
 from kapelle.algorithms.ppo import IPPO
-from kapelle.algorithms.shared.umad import UMADConfig, influence, nll
+from kapelle.algorithms.shared.umad import UMADConfig, influence
 from kapelle.errors import ConfigError
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Turn
@@ -39,14 +39,6 @@ class TestInfluence:
         # of b: 0; of c: (0 + 1)/2 > 0. Nobody answers round 2.
         found = influence(PLACE, debate((0, 0, 1), (0, 1, 1)), Signals(), 0.3)
         assert found == {0: pytest.approx(0.3), 1: 0.0, 2: pytest.approx(0.3)}
-
-    def test_misleading_costs(self) -> None:
-        found = influence(PLACE, debate((0, 1), (0, 0)), Signals(), 0.5)
-        assert found == {0: pytest.approx(-0.5), 1: 0.0}
-
-    def test_only_the_sign_counts(self) -> None:
-        found = influence(PLACE, debate((0.0, 0.50), (0.0, 0.51)), Signals(), 1.0)
-        assert found[0] == 1.0
 
     def test_without_scores_the_environment_s_rewards_are_taken(self) -> None:
         # b is paid 1 between its turns and −2 at the end, −2 < 1; a is paid 3 at the end only.
@@ -77,10 +69,6 @@ class TestInfluence:
         paid = UMADConfig(influence=0.5).with_influence(tens, [group(played)], Signals())
         assert paid == {TurnKey(0, 0, 0): 10.5, TurnKey(0, 0, 1): 10.0, TurnKey(0, 0, 3): 10.0}
 
-    def test_off_it_changes_nothing(self) -> None:
-        tens = {TurnKey(0, 0, 0): 10.0, TurnKey(0, 0, 1): 10.0}
-        assert UMADConfig().with_influence(tens, [group(debate((0, 0), (0, 1)))], Signals()) == tens
-
 
 def credited(*advantages: float) -> dict[TurnKey, Credit]:
     return {
@@ -97,9 +85,6 @@ class TestConfidence:
             episode(turn("a", 0, 2, logprobs=(-3.0, -3.0))),
         ),
     )
-
-    def test_mean_nll_is_per_token(self) -> None:
-        assert nll(self.GROUPS[0].episodes[0].turns[0]) == 1.0
 
     def test_by_hand(self) -> None:
         given = UMADConfig(confidence=0.4).gain(self.GROUPS, credited(2.0, -2.0))
@@ -139,10 +124,6 @@ class TestConfidence:
         found = [given[key].advantage_T.item() for key in credit]
         assert found == pytest.approx([math.exp(0.3), math.exp(0.15), math.exp(-0.45)])
 
-    def test_alone_in_a_round_nothing_changes(self) -> None:
-        given = UMADConfig(relative=0.7).gain(self.GROUPS, credited(2.0, -2.0))
-        assert [given[key].advantage_T[0].item() for key in given] == [2.0, -2.0]
-
     def test_both_gains_multiply(self) -> None:
         groups = [
             group(
@@ -156,16 +137,10 @@ class TestConfidence:
         # b has no spread of its own: only the relative gain.
         assert given[TurnKey(0, 0, 1)].advantage_T.item() == pytest.approx(math.exp(-1))
 
-    def test_off_it_is_the_credit_itself(self) -> None:
-        def credit(groups: object, signals: object) -> dict[TurnKey, Credit]:
-            return {}
-
-        assert UMADConfig().gained(credit) is credit
-
 
 @pytest.mark.parametrize("key", ["relative", "influence"])
 def test_alone_there_is_nobody_to_look_at(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"umad.{key}.*'a' is alone"):
+    with pytest.raises(ConfigError, match=f"umad.{key}"):
         UMADConfig.model_validate({key: 0.1}).check(team_of("a"))
     UMADConfig.model_validate({key: 0.1}).check(team_of("a", "b"))
 
@@ -214,8 +189,3 @@ class TestActorCritics:
         with pytest.raises(ValidationError, match=r"umad.confidence.*group_size: 1"):
             IPPO.model_validate({"umad": {"confidence": 0.1}})
         IPPO.model_validate({"umad": {"confidence": 0.1}, "group_size": 2})
-
-    def test_a_team_of_one_is_refused(self) -> None:
-        (check, *_) = IPPO.model_validate({"umad": {"influence": 1.0}}).build().checks
-        with pytest.raises(ConfigError, match="influence"):
-            check(team_of("a"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.episodes import episode, group, turn
-from tests.support.sentences import Letters, sentences
+from tests.support.sentences import sentences
 from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
 from torch import Tensor
 
@@ -135,16 +134,10 @@ class TestAModelOfOnesOwn:
             assert torch.isfinite(seen.observation_D).all()
             assert torch.isfinite(seen.action_D).all()
 
-    def test_it_has_a_device_of_its_own(self) -> None:
-        with run("vdn") as trainer:
-            usual = trainer.team.places["base"]
-            places = Embeddings("reader", "meta").beside(trainer.team).places
-        assert places == {"base": usual, EMBEDDER: replace(usual, device="meta")}
-
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"embedder_device": "cpu"}, "name that base's path as `embedder`, or set `model.device`"),
+            ({"embedder_device": "cpu"}, "embedder_device"),
             ({"embedder": "reader", "embedder_device": "cuda:7"}, "algorithm.embedder_device: cuda:7"),
             ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm.embedder_device: gpu"),
         ],
@@ -175,12 +168,6 @@ class TestSentenceTransformers:
         with run("qmix", TWO_MODELS, {"wide": wide()}, embedder="sentence-transformers:letters") as trainer:
             assert moved(trainer) == {"a": True, "b": True}
             assert width(trainer) == 3
-
-    @pytest.mark.usefixtures("library")
-    def test_it_is_told_its_device(self) -> None:
-        reader = {"embedder": "sentence-transformers:letters", "embedder_device": "cpu"}
-        with run("vdn", **reader):
-            assert Letters.device == "cpu"
 
     @pytest.mark.usefixtures("library")
     def test_a_name_that_it_does_not_know(self) -> None:

