@@ -155,6 +155,7 @@ def taught(teacher: Any = "teacher", **changes: Any) -> Trainer:
     return Trainer(**sections(**given))
 
 
+@pytest.mark.long
 def test_a_team_moves_to_its_teacher_and_that_stays_as_it_is() -> None:
     team = {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 1}}
     with taught(team=team, optimizer={"lr": 2e-2}, training={"steps": 25, "tasks_per_step": 16}) as trainer:

@@ -59,7 +59,7 @@ def learned(trainer: Trainer) -> dict[str, Any]:
     return {name: frozen_copy(learner.parameters) for name, learner in learners_of(trainer.engine).items()}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:

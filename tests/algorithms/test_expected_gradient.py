@@ -96,7 +96,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "settings"), SAMPLED_NOW)
 @pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
 def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:

@@ -179,7 +179,7 @@ class TestRefusals:
         given = sections(algorithm={"name": "ppo"}, workflow={"name": "reflect", "attempts": 2})
         agents = [{"name": "ada", "weights": OWN}, {"name": "ben", "weights": {"per_turn": ["ada_1"]}}]
         given["team"] = {**given["team"], "agents": agents}
-        with pytest.raises(ConfigError, match="algorithm.name: ippo"):
+        with pytest.raises(ConfigError, match=r"algorithm\.name: ippo"):
             Trainer(**given)
 
     @pytest.mark.parametrize("listed", [0, [], ["a b"]])

@@ -129,7 +129,7 @@ def test_actors_with_unequal_train_cycles_move_as_in_siirl_also_after_a_stop(tmp
         )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
 def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
@@ -169,7 +169,7 @@ def three_turns(tmp_path: Path, env_path: str, file: dict[str, Any] | None = Non
     return load_recipe(str(tmp_path / "recipe.yaml"), [str(tmp_path / "workflow.yaml")]).config
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agents", "shared", "obs", "mean"),

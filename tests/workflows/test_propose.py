@@ -42,9 +42,9 @@ async def test_a_refused_proposer_reads_why_and_writes_again() -> None:
 
 
 def test_what_cannot_be_played_is_refused() -> None:
-    with pytest.raises(ConfigError, match="environment.name: proposals"):
+    with pytest.raises(ConfigError, match=r"environment\.name: proposals"):
         Propose().check([Agent("a"), Agent("b")], Arithmetic())
-    with pytest.raises(ConfigError, match="only 'one'. Add solvers"):
+    with pytest.raises(ConfigError, match="Add solvers"):
         Propose().check([Agent("one")], SUMS)
     with pytest.raises(ConfigError, match=r"uses \{one\}, which the workflow `propose`"):
         Propose().check([Agent("one"), Agent("two", prompt="{one}")], SUMS)

@@ -55,7 +55,7 @@ def test_what_cannot_be_voted_on_is_refused() -> None:
         Vote(weights={"aa": 1}).check(two, Arithmetic())
     with pytest.raises(ConfigError, match=r"workflow.weights.a is -1.0"):
         Vote(weights={"a": -1}).check(two, Arithmetic())
-    with pytest.raises(ConfigError, match="workflow.weights is 0"):
+    with pytest.raises(ConfigError, match=r"workflow\.weights is 0"):
         Vote(weights={"a": 0, "b": 0}).check(two, Arithmetic())
     with pytest.raises(ConfigError, match=r"`matrix` is a game of moves"):
         Vote().check(two, Matrix())

@@ -69,10 +69,10 @@ class COMA(MonteCarlo):
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return A = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for every token, and the return as the critic's target."""
         same_turn: dict[tuple[int | str, ...], list[TurnKey]] = {}
-        earned: dict[TurnKey, float] = {}
+        return_of: dict[TurnKey, float] = {}
         for member in by_agent_turn(groups, self.rewards(groups, signals)):
             (key,) = member.keys
-            earned[key] = member.value
+            return_of[key] = member.value
             same_turn.setdefault(member.place, []).append(key)
         advantage: dict[TurnKey, float] = {}
         for keys in same_turn.values():
@@ -81,7 +81,7 @@ class COMA(MonteCarlo):
                 if not len(alternative_K) and len(keys) > 1:
                     alternative_K = torch.cat([signals.values[other] for other in keys if other != key])
                 baseline = float(alternative_K.mean()) if len(alternative_K) else 0.0
-                value = earned[key] if self.worth == "return" else float(signals.values[key])
+                value = return_of[key] if self.worth == "return" else float(signals.values[key])
                 advantage[key] = value - baseline
         if not advantage:
             return spread(self, groups, {})
@@ -90,6 +90,6 @@ class COMA(MonteCarlo):
         advantage_K = normalised(advantage_K, turns, [1] * len(turns), self.normalise)
         credit = spread(self, groups, dict(zip(found, advantage_K.tolist(), strict=True)))
         return {
-            key: replace(given, return_T=torch.tensor([earned[key]])) if key in earned else given
+            key: replace(given, return_T=torch.tensor([return_of[key]])) if key in return_of else given
             for key, given in credit.items()
         }

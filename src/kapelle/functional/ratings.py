@@ -443,7 +443,7 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
     if np.linalg.matrix_rank(equations, tol=1e-9) == len(excess_RB):  # the strategy is unique
         share_R = np.linalg.lstsq(equations, np.append(np.zeros(columns.sum()), 1.0), rcond=None)[0]
     else:
-        bounds = [(None, None) if played else (0.0, None) for played in columns]
+        bounds = [(None, None) if used else (0.0, None) for used in columns]
         price_B = minimize(
             dual, np.zeros(len(columns)), jac=True, method="L-BFGS-B", bounds=bounds,
             options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 20_000},

@@ -30,7 +30,7 @@ from kapelle.workflows.graph import mermaid
 
 
 def majority(
-    said: Mapping[str, str],
+    texts: Mapping[str, str],
     answers: Mapping[str, str | None],
     seed: int,
     weights: Mapping[str, float] | None = None,
@@ -42,10 +42,10 @@ def majority(
     """
     votes = tally(answers, weights)
     if not votes:
-        return next(iter(said.values()))
+        return next(iter(texts.values()))
     most = max(votes.values())
     chosen = random.Random(f"{seed}/majority").choice(sorted(a for a, n in votes.items() if n == most))
-    return next(text for name, text in said.items() if answers[name] == chosen)
+    return next(text for name, text in texts.items() if answers[name] == chosen)
 
 
 def tally(

@@ -306,7 +306,7 @@ class TestRefused:
             settings.model_validate({"team_reward": "individual"})
         with pytest.raises(ValidationError, match="greater than or equal to 2"):
             settings.model_validate({"group_size": 1})
-        with pytest.raises(ValidationError, match="fit.capacity"):
+        with pytest.raises(ValidationError, match=r"fit\.capacity"):
             settings.model_validate({"fit": {"capacity": 10, "min_fill": 11}})
 
     @BOTH

@@ -170,7 +170,7 @@ class TestTwoStepGame:
         total_B: torch.Tensor = made.net(joined(replay.episodes).rounds).total_B
         return total_B.detach().view(2, 2, 2)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_qmix_fits_both_states_exactly(self) -> None:
         torch.manual_seed(0)
         torch.testing.assert_close(self.fitted(MonotonicMixer(2, 2, 8, 16)), self.GAMES, atol=1e-3, rtol=0)

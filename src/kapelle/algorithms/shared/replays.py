@@ -67,8 +67,8 @@ def team_return(episode: Episode, how: TeamReward, penalties: PenaltyConfig) -> 
 
     It is the sum, mean, maximum or minimum of the agents' returns, minus the penalties of trained turns.
     """
-    paid = [episode.total(agent) for agent in episode.agents]
-    shared = {"mean": fmean(paid), "max": max(paid), "min": min(paid)}.get(how, sum(paid))
+    returns = [episode.total(agent) for agent in episode.agents]
+    shared = {"mean": fmean(returns), "max": max(returns), "min": min(returns)}.get(how, sum(returns))
     return shared + sum(penalties.of(turn) for turn in episode.turns if turn.trained)
 
 

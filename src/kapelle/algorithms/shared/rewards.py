@@ -163,10 +163,10 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
     rounds = [list(movers.values()) for movers in episode.rounds(episode.agents, trained=True)]
     last_turn = [max(turn.index for turn in movers) for movers in rounds]
     first_turn = [min(turn.index for turn in movers) for movers in rounds]
-    for after, paid in moments(episode):
+    for after, amounts in moments(episode):
         begun = sum(index < after for index in first_turn)
         if begun:
-            shares = _shares(paid, how, episode, ("team",), len(episode.agents))
+            shares = _shares(amounts, how, episode, ("team",), len(episode.agents))
             rewards[last_turn[begun - 1]] += sum(shares.values())
     if episode.rewards and rounds:
         shares = _shares(episode.rewards, how, episode, ("team",), len(episode.rewards))
@@ -190,8 +190,8 @@ def deferred_rewards(episode: Episode, how: TeamReward, *, chain: bool = False) 
 def _on_own_turns(episode: Episode, how: TeamReward) -> list[PlacedReward]:
     own = _own_turns(episode)
     found = []
-    for after, paid in moments(episode):
-        for agent, amount in _shares(paid, how, episode, own, len(episode.agents)).items():
+    for after, amounts in moments(episode):
+        for agent, amount in _shares(amounts, how, episode, own, len(episode.agents)).items():
             found.append(PlacedReward(_last_before(own[agent], after), after, amount))
     if episode.rewards and own:
         shares = _shares(episode.rewards, how, episode, own, len(episode.rewards))
@@ -203,10 +203,10 @@ def _on_own_turns(episode: Episode, how: TeamReward) -> list[PlacedReward]:
 def _on_chain(episode: Episode, how: TeamReward) -> list[PlacedReward]:
     trained = [turn.index for turn in episode.turns if turn.trained]
     found = []
-    for after, paid in moments(episode):
+    for after, amounts in moments(episode):
         before = bisect_left(trained, after)
         if before:
-            shares = _shares(paid, how, episode, ("team",), len(episode.agents))
+            shares = _shares(amounts, how, episode, ("team",), len(episode.agents))
             found.append(PlacedReward(trained[before - 1], after, sum(shares.values())))
     if episode.rewards and episode.turns:
         last = {turn.agent: turn.index for turn in episode.turns}
@@ -238,18 +238,18 @@ def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
     The list is in time order, and its sums are those of `Turn.reward`. A part of `Turn.reward` that `Episode.payments`
     does not record (older episodes, an added reward term) counts from the end of the turn and of simultaneous turns.
     """
-    paid: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     unrecorded = {turn.index: turn.reward for turn in episode.turns}
     own = _own_turns(episode) if episode.payments else {}
     for payment in episode.payments:
         if payment.agent in own:
-            paid[payment.after][payment.agent] += payment.reward
+            amounts[payment.after][payment.agent] += payment.reward
             unrecorded[_last_before(own[payment.agent], payment.after)] -= payment.reward
     for turn in episode.turns:
         earned = unrecorded[turn.index]
         if earned and abs(earned) > 1e-9 * max(1.0, abs(turn.reward)):
-            paid[count_ended(episode, turn)][turn.agent] += earned
-    return sorted(paid.items())
+            amounts[count_ended(episode, turn)][turn.agent] += earned
+    return sorted(amounts.items())
 
 
 def count_ended(episode: Episode, turn: Turn) -> int:
@@ -277,18 +277,22 @@ def _last_before(turns: Sequence[int], after: int) -> int:
 
 
 def _shares(
-    paid: Mapping[str, float], how: TeamReward, episode: Episode, receivers: Collection[str], team_size: int
+    amounts: Mapping[str, float],
+    how: TeamReward,
+    episode: Episode,
+    receivers: Collection[str],
+    team_size: int,
 ) -> dict[str, float]:
     """Return agent → its share of rewards given at one time: the team's one number for each of `receivers`.
 
     `mean` divides by `team_size`. With `individual` and `last` the rewarded agents keep their own rewards.
     """
     if how == "individual":
-        return dict(paid)
+        return dict(amounts)
     if how == "last":
         closing = episode.turns[-1].agent
-        return {agent: amount if agent == closing else 0.0 for agent, amount in paid.items()}
+        return {agent: amount if agent == closing else 0.0 for agent, amount in amounts.items()}
     if how in ("max", "min"):
-        return dict.fromkeys(receivers, (max if how == "max" else min)(paid.values()))
-    total = sum(paid.values())
+        return dict.fromkeys(receivers, (max if how == "max" else min)(amounts.values()))
+    total = sum(amounts.values())
     return dict.fromkeys(receivers, total if how == "sum" else total / team_size)

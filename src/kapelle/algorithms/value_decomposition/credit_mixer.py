@@ -97,15 +97,15 @@ class MixedCredit:
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return each turn's advantage by networks that have not seen the step, then store and fit the step."""
         s = self._settings
-        played = read_groups(groups, signals, self._agents, s.team_reward)
+        joint_episodes = read_groups(groups, signals, self._agents, s.team_reward)
         self._metrics = {}
-        if not played:
+        if not joint_episodes:
             return {}
-        step = self._step(groups, played)
-        # `value_BA` is compared within a set; `less_BA` is then subtracted. Without a fit, and during the warm-up, the value
+        step = self._step(groups, joint_episodes)
+        # `value_BA` is compared within a set; `baseline_BA` is then subtracted. Without a fit, and during the warm-up, the value
         # is the team's return from the round on.
         value_BA = step.return_B[:, None].expand(step.batch.rounds.acted_BA.shape)
-        less_BA, kind = torch.zeros_like(value_BA), "return"  # only values of one kind are compared
+        baseline_BA, kind = torch.zeros_like(value_BA), "return"  # only values of one kind are compared
         if self._fit is not None:
             fit, weight = self._fit, self._foresight.weight
             with torch.no_grad():
@@ -117,8 +117,8 @@ class MixedCredit:
                 self._metrics |= {} if explained is None else {"mixer_explained": explained}
                 if signals.step > s.credit_warmup_steps:
                     if s.credit == "difference":
-                        less_BA = _difference(fit.net, step, rounds, estimate.utility_BA)
-                        less_BA = weight * less_BA.double().cpu()
+                        baseline_BA = _difference(fit.net, step, rounds, estimate.utility_BA)
+                        baseline_BA = weight * baseline_BA.double().cpu()
                     elif s.credit == "modelled":
                         value_BA, kind = (
                             _modelled(fit.net, step, rounds, estimate.utility_BA).cpu(),
@@ -127,25 +127,27 @@ class MixedCredit:
                     else:
                         value_BA, kind = keep_masked(estimate.utility_BA, rounds.acted_BA).cpu(), "utility"
                     if kind == "utility":
-                        less_BA = torch.zeros_like(value_BA)
-        advantage = self._compared(value_BA, less_BA, kind, step, groups, signals)
+                        baseline_BA = torch.zeros_like(value_BA)
+        advantage = self._compared(value_BA, baseline_BA, kind, step, groups, signals)
         size = dict.fromkeys(self._agents, 0.0)
         for movers in step.keys:
             for agent, key in movers.items():
                 size[agent] += abs(advantage[key])
         total = max(sum(size.values()), 1e-12)
         self._metrics |= {f"credit_share/{agent}": own / total for agent, own in size.items()}
-        self._learn(list(played.values()))
+        self._learn(list(joint_episodes.values()))
         return s.umad.gain(groups, spread(s, groups, advantage))
 
-    def _step(self, groups: Sequence[Group], played: Mapping[tuple[int, int], JointEpisode]) -> _StepRounds:
+    def _step(
+        self, groups: Sequence[Group], joint_episodes: Mapping[tuple[int, int], JointEpisode]
+    ) -> _StepRounds:
         keys: list[Mapping[str, TurnKey]] = []
         sets: dict[tuple[int, int], int] = {}
         set_of: list[int] = []
         size = len(self._agents)
         rounds = [
             (g, e, k, movers)
-            for g, e in played
+            for g, e in joint_episodes
             for k, movers in enumerate(groups[g].episodes[e].rounds(self._agents, trained=True))
         ]
         after_BAA = torch.zeros(len(rounds), size, size)
@@ -155,17 +157,17 @@ class MixedCredit:
             for i, j in itertools.permutations(movers, 2):
                 has_read = movers[j].seen > movers[i].index
                 after_BAA[b, self._agents.index(i), self._agents.index(j)] = float(has_read)
-        batch = joined(list(played.values()))
+        batch = joined(list(joint_episodes.values()))
         to_go_NK = return_to_go(batch.reward_NK.double(), batch.mask_NK, self._settings.gamma_turn)
         return_B = pack(to_go_NK, batch.mask_NK)
         return _StepRounds(
             batch, keys, torch.tensor(set_of), len(sets), [k for _, _, k, _ in rounds], after_BAA, return_B
         )
 
-    def _learn(self, played: Sequence[JointEpisode]) -> None:
-        self._replay.add(played)
+    def _learn(self, joint_episodes: Sequence[JointEpisode]) -> None:
+        self._replay.add(joint_episodes)
         if len(self._replay.episodes) >= self._settings.fit.min_fill:
-            self._fit = self._fit or self._new_fit(played[0].rounds.state_BD.shape[1])
+            self._fit = self._fit or self._new_fit(joint_episodes[0].rounds.state_BD.shape[1])
             try:
                 self._metrics["mixer_loss"] = self._fit.learn(self._replay)
             except NumericsError:
@@ -184,7 +186,7 @@ class MixedCredit:
     def _compared(
         self,
         value_BA: Tensor,
-        less_BA: Tensor,
+        baseline_BA: Tensor,
         kind: str,
         step: _StepRounds,
         groups: Sequence[Group],
@@ -194,17 +196,17 @@ class MixedCredit:
         penalty = {key: self._settings.forms.of(turn) for key, turn in turns_of(groups)}
         own = self._settings.umad.with_influence(penalty, groups, signals)
         members: list[Member] = []
-        less: dict[TurnKey, float] = {}
-        for b, (value_A, less_A) in enumerate(zip(value_BA.tolist(), less_BA.tolist(), strict=True)):
+        baseline: dict[TurnKey, float] = {}
+        for b, (value_A, baseline_A) in enumerate(zip(value_BA.tolist(), baseline_BA.tolist(), strict=True)):
             for agent, key in step.keys[b].items():
                 i = self._agents.index(agent)
                 value = value_A[i] + own[key]
                 episode = groups[key.group].episodes[key.episode]
                 like = (*place_of(episode, agent), step.number_B[b], kind)
                 members.append(Member((int(step.set_B[b]), agent), value, 0, (key,), like))
-                less[key] = less_A[i]
+                baseline[key] = baseline_A[i]
         compared = compare(members, CENTRED, self._earlier)
-        return {key: value - less[key] for key, value in compared.items()}
+        return {key: value - baseline[key] for key, value in compared.items()}
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of the last call."""
@@ -232,18 +234,18 @@ class MixedCredit:
 
 def _difference(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:
     """Return B_i − mean B_i of every round and agent → [B, A]."""
-    less_BA = torch.zeros_like(utility_BA)
+    baseline_BA = torch.zeros_like(utility_BA)
     for s in range(step.sets):
-        at_N = (step.set_B == s).nonzero().squeeze(1).to(less_BA.device)
+        at_N = (step.set_B == s).nonzero().squeeze(1).to(baseline_BA.device)
 
         def mix(utility_KA: Tensor, acted_KA: Tensor, row_K: Tensor, at_N: Tensor = at_N) -> Tensor:
             states = rounds._replace(acted_BA=acted_KA, state_BD=rounds.state_BD[at_N[row_K]])
             return net.mix(utility_KA, states)
 
-        less_BA[at_N] = explained_by_others(
-            mix, utility_BA[at_N], rounds.acted_BA[at_N], step.after_BAA.to(less_BA.device)[at_N]
+        baseline_BA[at_N] = explained_by_others(
+            mix, utility_BA[at_N], rounds.acted_BA[at_N], step.after_BAA.to(baseline_BA.device)[at_N]
         )
-    return less_BA
+    return baseline_BA
 
 
 def _modelled(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:

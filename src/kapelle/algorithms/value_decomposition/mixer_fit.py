@@ -127,11 +127,11 @@ def read_groups(
 def joined(episodes: Sequence[JointEpisode]) -> Fitted:
     """Return several episodes as one batch."""
     pad = torch.nn.utils.rnn.pad_sequence
-    reward_NK = pad([played.reward_K for played in episodes], batch_first=True)
-    mask_NK = pad([torch.ones_like(played.reward_K) for played in episodes], batch_first=True)
-    columns = zip(*(played.rounds for played in episodes), strict=True)
+    reward_NK = pad([episode.reward_K for episode in episodes], batch_first=True)
+    mask_NK = pad([torch.ones_like(episode.reward_K) for episode in episodes], batch_first=True)
+    columns = zip(*(episode.rounds for episode in episodes), strict=True)
     rounds = Rounds(*(torch.cat(column) for column in columns))
-    return Fitted(rounds, reward_NK, mask_NK, torch.tensor([float(played.cut) for played in episodes]))
+    return Fitted(rounds, reward_NK, mask_NK, torch.tensor([float(episode.cut) for episode in episodes]))
 
 
 class Replay:
@@ -159,9 +159,9 @@ class Replay:
         batch = joined(self.episodes)
         return {
             **batch.rounds._asdict(),
-            "reward_B": torch.cat([played.reward_K for played in self.episodes]),
-            "rounds": [len(played.reward_K) for played in self.episodes],
-            "cut": [played.cut for played in self.episodes],
+            "reward_B": torch.cat([episode.reward_K for episode in self.episodes]),
+            "rounds": [len(episode.reward_K) for episode in self.episodes],
+            "cut": [episode.cut for episode in self.episodes],
         }
 
     def load_state(self, state: Mapping[str, object]) -> None:
