@@ -35,11 +35,11 @@ class TestBytes:
         assert image.file == f"{image.hash}.{kind.lower()}"
 
     @pytest.mark.parametrize("data", [b"", b"<svg/>", b"%PDF-1.7", b"BM" + b"\0" * 60, b"RIFF\0\0\0\0WAVE"])
-    def test_other_files_are_refused(self, data: bytes) -> None:
+    def test_other_files_raise_an_error(self, data: bytes) -> None:
         with pytest.raises(ValueError, match="PNG, JPEG, GIF or WebP"):
             Image.of(data)
 
-    def test_a_file_of_too_many_bytes_is_refused(self) -> None:
+    def test_too_large_a_file_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match="20,000,001 bytes"):
             Image.of(RED.data[:8] + b"\0" * 19_999_993)
 
@@ -70,7 +70,7 @@ class TestParts:
             ({"type": "text", "text": "x"}, "not an image"),
         ],
     )
-    def test_what_is_no_image_or_lies_elsewhere_is_refused(self, given: dict[str, Any], why: str) -> None:
+    def test_other_parts_and_urls_raise_an_error(self, given: dict[str, Any], why: str) -> None:
         with pytest.raises(ValueError, match=why):
             image_of_part(given)
 

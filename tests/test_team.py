@@ -16,7 +16,7 @@ PAIR = Team(
 PERSON = Team.alone(Agent("you", "Play well."), Policy("person", base="", trained=False))
 
 
-def test_an_agent_keeps_its_words_and_the_weights_of_its_turns_in_another_seat() -> None:
+def test_an_agent_keeps_its_prompts_and_weights_in_another_role() -> None:
     team = Team.gathered({"north": (PAIR, "solver"), "south": (PERSON, "you"), "west": (PAIR, "asker")})
     assert [(agent.name, agent.system) for agent in team.agents] == [
         ("north", None),
@@ -29,7 +29,7 @@ def test_an_agent_keeps_its_words_and_the_weights_of_its_turns_in_another_seat()
     assert team.bases == {"small": "a/path"}
 
 
-def test_only_who_sits_is_there_and_nobody_has_a_critic() -> None:
+def test_a_gathered_team_has_only_its_roles_and_no_critics() -> None:
     team = Team.gathered({"one": (PAIR, "asker"), "two": (PAIR, "asker")})
     assert set(team.policies) == {"ask"}
     assert team.agents_of("ask") == ("one", "two")
@@ -37,6 +37,6 @@ def test_only_who_sits_is_there_and_nobody_has_a_critic() -> None:
     assert not team.turns_of
 
 
-def test_a_team_of_as_many_sits_in_its_order_and_of_another_size_its_first_agent_everywhere() -> None:
+def test_a_team_of_another_size_uses_its_first_agent_in_all_roles() -> None:
     assert [PAIR.sitting(seat, 2) for seat in range(2)] == ["asker", "solver"]
     assert [PAIR.sitting(seat, 3) for seat in range(3)] == ["asker"] * 3

@@ -87,7 +87,7 @@ class TestTree:
             assert branch.worth <= chosen.worth
         assert [b.index for b in one.branches] == list(range(4, 12))
 
-    def test_only_the_last_round_of_a_debate_is_paid_at_once(self) -> None:
+    def test_only_the_last_round_of_a_debate_is_rewarded_at_once(self) -> None:
         (one,) = played(6).episodes
         gold = Arithmetic(digits=1).script("a", one.task, [], 0)
         last = [turn for turn in (*one.turns, *one.branches) if {turn.index, turn.parent} & {2, 3}]
@@ -147,7 +147,7 @@ class TestTree:
             ),
         ],
     )
-    def test_what_cannot_be_played_again_is_refused_before_a_model_loads(
+    def test_environments_that_do_not_repeat_raise_an_error_before_a_model_loads(
         self, environment: dict[str, Any], what: str
     ) -> None:
         workflow = {"name": "tool_use" if environment["name"] == "tools" else "play"}
@@ -163,14 +163,16 @@ class TestTree:
             ({"order": {"name": "sequential"}}, "set `order: joint`"),
         ],
     )
-    def test_what_a_tree_does_not_go_with_is_refused(self, settings: dict[str, Any], why: str) -> None:
+    def test_settings_incompatible_with_a_tree_raise_an_error(
+        self, settings: dict[str, Any], why: str
+    ) -> None:
         with pytest.raises(ValidationError, match=why):
             ATGRPO(**{"tree": True, **settings})
 
     @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("world", ["questions", "game"])
-    def test_a_resumed_run_goes_on_bit_for_bit(self, world: str, tmp_path: Path) -> None:
+    def test_a_resumed_run_is_bitwise_identical(self, world: str, tmp_path: Path) -> None:
         game = {
             "environment": {"name": "matrix", "game": "climbing", "rounds": 2, "rules": "none"},
             "workflow": {"name": "parallel"},

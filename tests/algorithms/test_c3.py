@@ -105,6 +105,6 @@ def test_beyond_the_last_branch_the_turns_of_that_moment_are_what_counts() -> No
         ({"alpha": 0.5, "variant": "value_only"}, "value_assisted"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], why: str) -> None:
+def test_inconsistent_settings_raise_an_error(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         C3.model_validate(settings)

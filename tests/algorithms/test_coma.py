@@ -45,7 +45,7 @@ def credit(groups: list[Group] = GROUPS, **settings: Any) -> dict[tuple[int, int
     }
 
 
-def test_a_turn_is_worth_what_it_changes() -> None:
+def test_advantages_of_two_agents_by_hand() -> None:
     found = credit(worth="value")
     # 0.6 − (0.5 + 0.1)/2, for both of its tokens, and so on. b's turn in episode 1 has no alternative to its own prompt: 0.2 is
     # compared with b's other turns, 0.9 and 0.4.
@@ -89,7 +89,7 @@ def test_what_partners_earn_cancels_where_the_critic_is_right() -> None:
             )
 
 
-def test_the_critic_learns_what_was_earned_from_the_turn_on() -> None:
+def test_the_critic_s_target_is_the_return_from_the_turn_on() -> None:
     turns = (turn("a", 0, 2, reward=0.5), turn("a", 1, 2, reward=0.25))
     groups = [group(episode(*turns, rewards={"a": 1.0}), episode(*turns, rewards={"a": 0.0}))]
     values = {TurnKey(0, e, t): torch.tensor([0.0]) for e in (0, 1) for t in (0, 1)}

@@ -56,7 +56,7 @@ def trained(*, references: bool = False) -> TorchTrainEngine:
 
 
 class TestExchange:
-    def test_weights_moments_and_counters_change_places_bit_for_bit(self) -> None:
+    def test_weights_moments_and_counters_are_exchanged_exactly(self) -> None:
         engine = trained()
         before = {name: _copied(engine.learners[name].state()) for name in ("p", "o")}
         assert (before["p"]["steps"], before["o"]["steps"]) == (2, 1)
@@ -66,7 +66,7 @@ class TestExchange:
             for part in ("weights", "optimizer", "steps"):
                 assert same_bits(after[one][part], before[other][part])
 
-    def test_they_go_on_as_if_they_had_been_called_so_from_the_start(self) -> None:
+    def test_exchanged_policies_continue_as_if_renamed(self) -> None:
         engine, plain = trained(), trained()
         engine.exchange("p", "o")
         drawn = draw_samples(["p"], [(4, 3)], 9)
@@ -107,7 +107,7 @@ def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TestRow:
-    def test_both_are_paid_the_sum(self) -> None:
+    def test_both_receive_the_sum_of_rewards(self) -> None:
         pairs = [(1.0, 0.0), (0.0, 0.0)]
         groups = [
             group(
@@ -142,7 +142,7 @@ class TestRow:
             ({"name": "sft"}, "does not learn from rollouts"),
         ],
     )
-    def test_senseless_bases_are_refused(self, base: dict[str, Any], said: str) -> None:
+    def test_invalid_bases_raise_an_error(self, base: dict[str, Any], said: str) -> None:
         with pytest.raises(ValidationError, match=said):
             CORY.model_validate({"base": base})
 
@@ -160,7 +160,9 @@ class TestRun:
     @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("base", ["grpo", "ippo"])
-    def test_a_resumed_run_is_in_the_same_phase_bit_for_bit(self, base: str, tmp_path: Path) -> None:
+    def test_a_resumed_run_has_the_same_phase_and_bitwise_identical_weights(
+        self, base: str, tmp_path: Path
+    ) -> None:
         settings = {
             **SMALL,
             "algorithm": {"name": "cory", "swap_every": 2, "base": {"name": base, "group_size": 2}},

@@ -294,9 +294,7 @@ GAMES = {
     ],
 )
 @pytest.mark.parametrize("game", GAMES)
-def test_a_move_is_worth_what_it_is_worth_in_the_whole_game(
-    game: str, name: str, gae: Mapping[str, Any]
-) -> None:
+def test_advantages_are_those_of_the_whole_game(game: str, name: str, gae: Mapping[str, Any]) -> None:
     played = GAMES[game]
     # Cut in the middle of a round where agents move in turn: one of them moved last, the others before it.
     groups = [group(*played.episodes(2 if played.at_once else 2 * len(played.agents) + 1))]

@@ -70,7 +70,7 @@ def divergence(tables: Tables, teacher: Tables, game: Game, *, whole: bool) -> T
 CHAIN = Game(("a", "b"), lambda said: {"b": 0.0})
 
 
-def test_the_baseline_is_of_the_other_attempts_at_the_same_place() -> None:
+def test_the_baseline_is_the_other_episodes_at_the_same_position() -> None:
     # R: [½ − 1, −1] and [−3] at one task, [7] at another. At the first place the others' are −3 and −½, at the second
     # there is nobody else.
     logprobs = [(-1.0, -2.0), (-1.0,), (-1.0,)]
@@ -85,7 +85,7 @@ def test_the_baseline_is_of_the_other_attempts_at_the_same_place() -> None:
     assert [given.advantage_T.tolist() for given in credit.values()] == [[2.5, -1.0], [-2.5], [7.0]]
 
 
-def test_turns_of_another_number_are_no_other_attempts() -> None:
+def test_turns_of_another_number_are_not_compared() -> None:
     # R: ½, then −2 by a's second turn, and −3 in the other attempt. First turns are compared; the second one is alone,
     # and before there are earlier ones a teacher's equal would have 0.
     turns = [turn("a", k, completion_ids=(5,), logprobs=(-1.0,)) for k in range(2)]
@@ -156,7 +156,7 @@ def taught(teacher: Any = "teacher", **changes: Any) -> Trainer:
 
 
 @pytest.mark.long
-def test_a_team_moves_to_its_teacher_and_that_stays_as_it_is() -> None:
+def test_a_team_approaches_its_frozen_teacher() -> None:
     team = {"agents": 2, "sharing": "shared", "sampling": {"max_tokens": 1}}
     with taught(team=team, optimizer={"lr": 2e-2}, training={"steps": 25, "tasks_per_step": 16}) as trainer:
         before = frozen_copy(trainer.models["teacher:teacher"].base_parameters())
@@ -180,7 +180,7 @@ def test_a_past_self_teaches_what_it_had_learned(tmp_path: Path) -> None:
     assert rows[0]["teacher_kl/agent_1"] > 0.0
 
 
-def test_each_policy_may_have_a_teacher_of_its_own() -> None:
+def test_each_policy_can_have_its_own_teacher() -> None:
     own = {"agent_0": "teacher", "agent_1": "other"}
     both = {"teacher": opinionated(), "other": opinionated(6)}
     with taught(own, models=both, training={"steps": 1, "tasks_per_step": 2}) as trainer:
@@ -195,12 +195,12 @@ def test_each_policy_may_have_a_teacher_of_its_own() -> None:
         ({"agent_0": "teacher", "agent_2": "teacher"}, "Did you mean 'agent_1'"),
     ],
 )
-def test_policies_without_a_teacher_are_refused(teacher: dict[str, str], said: str) -> None:
+def test_policies_without_a_teacher_raise_an_error(teacher: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         taught(teacher)
 
 
-def test_a_teacher_of_other_tokens_is_refused_before_a_model_is_loaded(
+def test_a_teacher_with_another_tokeniser_raises_an_error_before_a_model_loads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stranger = opinionated()

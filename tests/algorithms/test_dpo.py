@@ -58,7 +58,7 @@ def test_a_shared_return_gives_all_agents_the_same_pair() -> None:
     assert pairs_of(GROUP, "mean") == {"a": (2, 1), "b": (2, 1)}
 
 
-def test_no_pair_without_a_difference_and_none_for_those_who_learn_nothing() -> None:
+def test_equal_returns_and_frozen_agents_give_no_pair() -> None:
     same = group(*(episode(turn("a", 0), rewards={"a": 1.0}) for _ in range(2)))
     assert pairs_of(same, "mean") == {}
     frozen = group(*(episode(turn("a", 0, trained=False), rewards={"a": r}) for r in (0.0, 1.0)))
@@ -213,7 +213,7 @@ def test_at_the_start_policy_and_reference_agree() -> None:
     assert first.metrics["preference_margin/agent_1"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_a_group_of_one_is_refused_with_the_way_out() -> None:
+def test_a_group_of_one_raises_an_error_with_a_fix() -> None:
     with pytest.raises(ConfigError, match=r"group_size: 2.*preferences"):
         resolve(sections(algorithm={"name": "dpo", "group_size": 1}))
 

@@ -62,7 +62,7 @@ def learned(trainer: Trainer) -> dict[str, Any]:
 @pytest.mark.sample(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_learns_and_a_resumed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_it_learns_and_a_resumed_run_is_bitwise_identical(name: str, tmp_path: Path) -> None:
     settings = run_of(name)
     if name == "distill":
         another = {"embedded": {**settings["model"]["embedded"], "seed": 9}}

@@ -117,7 +117,7 @@ def own_pay(said: Sequence[Words]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("words", [LONG_AND_SHORT, ARMS], ids=["long", "arms"])
-def test_agents_that_read_the_same_are_attempts_at_the_same(words: tuple[Words, ...]) -> None:
+def test_agents_with_equal_prompts_are_compared(words: tuple[Words, ...]) -> None:
     game = Siblings(("a", "b"), own_pay, words, shared=True)
     settings: dict[str, Any] = {"scale": "none", "team_reward": "individual", "compare": "prompt"}
     assert positive(update("grpo", game, group_size=2, **settings))
@@ -190,7 +190,7 @@ def test_rewards_on_the_way_within_groups(name: str, settings: dict[str, Any]) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_state_that_an_attempt_meets_twice_is_compared_with_other_attempts() -> None:
+def test_a_state_met_twice_is_compared_with_other_episodes() -> None:
     """Nothing is heard in these games, so that all turns of an agent meet one state."""
     assert positive(update("gigpo", PAID_TOGETHER, team_reward="sum", group_size=2, state="heard", **UNBENT))
 
@@ -304,7 +304,7 @@ def test_calls_of_a_sub_agent_that_all_weigh_the_same_lead_along_the_gradient() 
     assert positive(update("m_grpo", DELEGATES, compare="main", **settings))
 
 
-def test_an_attempt_counts_once_for_a_sub_agent_however_often_it_was_called() -> None:
+def test_an_episode_counts_once_for_a_sub_agent_with_any_number_of_calls() -> None:
     """The weights are not ∇J: they are the gradient of attempts that are averaged over their k calls, exactly."""
     kind: Any = algorithm_class("m_grpo")
     settings = {"group_size": 2, "scale": "none", "team_reward": "sum"}
@@ -378,7 +378,7 @@ def second_step(name: str, game: Game, **settings: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["grpo", "at_grpo", "remax", "opo", "reinforce_plus_plus", "rae"])
-def test_a_loop_that_goes_on_from_a_checkpoint_knows_earlier_returns(name: str) -> None:
+def test_a_resumed_loop_has_the_earlier_returns(name: str) -> None:
     """b's and c's turns are alone among the attempts at their tasks: what is remembered decides what they are worth."""
     settings: dict[str, Any] = {"baseline": "group"} if name == "reinforce_plus_plus" else {}
     if name != "rae":

@@ -137,7 +137,7 @@ def test_counterfactual_credit_follows_the_gradient(game: Game, alternatives: st
 @pytest.mark.slow
 @pytest.mark.parametrize("alternatives", ["resampled", "siblings"])
 @pytest.mark.parametrize("budget", [0.4, 0.8, 1.2])
-def test_a_budget_bends_nothing(budget: float, alternatives: str) -> None:
+def test_a_budget_keeps_the_update_unbiased(budget: float, alternatives: str) -> None:
     """In a game whose length depends on what is said, some turns are judged by continuations, others by other attempts."""
     game = replace(UNALIKE["answers"], on_the_way=lambda said: {})
     algorithm = row("counterfactual", group_size=3, budget=budget, alternatives=alternatives)
@@ -155,9 +155,7 @@ def test_a_budget_bends_nothing(budget: float, alternatives: str) -> None:
     ids=["ccpo", "sharp", "sharp, the base model speaks"],
 )
 @pytest.mark.parametrize("game", [TEAM, pytest.param(THREE, marks=pytest.mark.slow)], ids=["two", "three"])
-def test_what_the_team_earns_without_an_agent_is_a_baseline(
-    name: str, settings: dict[str, Any], game: Game
-) -> None:
+def test_the_return_without_an_agent_is_a_baseline(name: str, settings: dict[str, Any], game: Game) -> None:
     algorithm = row(name, group_size=2, **settings)
     groups = played_on(game, algorithm, game.population(2))
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
@@ -170,7 +168,7 @@ def test_some_coalitions_are_a_baseline_too() -> None:
     assert all(factor > 0 for factor in update(THREE, algorithm, groups).values())
 
 
-def test_a_turn_that_nothing_was_played_on_from_is_compared_with_other_attempts() -> None:
+def test_a_turn_without_continuations_is_compared_with_other_episodes() -> None:
     """Half of the turns, chosen by what others earned, are judged by continuations: still the gradient."""
     algorithm = row("counterfactual", group_size=2)
     groups = played_on(CHAIN, algorithm, CHAIN.population(2))
@@ -185,7 +183,7 @@ def test_a_turn_that_nothing_was_played_on_from_is_compared_with_other_attempts(
     assert all(factor > 0 for factor in update(CHAIN, algorithm, some).values())
 
 
-def test_had_its_own_return_a_say_in_that_the_update_would_point_elsewhere() -> None:
+def test_a_baseline_with_the_own_return_would_be_biased() -> None:
     algorithm = row("counterfactual", group_size=2)
     groups = played_on(CHAIN, algorithm, CHAIN.population(2))
     some = []
@@ -208,7 +206,7 @@ def misled(said: Sequence[Words]) -> dict[str, float]:
     return {"b": 8.0 * ((1,) in (first, second))}
 
 
-def test_a_shapley_value_as_reward_teaches_what_pays_in_teams_that_never_play() -> None:
+def test_a_shapley_reward_optimises_returns_of_coalitions() -> None:
     game = Game(("a", "b"), misled, **EVEN)
     for use, better in (("baseline", True), ("reward", False)):
         algorithm = row("sharp", group_size=2, use=use)

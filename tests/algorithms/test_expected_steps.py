@@ -157,7 +157,7 @@ def test_references_are_the_policy_as_it_was_after_every_so_many_steps(every: in
             reference = now
 
 
-def test_each_policy_has_a_reference_of_its_own() -> None:
+def test_each_policy_has_its_own_reference() -> None:
     run = Run(
         built("remax", loss={"kl_coefficient": 0.7}, reference_every=1),
         Tables(CHAIN_OF_ARMS, seed=2),
@@ -400,7 +400,7 @@ def test_the_critic_of_happo_learns_once() -> None:
     ],
     ids=str,
 )
-def test_who_is_not_in_turn_stays_as_it_is(order: dict[str, Any], movers: Sequence[str]) -> None:
+def test_policies_that_are_not_chosen_stay_unchanged(order: dict[str, Any], movers: Sequence[str]) -> None:
     tables = Tables(CHAIN_OF_ARMS, seed=3)
     run = Run(built("mappo", gae=MONTE_CARLO, loss=OPEN, order=order), tables, rate=0.1)
     critic = run.weights("critic")
@@ -436,7 +436,7 @@ def prospects(game: Game) -> dict[Words, float]:
     [("ippo", SOLO), ("mappo", SOLO), ("mappo", CHAIN), ("marft", CHAIN)],
     ids=["ippo alone", "mappo alone", "mappo", "marft"],
 )
-def test_a_critic_that_knows_the_prospects_stays_as_it_is(name: str, game: Game, lam: float) -> None:
+def test_an_exact_critic_does_not_change(name: str, game: Game, lam: float) -> None:
     """Whatever λ: the expected target of an exact value is that value. One that is off is drawn to it."""
     team_reward = {"team_reward": "sum"}
     algorithm = built(name, gae={"lam": lam, "normalise": "none"}, **team_reward)

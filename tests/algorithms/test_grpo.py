@@ -73,11 +73,11 @@ class TestGroups:
         assert credit_of(GRPO(), [group(failed, failed)]) == {}
 
     @pytest.mark.parametrize("algorithm", [GRPO(), GRPO(scale="none"), GRPO(compare="episode"), RLOO()])
-    def test_a_group_in_which_all_earn_the_same_teaches_nothing(self, algorithm: GRPO | RLOO) -> None:
+    def test_a_group_with_equal_returns_has_zero_advantages(self, algorithm: GRPO | RLOO) -> None:
         for reward in (0.0, 1.0, 0.1, 1 / 3):
             assert advantages(algorithm, [group(*[solo(reward)] * 5)]) == [0.0] * 5
 
-    def test_what_failures_left_alone_has_nothing_to_be_compared_with_at_first(self) -> None:
+    def test_a_lone_episode_after_failures_has_advantage_0_at_first(self) -> None:
         failed = Episode(group(solo(1.0)).task, 0, ("a",), error="EpisodeError: gone")
         assert advantages(GRPO(), [group(solo(0.75), failed)]) == [0.0]
 
@@ -141,7 +141,7 @@ class TestTeams:
             [1.5 * a for a in [*[0.5] * 2, *[-0.5] * 2, *[2.0] * 2, *[-2.0] * 2, *[10.0] * 2, *[-10.0] * 2]]
         )
 
-    def test_pay_that_is_shared_cannot_be_compared_within_an_episode(self) -> None:
+    def test_comparing_prompts_needs_individual_rewards(self) -> None:
         with pytest.raises(ValidationError, match="team_reward: individual"):
             GRPO(compare="prompt")
 
@@ -156,7 +156,7 @@ class TestTeams:
         found = advantages(whole, [group(one(1.0), one(0.0))])
         assert found == pytest.approx([0.5] * len(agents) + [-0.5] * len(agents))
 
-    def test_an_agent_that_spoke_in_some_episodes_is_compared_over_those(self) -> None:
+    def test_an_agent_is_compared_over_the_episodes_in_which_it_acted(self) -> None:
         alone = episode(turn("a", 0), agents=("a", "b"), rewards={"a": 4.0, "b": 4.0})
         groups = [group(self.pair(1.0, 1.0), self.pair(0.0, 0.0), alone)]
         credit = credit_of(GRPO(scale="none"), groups)
@@ -165,7 +165,7 @@ class TestTeams:
         assert float(credit[TurnKey(0, 0, 1)].advantage_T[0]) == pytest.approx((1.0 - means["b"]) * 4 / 3)
         assert float(credit[TurnKey(0, 2, 0)].advantage_T[0]) == pytest.approx(4.0 - means["a"])
 
-    def test_frozen_agents_get_no_credit_but_earn_for_the_team(self) -> None:
+    def test_frozen_agents_get_no_credit_but_count_in_the_team_reward(self) -> None:
         def one(reward: float) -> Episode:
             turns = (turn("a", 0), turn("b", 1, trained=False))
             return episode(*turns, rewards={"b": reward})
@@ -196,7 +196,7 @@ class TestTruncation:
         algorithm = GRPO(scale="none", truncated="penalise", truncation_penalty=0.4)
         assert advantages(algorithm, [self.CUT]) == pytest.approx([0.4, -0.2, -0.2])
 
-    def test_half_said_settings_are_refused(self) -> None:
+    def test_incomplete_truncation_settings_raise_an_error(self) -> None:
         for settings in ({"truncated": "penalise"}, {"truncation_penalty": 0.5}):
             with pytest.raises(ValidationError, match="set both or neither"):
                 GRPO.model_validate(settings)

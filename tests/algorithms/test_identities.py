@@ -70,7 +70,7 @@ def test_rloo_is_centred_grpo_times_a_constant(returns: list[float]) -> None:
 
 @FEW
 @given(RETURNS)
-def test_attempts_of_one_length_opo_is_centred_grpo(returns: list[float]) -> None:
+def test_with_equal_lengths_opo_is_centred_grpo(returns: list[float]) -> None:
     assert advantages(OPO().build(), duets(returns)) == near(
         advantages(GRPO(scale="none").build(), duets(returns))
     )

@@ -63,7 +63,7 @@ class TestReturns:
         b = [1.0875 / 1.75, 1.175 / 1.5, 0.5]
         assert paid(self.DEBATE, discount=0.5) == near({"a": a, "b": b})
 
-    def test_discounted_sum_of_ones_own(self) -> None:
+    def test_discounted_sum_of_own_scores(self) -> None:
         a = [(0.2 + 0.5 * 0.4 + 0.25 * 1.0) / 1.75, (0.4 + 0.5 * 1.0) / 1.5, 1.0]
         b = [(0.6 + 0.5 * 0.8 + 0.25 * 0.5) / 1.75, (0.8 + 0.5 * 0.5) / 1.5, 0.5]
         assert paid(self.DEBATE, discount=0.5, sharing="individual") == near({"a": a, "b": b})
@@ -134,15 +134,15 @@ class TestAgentsThatStop:
 
     DEBATE = debate((0.0, 1.0), (0.0, None), (1.0, None))
 
-    def test_its_answer_stands(self) -> None:
+    def test_its_last_answer_stays_valid(self) -> None:
         # Means of the turns ½, ½, 1. a: (0 + ½ + 1)/3, (0 + 1)/2, 1; b's one turn: (1 + ½ + 1)/3.
         assert paid(self.DEBATE) == near({"a": [0.5, 0.5, 1.0], "b": [2.5 / 3]})
 
-    def test_what_others_make_of_it_later_is_paid_on_its_last_turn(self) -> None:
+    def test_later_influence_is_placed_on_the_last_turn(self) -> None:
         # a: ✗→✓ with the other right, +α0 on the third turn. b was right: +α2, on its only turn.
         assert influence(self.DEBATE) == {"a": [0, 0, 1], "b": [100]}
 
-    def test_an_agent_that_never_speaks_is_no_debater(self) -> None:
+    def test_an_agent_without_turns_is_excluded(self) -> None:
         silent = debate((1.0, None), (1.0, None))
         assert paid(silent, influence=ALPHA) == near({"a": [1.0, 1.0], "b": []})
 
@@ -156,11 +156,11 @@ class TestVerifiers:
     """As the environment scores it."""
     VERIFIED = Signals(score={TurnKey(0, 0, k): v for k, v in enumerate((0.9, 0.2, 0.8, 0.6))})
 
-    def test_a_verifiers_score_goes_before_the_environments(self) -> None:
+    def test_a_verifier_s_score_takes_precedence_over_the_environment_s(self) -> None:
         own = paid(self.DEBATE, self.VERIFIED, horizon="current", sharing="individual")
         assert own == near({"a": [0.9, 0.8], "b": [0.2, 0.6]})
 
-    def test_who_was_right_is_the_verifiers_word_or_the_label(self) -> None:
+    def test_correctness_is_the_verifier_s_score_or_the_label(self) -> None:
         for correctness, bonus in (("score", 100.0), ("label", 0.0)):
             settings: dict[str, Any] = {
                 "horizon": "current",
@@ -171,7 +171,7 @@ class TestVerifiers:
             # By the verifier a was right and b found out: +α2. By the label a was wrong and b stayed wrong.
             assert got["a"][0] == pytest.approx(0.9 + bonus)
 
-    def test_no_score_at_all_says_what_to_set(self) -> None:
+    def test_a_missing_score_names_the_settings(self) -> None:
         with pytest.raises(ConfigError, match=r"score_rounds: true.*algorithm\.verifier"):
             paid(episode(turn("a", 0)))
 
@@ -190,7 +190,7 @@ def run_of(algorithm: dict[str, Any] | None = None, **over: Any) -> Trainer:
     )
 
 
-def test_what_a_verifier_thinks_is_told_beside_how_right_it_is() -> None:
+def test_metrics_report_a_verifier_s_scores_and_accuracy() -> None:
     # The environment: ✗ ✗ ✓ ✗. Scores 0.9 0.2 0.8 0.6: of the three wrong turns the right one beats two.
     row = verifier_metrics([group(TestVerifiers.DEBATE)], TestVerifiers.VERIFIED.score)
     assert row == near_row({"verifier_score/a": 0.85, "verifier_score/b": 0.4, "verifier_auc": 2 / 3})
@@ -201,14 +201,14 @@ def near_row(expected: Mapping[str, float]) -> Any:
 
 
 class TestRuns:
-    def test_a_debate_without_scores_is_refused_before_anything_loads(self) -> None:
+    def test_a_debate_without_scores_raises_an_error_before_a_model_loads(self) -> None:
         with pytest.raises(ConfigError, match=r"workflow.score_rounds: true"):
             run_of(workflow={"name": "debate"})
 
     @pytest.mark.sample(2)
     @pytest.mark.slow
     @pytest.mark.parametrize("sharing", ["lora", "shared"])
-    def test_a_verifier_judges_and_learns_nothing(self, tmp_path: Path, sharing: str) -> None:
+    def test_a_verifier_scores_turns_and_stays_frozen(self, tmp_path: Path, sharing: str) -> None:
         judge = Trainer(
             **sections(
                 environment={"name": "tests.support.copies:Copies"},
@@ -366,7 +366,7 @@ def by_round(groups: Sequence[Group]) -> list[float]:
 
 
 @pytest.mark.long
-def test_a_debate_learns_to_pass_on_what_only_one_knows() -> None:
+def test_a_debate_learns_to_share_private_information() -> None:
     """Ada is told a bit, ben is not. The best first round is right in ¾ of the answers, the best second in all."""
     whole = {"model": "embedded", "train": "full"}
     run = Trainer(

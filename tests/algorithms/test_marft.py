@@ -67,7 +67,7 @@ class TestTokens:
 
 
 class TestSettings:
-    def test_the_level_is_said_once(self) -> None:
+    def test_the_level_is_set_once(self) -> None:
         with pytest.raises(ValidationError, match=r"loss\.level"):
             MARFT.model_validate({"loss": {"level": "sequence"}})
         with pytest.raises(ValidationError, match=r"gae\.unit"):
@@ -97,12 +97,12 @@ class TestChainRewards:
             ("last", [0.0, 2.0, 0.0, 7.0]),
         ],
     )
-    def test_what_the_team_earns_stands_once(self, how: TeamReward, expected: list[float]) -> None:
+    def test_the_team_s_reward_counts_once(self, how: TeamReward, expected: list[float]) -> None:
         turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=2.0), turn("a", 2), turn("b", 3))
         one = episode(*turns, rewards={"a": 5.0, "b": 7.0})
         assert list(chain_rewards(one, how).values()) == expected
 
-    def test_what_stands_on_a_frozen_turn_moves_to_the_trained_one_before(self) -> None:
+    def test_a_frozen_turn_s_reward_moves_to_the_previous_trained_turn(self) -> None:
         turns = (turn("f", 0, reward=9.0, trained=False), turn("a", 1), turn("f", 2, trained=False))
         one = episode(*turns, rewards={"a": 4.0, "f": 3.0})
         # Nobody who learns had a part in the 9 at the start.

@@ -68,7 +68,7 @@ class TestTwoTurns:
         assert first.tolist() == pytest.approx([1.0, 1.75])
         assert second.tolist() == pytest.approx([2.0])
 
-    def test_what_others_say_is_no_step(self) -> None:
+    def test_turns_of_other_agents_are_skipped(self) -> None:
         assert set(credit(ppo(), self.GROUPS, Signals(self.VALUES))) == {self.FIRST, self.SECOND}
 
     def test_a_token_discount(self) -> None:
@@ -84,7 +84,7 @@ class TestTwoTurns:
         assert given[self.FIRST].advantage_T.tolist() == pytest.approx([0.4625, 1.525])
         assert given[self.SECOND].advantage_T.tolist() == pytest.approx([1.1])
 
-    def test_cut_short_the_critics_value_stands_for_the_future(self) -> None:
+    def test_the_critic_s_value_replaces_a_truncated_future(self) -> None:
         # What is to come, 2, is discounted to the turn's end: δ2 = 2 + 2 − 1 = 3; A1 = 1.25 + ¼·3 = 2; A0 = −0.25 + ½·2
         cut = [group(replace(self.GROUPS[0].episodes[0], truncated=True))]
         after = {self.FIRST: torch.tensor(1.0), self.SECOND: torch.tensor(2.0)}
@@ -100,7 +100,7 @@ class TestTwoTurns:
         ended = credit(ppo(truncated="terminate"), cut, signals)
         assert ended[self.SECOND].advantage_T.tolist() == pytest.approx([1.0])
 
-    def test_nobody_knows_what_follows_a_turn_that_none_ever_followed(self) -> None:
+    def test_without_a_followed_turn_a_truncation_is_a_termination(self) -> None:
         cut = [group(episode(turn("a", 0, 1), rewards={"a": 2.0}, truncated=True))]
         key = TurnKey(0, 0, 0)
         signals = Signals({key: torch.tensor([0.5])}, bootstrap={key: torch.tensor(9.0)})

@@ -120,7 +120,7 @@ class TestMirrorDescent:
 
 
 class TestRegularisedNash:
-    def test_each_move_costs_who_makes_it_and_pays_the_other(self) -> None:
+    def test_each_move_costs_its_player_and_rewards_the_opponent(self) -> None:
         # a, b and a again speak in turn; b is paid 1, a −1. log(π/π_reg) is log 2, log 4 and log 8; η = 0.5.
         known = [math.log(2), math.log(4), math.log(8)]
         task = Task("t", "")
@@ -175,7 +175,7 @@ class TestRegularisedNash:
         assert float(moved[0].norm()) > 0.01
         assert torch.allclose(2.0 * moved[0], moved[1], atol=1e-5)
 
-    def test_play_of_rock_paper_scissors_comes_to_its_equilibrium(self) -> None:
+    def test_rock_paper_scissors_converges_to_its_equilibrium(self) -> None:
         """Exact gradients of the transformed returns; the game itself sends the same steps round."""
         regularised, plain = _dynamics(0.5, 400), _dynamics(0.0, 400)
         assert nash_conv(*regularised) < 0.01
@@ -242,7 +242,7 @@ def test_a_moving_reference_is_in_the_checkpoint(algorithm: dict[str, Any], tmp_
     ],
     ids=lambda settings: str(settings["name"]),
 )
-def test_a_pull_is_annealed_over_a_run_that_breaks_off_and_goes_on(
+def test_the_temperature_is_annealed_over_a_resumed_run(
     algorithm: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = run_of(algorithm["name"])

@@ -110,7 +110,7 @@ def test_the_term_is_shared_by_the_team_as_every_reward_is() -> None:
 
 
 class TestPlace:
-    def test_a_device_of_its_own_means_weights_of_its_own(self, folder: Path) -> None:
+    def test_a_separate_device_has_separate_weights(self, folder: Path) -> None:
         model = {"path": str(folder), "device": "cpu"}
         with Trainer(**run_of("grpo"), reward_model=model) as trainer:
             own, base = trainer.models[REWARD_BASE], trainer.models["base"]
@@ -128,9 +128,7 @@ class TestPlace:
         assert scores == pytest.approx({k: beside.metrics[k] for k in scores})
 
     @pytest.mark.slow
-    def test_one_that_was_trained_in_half_precision_judges_in_it_beside_a_team_in_float32(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_half_precision_reward_model_scores_beside_a_float32_team(self, tmp_path: Path) -> None:
         half = {"model": {**run_of("verifier")["model"], "dtype": "bfloat16"}}
         with Trainer(**run_of("verifier") | half) as judge:
             judge.train(1)
@@ -158,7 +156,7 @@ class TestRefused:
             Trainer(**settings, reward_model={"path": str(folder)})
 
 
-def test_a_stage_is_paid_by_the_reward_model_of_the_stage_before(tmp_path: Path) -> None:
+def test_a_stage_is_rewarded_by_the_previous_stage_s_reward_model(tmp_path: Path) -> None:
     import yaml
 
     shared = run_of("grpo")

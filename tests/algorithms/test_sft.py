@@ -20,7 +20,7 @@ FRESH = turn("b", 3, 1, prompt_ids=(5, 1), completion_ids=(41,))
 GROUPS = [group(episode(FIRST, OTHER, SECOND, FRESH))]
 
 
-def test_what_is_heard_next_is_what_the_next_prompt_adds() -> None:
+def test_the_next_observation_is_what_the_next_prompt_adds() -> None:
     samples = demonstrated_samples(GROUPS, team_of("a", "b"), 0.5)
     asked = [
         (
@@ -39,7 +39,7 @@ def test_what_is_heard_next_is_what_the_next_prompt_adds() -> None:
     ]
 
 
-def test_without_a_world_model_nothing_is_foreseen() -> None:
+def test_without_a_world_model_there_is_no_observation_loss() -> None:
     samples = demonstrated_samples(GROUPS, team_of("a", "b"), 0.0)
     assert [len(s.targets) for s in samples] == [2, 1, 1, 1]
     assert all(not s.columns for s in samples)

@@ -67,7 +67,7 @@ def test_drawn_orders_come_near_and_say_how_near() -> None:
         assert abs(own - value(agent)) < 4 * error
 
 
-def test_a_coalition_that_was_not_played_leaves_its_agents_out() -> None:
+def test_a_missing_coalition_excludes_its_agents() -> None:
     settings = SHARP(team_reward="sum")
     whole = played(settings)
     without = tuple(each for each in whole.interventions if set(each.agents) != {"b", "c"})
@@ -81,7 +81,7 @@ def absences(settings: SHARP) -> list[Change]:
     return list(settings.changes(group(one, one), 0, team))
 
 
-def test_the_base_model_speaks_for_those_who_are_absent() -> None:
+def test_the_base_model_replaces_absent_agents() -> None:
     gone = [("a",), ("b",), ("a", "b")]
     assert absences(SHARP()) == [Change("remove", agents) for agents in gone]
     assert absences(SHARP(absent="reference")) == [
@@ -89,7 +89,7 @@ def test_the_base_model_speaks_for_those_who_are_absent() -> None:
     ]
 
 
-def test_the_base_model_joins_the_team_and_plays_no_agent() -> None:
+def test_the_base_model_joins_the_team_without_an_agent() -> None:
     [signal] = SHARP(absent="reference").build().needs
     assert isinstance(signal, StandIn)
     team = Team((Agent("a"),), {"a": Policy("a", lora=LORA)}, {"a": "a"})
@@ -106,13 +106,13 @@ def test_the_base_model_joins_the_team_and_plays_no_agent() -> None:
         ({"a": Policy("a", "base", LORA), "b": Policy("b", "other", LORA)}, "have 2 base models"),
     ],
 )
-def test_there_is_one_base_that_stays_as_it_was(policies: dict[str, Policy], why: str) -> None:
+def test_a_frozen_common_base_is_required(policies: dict[str, Policy], why: str) -> None:
     team = Team(tuple(map(Agent, policies)), policies, {name: name for name in policies})
     with pytest.raises(ConfigError, match=why):
         StandIn().beside(team)
 
 
-def test_calls_that_were_carried_out_are_paid_to_the_agent_itself() -> None:
+def test_successful_tool_calls_reward_their_own_agent() -> None:
     """Of a's calls one of two was carried out in the first attempt and all in the second; b never calls."""
     counts = [({"a": 1, "b": 0}, {"a": 1, "b": 0}), ({"a": 3, "b": 0}, {"a": 0, "b": 0})]
     one = group(
@@ -135,7 +135,7 @@ def test_calls_that_were_carried_out_are_paid_to_the_agent_itself() -> None:
     assert found == pytest.approx({(0, 0): -0.2, (1, 0): 0.2, (0, 1): 0.0, (1, 1): 0.0})
 
 
-def test_an_environment_without_calls_pays_for_none() -> None:
+def test_a_tool_reward_needs_an_environment_with_calls() -> None:
     give = SHARP(tool_reward=0.4).build().credit
     assert give is not None
     plain = group(*(episode(turn("a", 0), rewards={"a": 1.0}) for _ in range(2)))

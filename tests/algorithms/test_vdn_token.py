@@ -59,7 +59,7 @@ class TestByHand:
         assert a.tolist() == [2.75, 2.25, 2.25]  # 3 less 0.25, 0.75 and, kept, 0.75
         assert b.tolist() == [2.5, 2.0]  # 3 less 0.5 and 1
 
-    def test_who_has_read_an_agent_s_words_is_no_part_of_its_baseline(self) -> None:
+    def test_agents_that_have_read_a_turn_are_excluded_from_its_baseline(self) -> None:
         # b speaks after a: V_b knows what a has said. a is judged against its own values alone, b against both.
         chain = [
             group(
@@ -121,7 +121,7 @@ def test_one_agent_is_ippo(cut: bool) -> None:
         torch.testing.assert_close(summed[key].return_T, ippo[key].return_T)
 
 
-def test_an_episode_cut_short_goes_on_with_the_sum_of_the_values_after_it() -> None:
+def test_a_truncated_episode_is_bootstrapped_from_the_summed_values() -> None:
     turns = [turn(agent, k, 1) for k, agent in enumerate("abab")]
     groups = [group(episode(*turns, truncated=True))]
     keys = [TurnKey(0, 0, k) for k in range(4)]
@@ -137,7 +137,7 @@ def test_an_episode_cut_short_goes_on_with_the_sum_of_the_values_after_it() -> N
     assert credit(groups, signals, truncated="terminate")[keys[3]].advantage_T.tolist() == [-2.0]
 
 
-def test_a_single_round_teaches_nobody_what_follows_it() -> None:
+def test_a_single_round_gives_no_target_after_it() -> None:
     groups = [group(episode(turn("a", 0, 1), turn("b", 1, 1), truncated=True))]
     keys = [TurnKey(0, 0, 0), TurnKey(0, 0, 1)]
     after = {key: torch.tensor(4.0) for key in keys}
@@ -154,6 +154,6 @@ def test_a_single_round_teaches_nobody_what_follows_it() -> None:
         ({"umad": {"influence": 0.1}}, "umad.influence"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_inconsistent_settings_raise_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         VDNToken.model_validate(settings)

@@ -55,11 +55,11 @@ def run_of(algorithm: dict[str, Any] | None = None, **over: Any) -> Trainer:
 
 
 class TestLabels:
-    def test_a_score_of_the_turn_comes_before_what_was_paid(self) -> None:
+    def test_a_turn_s_score_takes_precedence_over_rewards(self) -> None:
         one = episode(turn("a", 0, score=0.25), turn("a", 1), turn("b", 2), rewards={"a": 1.0})
         assert [label_of(one, each) for each in one.turns] == [0.25, 1.0, None]
 
-    def test_what_is_paid_at_the_end_is_for_the_last_turn_alone(self) -> None:
+    def test_the_terminal_reward_labels_only_the_last_turn(self) -> None:
         one = episode(turn("a", 0), turn("a", 1), rewards={"a": 1.0})
         assert label_of(one, one.turns[0]) is None
 
@@ -106,7 +106,7 @@ class TestTargets:
             TurnKey(1, 2, 0): (None, None),
         }  # fmt: skip
 
-    def test_how_well_it_judged_before_the_update_is_told(self) -> None:
+    def test_metrics_report_accuracy_before_the_update(self) -> None:
         groups = [answers(1.0, 0.0, 0.0, 1.0)]
         values = {TurnKey(0, e, 0): torch.tensor([v]) for e, v in enumerate((2.0, 1.0, 3.0, 4.0))}
         targets = VerifierTargets(Verifier())
@@ -158,7 +158,7 @@ class TestProcess:
             start + 11,
         )
 
-    def test_a_step_that_ends_inside_a_token_is_judged_after_it(self) -> None:
+    def test_a_step_that_ends_inside_a_token_has_its_value_after_the_token(self) -> None:
         class Pairs:
             """Two characters a token, and an end of turn."""
 
@@ -271,14 +271,14 @@ class TestKept:
     def texts() -> list[tuple[Any, str]]:
         return [(Copies(letters=3).task("test", k), text) for k, text in enumerate(("abc", "fff", "a"))]
 
-    def test_another_base_is_refused(self, tmp_path: Path) -> None:
+    def test_another_base_raises_an_error(self, tmp_path: Path) -> None:
         run = run_of(training={"steps": 1, "tasks_per_step": 4}, model={"embedded": SIZE})
         run.save_policies(tmp_path)
         other = run_of(model={"embedded": {**SIZE, "seed": 1}})
         with pytest.raises(ModelError, match="another base model"):
             load_verifier(tmp_path / "verifier", other.team.critics[VERIFIER], other.models, other.engine)
 
-    def test_a_folder_that_is_no_verifier_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_without_a_verifier_raises_an_error(self, tmp_path: Path) -> None:
         run = run_of(model={"embedded": SIZE})
         run.save_policies(tmp_path)
         (tmp_path / "verifier" / "value_head.safetensors").unlink()
@@ -287,7 +287,7 @@ class TestKept:
             load_verifier(tmp_path / "verifier", run.team.critics[VERIFIER], run.models, run.engine)
 
 
-def test_a_team_that_learns_is_refused_with_the_way_out() -> None:
+def test_a_trained_team_raises_an_error_with_a_fix() -> None:
     with pytest.raises(ConfigError, match=r"team.sharing: frozen"):
         run_of(team={"sharing": "lora", "agents": 1})
 
@@ -318,7 +318,7 @@ def test_an_end_that_is_reached_once_more_is_measured_once(tmp_path: Path) -> No
         assert [row["step"] for row in read_evaluations(tmp_path / "run")] == [0, 2]
 
 
-def test_an_answer_too_long_for_the_verifier_is_refused() -> None:
+def test_an_answer_too_long_for_the_verifier_raises_an_error() -> None:
     run = run_of(model={"embedded": SIZE})
     with pytest.raises(ContextError, match="verifier's model reads 256"):
         conversation_sample(

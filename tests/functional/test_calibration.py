@@ -49,7 +49,7 @@ def test_the_temperature_of_a_judge_that_is_too_sure_is_found() -> None:
 @pytest.mark.parametrize(
     ("kind", "shift", "most"), [("temperature", 0.0, 0.02), ("isotonic", 0.0, 0.02), ("isotonic", 1.0, 0.02)]
 )
-def test_answers_that_it_was_not_fitted_on_are_foreseen(kind: Kind, shift: float, most: float) -> None:
+def test_held_out_answers_are_calibrated(kind: Kind, shift: float, most: float) -> None:
     scores, right = answers(2.5, shift)
     half = len(scores) // 2
     found = fit_calibration(kind, scores[:half], right[:half])

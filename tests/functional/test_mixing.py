@@ -134,7 +134,7 @@ def test_difference_credit_replaces_one_agent_at_a_time() -> None:
     assert credit.tolist() == [[3.0, 4.0]]
 
 
-def test_who_did_not_act_has_no_credit() -> None:
+def test_agents_without_a_turn_have_no_credit() -> None:
     utility, acted = torch.tensor([[2.0, 3.0]]), torch.tensor([[1, 0]])
     # Even if the mix itself forgot who acted.
     credit = mixing.difference_credit(lambda q: q.sum(dim=1), utility, acted, torch.zeros(1, 2))

@@ -126,7 +126,7 @@ def test_the_soft_gate_by_hand(
     assert gradient(lambda x: gated(x).loss, math.log(ratio)) == pytest.approx([grad], abs=1e-12)
 
 
-def test_a_completion_has_strayed_by_its_mean_and_is_left_out_where_it_was_bad() -> None:
+def test_off_policy_masking_uses_the_mean_and_negative_advantages() -> None:
     # Mean log-ratios: (−0.1 − 0.2 − 0.6)/3 = −0.3, though one token has moved by 0.6, and +0.4.
     known = (BEHAVIOUR_K, LOGP_K, tensor(-1.0, 2.0, -1.0, -1.0), MASK_K, SEGMENT_K, 2)
     assert policy_losses.off_policy_mask(*known, threshold=0.31).tolist() == [False] * 4

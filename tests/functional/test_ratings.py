@@ -40,7 +40,7 @@ def test_ratings_are_the_odds_that_games_were_won_at() -> None:
     assert few[0][2] - few[0][1] > 200, "from few games little is known"
 
 
-def test_a_draw_is_half_a_win_and_who_only_won_has_a_rating() -> None:
+def test_a_draw_is_half_a_win_and_a_player_with_only_wins_has_a_rating() -> None:
     even = ratings([0, 1], {(0, 1): (0, 500, 0)})
     assert even[0][0] == pytest.approx(0, abs=0.1)
     only = ratings([0, 1], {(0, 1): (500, 0, 0)})
@@ -62,7 +62,7 @@ def test_a_rating_above_a_player_has_the_interval_of_the_difference() -> None:
     assert wide[2] - wide[1] > 1.5 * (high - low), "above one that played little, less is known"
 
 
-def test_who_no_game_links_is_not_compared() -> None:
+def test_unlinked_players_are_not_compared() -> None:
     results = {(0, 1): (1, 0, 0), (2, 3): (1, 0, 0), (3, 4): (0, 1, 0)}
     assert linked(6, results) == [[2, 3, 4], [0, 1]]
 
@@ -114,7 +114,7 @@ def test_draws_narrow_an_interval_as_points_vary_less() -> None:
     assert (drawn[2] - drawn[1]) / (decided[2] - decided[1]) == pytest.approx(math.sqrt(0.2), rel=0.02)
 
 
-def test_deals_that_every_pair_played_are_one_observation() -> None:
+def test_games_of_one_deal_are_one_observation() -> None:
     """The same games, ten times over on each of 40 deals, say no more than 40 deals do."""
     deals: list[Results] = [{(0, 1): (10, 0, 0) if k % 2 else (0, 0, 10)} for k in range(40)]
     low, high = ratings([0, 1], {(0, 1): (200, 0, 200)}, deals)[0][1:]
@@ -222,7 +222,7 @@ class TestNash:
         for one, other in zip(meta_strategy([first, -first], "nash"), ([2 / 5, 3 / 5],) * 2, strict=True):
             assert one == pytest.approx(other, abs=1e-9)
 
-    def test_what_nobody_plays_binds_too(self) -> None:
+    def test_unused_members_constrain_the_equilibrium(self) -> None:
         """Nothing is at stake in the first column; the second, which is not played, asks p₁ ≥ p₂ + p₃."""
         first = np.array([[0.0, 1.0], [0.0, -1.0], [0.0, -1.0]])
         found, _ = meta_strategy([first, -first], "nash")
@@ -246,7 +246,7 @@ class TestNash:
 
     @pytest.mark.sample(4)
     @pytest.mark.parametrize("seed", range(20))
-    def test_nobody_gains_by_deviating(self, seed: int) -> None:
+    def test_no_player_gains_by_deviating(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
         shape = (int(generator.integers(2, 9)), int(generator.integers(2, 9)))
         first = generator.integers(-2, 3, shape).astype(float) if seed % 2 else generator.normal(size=shape)
@@ -326,7 +326,7 @@ def test_cycles_are_found_and_the_shortest_named() -> None:
         ([[0.0, 1.0], [1.0, 0.0]], "antisymmetric"),
     ],
 )
-def test_tables_that_are_none_are_refused(table: ArrayLike, said: str) -> None:
+def test_invalid_tables_raise_an_error(table: ArrayLike, said: str) -> None:
     for of in (nash_averaging, effective_diversity):
         with pytest.raises(ConfigError, match=said):
             of(table)

@@ -34,7 +34,7 @@ def test_discounts_may_differ_by_step() -> None:
     assert result.tolist() == [[1.0, 4.0, 4.0]]
 
 
-def test_turn_returns_discount_over_ones_own_turns() -> None:
+def test_turn_returns_discount_over_own_turns() -> None:
     # Two agents in turn, γ = ½: the first's rewards 1, 4, 8, the second's 2, 6.
     reward = torch.tensor([1.0, 2.0, 4.0, 6.0, 8.0], dtype=F64)
     agent = torch.tensor([0, 1, 0, 1, 0])

@@ -96,7 +96,7 @@ def test_all_sixteen_flips(flip: tuple[int, int, int, int], bonus: tuple[float, 
     assert tuple(result[:, 0].tolist()) == bonus
 
 
-def test_helping_others_to_the_truth_pays_and_misleading_them_costs() -> None:
+def test_helping_others_is_rewarded_and_misleading_them_is_penalised() -> None:
     for flip, (first, _) in FLIPS:
         other_before, other_after = flip[1], flip[3]
         assert math.copysign(1, first) * (first != 0) == other_after - other_before
@@ -120,7 +120,7 @@ def test_umad_influence_by_hand() -> None:
     ]
 
 
-def test_influence_of_an_agent_alone_is_refused() -> None:
+def test_influence_of_a_single_agent_raises_an_error() -> None:
     for function in (
         lambda: shaping.maporl_influence(torch.ones(2, 1), alpha=ALPHA),
         lambda: shaping.umad_influence(torch.ones(2, 1), eta=1.0),

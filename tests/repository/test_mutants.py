@@ -67,7 +67,7 @@ MUTANTS = {
         "algorithms/shared/gae.py",
         "path.reward_T[-1] += known[path.turns[-1][0]] - path.later[-1]",
         "path.reward_T[-1] -= path.later[-1]",
-        "algorithms/test_ppo.py::TestTwoTurns::test_cut_short_the_critics_value_stands_for_the_future",
+        "algorithms/test_ppo.py::TestTwoTurns::test_the_critic_s_value_replaces_a_truncated_future",
     ),
     "the KL penalty is a bonus": Mutant(
         "algorithms/shared/surrogate.py",

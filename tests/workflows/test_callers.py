@@ -72,7 +72,7 @@ def test_a_tool_call_is_open_until_its_agent_goes_on() -> None:
     assert told.asks("critic", "Was it good?") is None, "nothing is open"
 
 
-def test_of_several_open_calls_the_one_whose_words_are_read() -> None:
+def test_of_several_open_calls_the_one_with_matching_arguments() -> None:
     told = Told()
     told.says("planner", tool("ask", job="pay the bill"), "Ticket 1")
     told.says("buyer", tool("ask", job="buy the stamp"), "Ticket 2")
@@ -103,7 +103,7 @@ def test_a_message_that_comes_back_is_no_call() -> None:
     assert told.says("solver", "It is mailed.", "planner: Now mail it.", after=1) == 2
 
 
-def test_those_who_are_called_call_others() -> None:
+def test_called_agents_can_call_others() -> None:
     told = Told()
     told.says("planner", tool("lead", job="all"), "Ticket 1")
     assert told.says("lead", tool("work", job="half"), "Do all") == 0
@@ -123,7 +123,7 @@ def test_an_edited_history_closes_its_call_too() -> None:
     assert told.asks("critic", "Was it good?") is None
 
 
-def test_a_history_that_is_written_anew_closes_its_call_too() -> None:
+def test_a_rewritten_history_closes_its_call() -> None:
     """As smolagents does: its own tool calls come back as words, and results as a user's messages."""
     told = Told()
     told.says("planner", tool("ask", job="pay"), "Ticket 1")

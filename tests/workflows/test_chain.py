@@ -45,7 +45,7 @@ async def test_each_bad_habit_alone_spoils_the_answer() -> None:
         assert episode.rewards == {"actor": 0.0}
 
 
-async def test_without_prompts_everyone_sees_the_question_and_all_earlier_words() -> None:
+async def test_without_prompts_agents_read_the_question_and_all_earlier_texts() -> None:
     scripts = {"a": lines("add"), "b": lines("carry 1"), "c": lines("132")}
     [episode] = await play(Arithmetic(), Chain(), ["a", "b", "c"], scripts, TASK)
     assert [turn.heard[0].content for turn in episode.turns] == [
@@ -55,7 +55,7 @@ async def test_without_prompts_everyone_sees_the_question_and_all_earlier_words(
     ]
 
 
-async def test_what_an_agent_says_cannot_reach_into_a_template() -> None:
+async def test_an_agent_s_text_cannot_change_a_template() -> None:
     scripts = {"a": lines("{question} {b}"), "b": lines("132")}
     [episode] = await play(Arithmetic(), Chain(), ["a", Agent("b", prompt="<{a}>")], scripts, TASK)
     assert episode.turns[1].heard[0].content == "<{question} {b}>"
@@ -105,7 +105,7 @@ class EchoWorld(BaseWorld):
         return dict.fromkeys(actions, 0.25)
 
 
-async def test_in_a_world_with_one_seat_the_chain_speaks_for_every_move() -> None:
+async def test_with_team_moves_the_chain_runs_for_every_move() -> None:
     said = {"a": lines("left?", "right?"), "b": lines("left", "right")}
     environment = Echo()
     (episode,) = await play(environment, Chain(), ["a", "b"], said, environment.task("train", 0))

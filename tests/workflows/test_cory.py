@@ -10,7 +10,7 @@ from kapelle.team import Agent
 from kapelle.workflows.cory import Cory
 
 
-async def test_the_observer_reads_the_pioneers_answer_and_speaks_for_the_team() -> None:
+async def test_the_observer_reads_the_pioneer_s_answer_and_gives_the_team_s() -> None:
     scripts = {"one": lines("122"), "two": lines("132")}
     [episode] = await play(Arithmetic(), Cory(), ["one", "two"], scripts, TASK)
     assert transcript(episode) == [
@@ -37,7 +37,7 @@ async def test_prompts_may_use_the_role_or_the_name() -> None:
         assert [t.heard[0].content for t in episode.turns] == ["Q 47+85", "47+85 after {question}"]
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     for names in (["a"], ["a", "b", "c"]):
         with pytest.raises(ConfigError, match=r"exactly two, the pioneer first"):
             Cory().check([Agent(name) for name in names], Arithmetic())

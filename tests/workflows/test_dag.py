@@ -28,7 +28,7 @@ DIAMOND = dag(
 )
 
 
-async def test_nodes_speak_after_what_they_wait_for_and_the_last_one_answers() -> None:
+async def test_nodes_run_after_their_dependencies_and_the_last_one_answers() -> None:
     scripts = {
         "a": lambda r: (
             "132" if "c: " in r.messages[-1].content or "right" in r.messages[-1].content else "units"
@@ -50,7 +50,7 @@ async def test_nodes_speak_after_what_they_wait_for_and_the_last_one_answers() -
     )
 
 
-async def test_seats_by_number_and_one_agent_in_two_nodes_of_a_layer() -> None:
+async def test_agents_by_number_and_one_agent_in_two_nodes_of_a_layer() -> None:
     workflow = dag(
         {"id": "x", "agent_group": 0},
         {"id": "y", "agent_group": 1},
@@ -72,7 +72,7 @@ async def test_seats_by_number_and_one_agent_in_two_nodes_of_a_layer() -> None:
     ]
 
 
-async def test_who_is_paid_and_what_counts_are_said_by_the_nodes() -> None:
+async def test_nodes_define_rewards_and_the_answer() -> None:
     workflow = dag(
         {"id": "x", "agent": "a", "rewards_with_env": True},
         {"id": "y", "agent": "b", "rewards_with_env": True},
@@ -84,7 +84,7 @@ async def test_who_is_paid_and_what_counts_are_said_by_the_nodes() -> None:
     assert episode.success == 1.0
 
 
-async def test_what_an_agent_says_cannot_reach_into_a_template() -> None:
+async def test_an_agent_s_text_cannot_change_a_template() -> None:
     workflow = dag(
         {"id": "x", "agent": "a"},
         {"id": "y", "agent": "b", "dependencies": ("x",), "prompt": "<${x.output}>"},
@@ -119,7 +119,7 @@ def post_process(tokenizer, prompt_id, response_id, **kwargs):
         (SIIRLS, {"before": "Do "}, "Do 47+85", "47+85 then ü!"),
     ],
 )
-async def test_functions_of_ones_own_before_and_after_a_node(
+async def test_custom_functions_before_and_after_a_node(
     tmp_path: Path, source: str, kwargs: Mapping[str, str], first: str, second: str
 ) -> None:
     (tmp_path / "process.py").write_text(source)
@@ -169,7 +169,7 @@ class PatientWorld:
 
 
 @pytest.mark.parametrize(("turns", "played"), [(1, 1), (2, 2), (9, 3)])
-async def test_the_graph_is_played_until_the_world_is_done(turns: int, played: int) -> None:
+async def test_the_graph_runs_until_the_episode_ends(turns: int, played: int) -> None:
     workflow = dag(
         {"id": "x", "agent": "a"},
         {"id": "y", "agent": "b", "dependencies": ("x",)},
@@ -185,13 +185,13 @@ async def test_the_graph_is_played_until_the_world_is_done(turns: int, played: i
         assert episode.turns[3].heard[0].content == "47+85\n\nx: 1\n\ny: 2\n\nagain\n\nx: 1"
 
 
-async def test_a_node_may_read_the_task_instead_of_the_world() -> None:
+async def test_a_node_can_read_the_task_without_observations() -> None:
     workflow = dag({"id": "x", "agent": "a", "obs_with_env": False}, max_assistant_turns=2)
     [episode] = await play(Patient(), workflow, ["a"], {"a": lines("1")}, Task("t", "the task"))
     assert [turn.heard[0].content for turn in episode.turns] == ["the task", "the task\n\nx: 1"]
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     two = [Agent("a"), Agent("b")]
     x, y = {"id": "x", "agent": "a"}, {"id": "y", "agent": "b", "dependencies": ("x",)}
     for workflow, says in (

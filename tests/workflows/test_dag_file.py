@@ -84,7 +84,7 @@ def test_siirls_file_is_a_workflow_a_team_an_order_and_an_environment() -> None:
     }
 
 
-async def test_it_lies_over_a_recipe_and_plays() -> None:
+async def test_it_is_merged_into_a_recipe_and_runs() -> None:
     sections = {**read_workflow(siirl(), "marft.yaml").sections, "environment": {"name": "arithmetic"}}
     config = lay_over([("base", BASE), ("marft.yaml", sections)]).config
     team = build_team(config, config.algorithm.build())
@@ -112,7 +112,7 @@ def test_an_agent_without_a_training_node_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(("shared", "reward"), [(True, "mean"), (False, "last")])
-def test_the_own_form_says_all_of_it_in_three_nodes(shared: bool, reward: str) -> None:
+def test_kapelle_s_own_form_needs_three_nodes(shared: bool, reward: str) -> None:
     text = f"""
     nodes:
       - {{id: plan, agent: planner, train_cycle: 2}}
@@ -149,7 +149,7 @@ def test_the_own_form_says_all_of_it_in_three_nodes(shared: bool, reward: str) -
     assert lay_over([("base", BASE), ("mine.yaml", sections)]).config.team.agents
 
 
-def test_what_siirls_scripts_set_may_stand_in_a_nodes_config() -> None:
+def test_settings_of_siirl_s_scripts_can_be_in_a_node_s_config() -> None:
     config = {"rollout.multi_turn.max_assistant_turns": 4, "algorithm.share_reward_in_agent": False}
     sections = read_workflow(changed("rollout_actor", config=config), "it").sections
     assert sections["workflow"]["max_assistant_turns"] == 4
@@ -236,6 +236,6 @@ def test_a_critics_own_model_is_that_of_all_critics(key: str) -> None:
         ({"nodes": [{"id": "a", "agent": "x", "promt": ""}]}, "Did you mean 'prompt'"),
     ],
 )
-def test_what_it_cannot_mean_is_refused_by_name(values: dict[str, Any], says: str) -> None:
+def test_unsupported_files_raise_an_error_with_names(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_workflow(values, "it")

@@ -146,7 +146,7 @@ async def episode_of(config: RunConfig, *answers: str) -> Episode:
     return episode
 
 
-async def test_a_class_in_siirls_form_beside_the_file_answers_every_turn(tmp_path: Path) -> None:
+async def test_a_siirl_class_beside_the_file_responds_to_every_turn(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS)
     config = laid(tmp_path, with_class("judge.py:Judge"))
     episode = await episode_of(config, "#### 1", "long #### 132", "never")
@@ -175,7 +175,7 @@ async def test_a_class_in_siirls_form_beside_the_file_answers_every_turn(tmp_pat
         "def reset(self):\n        return 'You have three turns.', {'seed': 1}",
     ],
 )
-async def test_a_classs_reset_is_called_and_its_first_observation_heard(tmp_path: Path, reset: str) -> None:
+async def test_reset_is_called_and_its_observation_is_in_the_first_prompt(tmp_path: Path, reset: str) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", reset))
     config = laid(tmp_path, with_class("judge.py:Judge"))
     episode = await episode_of(config, "#### 1", "long #### 132", "never")
@@ -188,7 +188,7 @@ async def test_a_classs_reset_is_called_and_its_first_observation_heard(tmp_path
     )
 
 
-async def test_each_agent_hears_its_own_first_observation_and_its_pre_process_gets_it(tmp_path: Path) -> None:
+async def test_each_agent_and_its_pre_process_get_its_own_first_observation(tmp_path: Path) -> None:
     shows = "def reset(self, ground_truth, seed):\n        return [f'for the first ({ground_truth})', '']"
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", shows))
     (tmp_path / "said.py").write_text(
@@ -215,7 +215,7 @@ async def test_each_agent_hears_its_own_first_observation_and_its_pre_process_ge
         ("def reset(self):\n        raise KeyError('board')", "KeyError: 'board'"),
     ],
 )
-async def test_what_reset_does_wrongly_fails_the_episode_and_says_why(
+async def test_a_failing_reset_fails_the_episode_with_the_reason(
     tmp_path: Path, reset: str, says: str
 ) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self):\n        pass", reset))
@@ -223,7 +223,7 @@ async def test_what_reset_does_wrongly_fails_the_episode_and_says_why(
     assert re.search(says, str(episode.error))
 
 
-def test_a_reset_that_asks_for_what_nobody_has_is_refused_before_a_model_loads(tmp_path: Path) -> None:
+def test_a_reset_with_unknown_arguments_raises_an_error_before_a_model_loads(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("def reset(self)", "def reset(self, board)"))
     config = laid(tmp_path, with_class("judge.py:Judge"))
     with pytest.raises(ConfigError, match="missing a required argument: 'board'"):
@@ -265,7 +265,7 @@ async def test_an_environment_of_kapelles_own_form_from_a_file_for_two_agents(tm
     assert resolve(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
-async def test_turns_that_pay_beyond_the_declared_range_are_an_error(tmp_path: Path) -> None:
+async def test_rewards_outside_the_declared_range_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS.replace("0.1", "0.3"))
     episode = await episode_of(laid(tmp_path, with_class("judge.py:Judge")), "a", "b", "c")
     assert "outside the declared range" in str(episode.error)
@@ -280,7 +280,7 @@ async def test_turns_that_pay_beyond_the_declared_range_are_an_error(tmp_path: P
         ("return actions, None, False", "no finite number"),
     ],
 )
-async def test_what_a_class_answers_wrongly_fails_the_episode_and_says_why(
+async def test_an_invalid_response_of_a_class_fails_the_episode_with_the_reason(
     tmp_path: Path, body: str, says: str
 ) -> None:
     (tmp_path / "bad.py").write_text(
@@ -300,7 +300,7 @@ async def test_what_a_class_answers_wrongly_fails_the_episode_and_says_why(
         ("broken.py:Judge", "cannot be imported: NameError"),
     ],
 )
-def test_a_class_that_cannot_answer_is_refused_by_name(tmp_path: Path, path: str, says: str) -> None:
+def test_an_unusable_class_raises_an_error_with_its_name(tmp_path: Path, path: str, says: str) -> None:
     (tmp_path / "ours.py").write_text(OURS)
     (tmp_path / "broken.py").write_text("class Judge(Missing): ...")
     with pytest.raises(ConfigError, match=says):
@@ -311,7 +311,7 @@ def test_a_class_that_cannot_answer_is_refused_by_name(tmp_path: Path, path: str
     ("name", "says"),
     [("Static", "another form"), ("Dear", "cannot be made: TypeError")],
 )
-def test_a_class_of_another_form_is_refused_before_a_model_loads(
+def test_a_class_of_another_form_raises_an_error_before_a_model_loads(
     tmp_path: Path, name: str, says: str
 ) -> None:
     (tmp_path / "ours.py").write_text(OURS)
@@ -319,7 +319,7 @@ def test_a_class_of_another_form_is_refused_before_a_model_loads(
         laid(tmp_path, with_class(f"ours.py:{name}")).environment.check(["a"])
 
 
-def test_a_class_that_is_not_asked_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_observations_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(SIIRLS)
     file = with_class("judge.py:Judge")
     file["nodes"][1]["agent_options"]["obs_with_env"] = False
@@ -395,7 +395,7 @@ async def test_without_the_file_what_is_built_in_does_the_same(tmp_path: Path) -
         ),
     ],
 )
-def test_a_process_file_that_would_fail_is_refused_before_a_model_loads(
+def test_a_failing_process_file_raises_an_error_before_a_model_loads(
     tmp_path: Path, change: tuple[str, str], post: dict[str, Any], says: str
 ) -> None:
     config = laid(
@@ -405,7 +405,7 @@ def test_a_process_file_that_would_fail_is_refused_before_a_model_loads(
         Trainer(config)
 
 
-def test_a_class_of_kapelles_form_that_asks_no_questions_is_told_what_it_needs(tmp_path: Path) -> None:
+def test_an_environment_without_answers_names_the_missing_base_class(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(OURS.replace("Count(Settings, Answerable)", "Count(Settings)"))
     config: Any = laid(tmp_path, with_class("count.py:Count"))
     with pytest.raises(ConfigError, match=r"is a game of moves.* inherit from `kapelle.Answerable`"):

@@ -132,7 +132,7 @@ def test_actors_with_unequal_train_cycles_move_as_in_siirl_also_after_a_stop(tmp
 @pytest.mark.sample(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYING)
-def test_every_algorithm_that_plays_takes_train_cycle(name: str) -> None:
+def test_every_rollout_algorithm_supports_train_cycle(name: str) -> None:
     with Trainer(config(name, siirl(cycle=1, share_reward_in_agent=True))) as trainer:
         # PPO trains one policy, whose turn it always is.
         assert moved(trainer, 3) == ([["shared"]] * 3 if name == "ppo" else [["a"], ["b"], ["a"]])
@@ -186,7 +186,7 @@ def test_train_cycle_goes_with_every_other_key(
 
 
 @pytest.mark.slow
-def test_three_turns_are_learned_from_and_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_three_turns_are_trained_on_and_a_resumed_run_is_bitwise_identical(tmp_path: Path) -> None:
     settings = three_turns(tmp_path, "noise.py:Noise")
     with Trainer(settings) as whole:
         assert all(moved(whole, 3))
@@ -269,7 +269,7 @@ def test_process_functions_get_and_write_the_models_own_token_ids(tmp_path: Path
     assert question in [each["given"] for each in noted], "the prompt comes as ids, too"
 
 
-async def test_what_a_turn_is_paid_is_discounted_over_the_turns_after_it(tmp_path: Path) -> None:
+async def test_a_turn_s_reward_is_discounted_over_later_turns(tmp_path: Path) -> None:
     paid = NOISE.replace("(paid % 5) / 12, paid % 7 == 0", "0.2, 'end' in actions[-1]")
     settings = three_turns(tmp_path, "noise.py:Noise")
     (tmp_path / "noise.py").write_text(paid)

@@ -158,7 +158,7 @@ SUMS: dict[str, Any] = {"name": "arithmetic"}
         ("tools", {"questions": {"name": "algebra"}}),
     ],
 )
-async def test_every_world_of_questions_goes_on_after_a_wrong_answer(
+async def test_every_question_environment_continues_after_an_incorrect_answer(
     name: str, settings: dict[str, Any]
 ) -> None:
     environment: Any = environment_class(name)(**settings)
@@ -182,7 +182,7 @@ async def test_every_world_of_questions_goes_on_after_a_wrong_answer(
         ("bfcl", "bfcl", {}, '<tool_call>{"name": "no", "arguments": {}}</tool_call>'),
     ],
 )
-async def test_so_do_the_worlds_over_real_data(
+async def test_environments_over_real_data_continue_too(
     name: str, where: str, settings: dict[str, Any], wrong: str, data_folder: Path
 ) -> None:
     if not (data_folder / where).is_dir():
@@ -230,7 +230,7 @@ async def test_partial_marks_of_several_turns_never_add_up_to_more_than_one_answ
     assert episode.rewards["b"] == pytest.approx(1 / 3)
 
 
-def test_worlds_that_answer_no_turns_are_refused_by_name(tmp_path: Path) -> None:
+def test_environments_without_responses_raise_an_error(tmp_path: Path) -> None:
     agents = [Agent("a"), Agent("b")]
     (tmp_path / "rows.jsonl").write_text("")
     for name in ("labelled", "preferences", "trajectories"):

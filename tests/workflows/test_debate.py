@@ -76,9 +76,7 @@ CONVERGING = {
 }
 
 
-async def test_consensus_waits_for_the_rounds_that_must_be_and_texts_without_an_answer_agree_with_nobody() -> (
-    None
-):
+async def test_consensus_waits_for_min_rounds_and_ignores_texts_without_answers() -> None:
     scripts = dict.fromkeys("ab", lines("132", "132", "132"))
     [episode] = await play(
         Arithmetic(), Debate(rounds=3, consensus=1.0, min_rounds=2), ["a", "b"], scripts, TASK
@@ -89,7 +87,7 @@ async def test_consensus_waits_for_the_rounds_that_must_be_and_texts_without_an_
     assert len(episode.turns) == 6
 
 
-async def test_an_agent_that_has_settled_falls_silent_and_its_answer_stands() -> None:
+async def test_an_agent_that_has_settled_stops_and_its_answer_stays_valid() -> None:
     debate = Debate(rounds=4, settled_after=2)
     scripts = {"a": lines("132", "so 132"), "b": lines("1", "2", "3", "122"), "c": lines("5", "132", "132")}
     [episode] = await play(Arithmetic(), debate, ["a", "b", "c"], scripts, TASK)
@@ -99,7 +97,7 @@ async def test_an_agent_that_has_settled_falls_silent_and_its_answer_stands() ->
     assert episode.success == 1.0
 
 
-async def test_every_rounds_answers_can_be_scored_and_are_not_paid_for() -> None:
+async def test_answers_of_every_round_can_be_scored_without_rewards() -> None:
     scripts = {"a": lines("122", "132"), "b": lines("132", "none")}
     [episode] = await play(Arithmetic(), Debate(score_rounds=True), ["a", "b"], scripts, TASK)
     assert [turn.score for turn in episode.turns] == [0.0, 1.0, 1.0, 0.0]
@@ -110,7 +108,7 @@ async def test_every_rounds_answers_can_be_scored_and_are_not_paid_for() -> None
 
 
 @pytest.mark.parametrize("workflow", [Solo(), Chain(), Debate()])
-def test_a_game_of_moves_is_refused_with_the_fix(workflow: Workflow) -> None:
+def test_a_game_of_moves_raises_an_error_with_a_fix(workflow: Workflow) -> None:
     with pytest.raises(
         ConfigError,
         match="`matrix` is a game of moves",
@@ -118,7 +116,7 @@ def test_a_game_of_moves_is_refused_with_the_fix(workflow: Workflow) -> None:
         workflow.check([Agent("a"), Agent("b")], Matrix())
 
 
-def test_what_cannot_be_debated_is_refused() -> None:
+def test_unsupported_debates_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"only 'a'.*set `workflow.name: solo`"):
         Debate().check([Agent("a")], Arithmetic())
     with pytest.raises(ConfigError, match="Rename it"):

@@ -18,7 +18,7 @@ def test_a_diamond() -> None:
     assert sinks(DIAMOND) == ["d", "e"]
 
 
-def test_what_cannot_run_is_refused_by_name() -> None:
+def test_invalid_graphs_raise_an_error_with_names() -> None:
     with pytest.raises(
         ConfigError, match=r"Node 'b' of it depends on the unknown node 'aa'. Did you mean 'a'"
     ):

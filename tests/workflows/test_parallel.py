@@ -32,7 +32,7 @@ async def test_a_repeated_game_is_played_to_its_end() -> None:
     assert episode.error is None
 
 
-async def test_an_agent_goes_on_from_its_own_words() -> None:
+async def test_an_agent_continues_its_own_conversation() -> None:
     environment = Matrix(game="xor", rounds=2, rules="none")
     scripts = {"a": lines("A", "A"), "b": lines("B", "B")}
     [episode] = await play(environment, Parallel(), ["a", "b"], scripts, MATCH)
@@ -41,7 +41,7 @@ async def test_an_agent_goes_on_from_its_own_words() -> None:
     assert b"B" not in bytes(first.prompt_ids).replace(b"AB", b""), "nothing of b's move of the same round"
 
 
-async def test_turns_of_one_moment_stand_in_seat_order_whoever_is_asked() -> None:
+async def test_simultaneous_turns_are_in_team_order() -> None:
     scripts = {name: lines("A") for name in ("z", "y", "x")}
     payoffs = dict.fromkeys((a + b + c for a in "AB" for b in "AB" for c in "AB"), 1.0)
     [episode] = await play(
@@ -122,7 +122,7 @@ async def test_a_private_view_reaches_its_agent_alone() -> None:
     assert b"secret-of-a" not in bytes(episode.turns[1].prompt_ids)
 
 
-async def test_a_world_that_breaks_makes_a_failed_episode_and_is_closed() -> None:
+async def test_a_failing_environment_gives_a_failed_episode_and_is_closed() -> None:
     environment = Secrets()
     said = iter(["x", "y", "x", "stumble"])
     scripts = dict.fromkeys(("a", "b"), lambda request: next(said))
@@ -150,7 +150,7 @@ async def test_a_reward_for_a_stranger_is_an_error() -> None:
     assert "paid 'nobody', who is not in the team" in episode.error
 
 
-def test_a_prompt_with_an_unknown_field_is_refused() -> None:
+def test_a_prompt_with_an_unknown_field_raises_an_error() -> None:
     environment: Environment = Matrix()
     with pytest.raises(ConfigError, match=r"uses \{b\}"):
         Parallel().check([Agent("a", prompt="{b}"), Agent("b")], environment)

@@ -18,7 +18,7 @@ KUHN = OpenSpiel(game="kuhn_poker", wording="short")
 TASK = KUHN.task("train", 0)
 
 
-async def test_the_game_says_who_is_to_move() -> None:
+async def test_the_game_decides_which_agents_move() -> None:
     agents = [Agent("a"), Agent("b", prompt="You see {question}")]
     [episode] = await play(
         KUHN, PlayWorkflow(), agents, {"a": lines("Pass"), "b": lines("Bet")}, TASK, seed=1
@@ -56,7 +56,7 @@ async def test_memory_is_the_current_observation_or_the_whole_conversation() -> 
     assert lengths == {"observation": [2, 2], "conversation": [2, 4]}
 
 
-async def test_moves_made_at_once_are_seen_by_nobody() -> None:
+async def test_simultaneous_moves_are_not_observed() -> None:
     game = OpenSpiel(game="matrix_pd", wording="short")
     scripts = {"a": lines("Defect"), "b": lines("Cooperate")}
     [episode] = await play(game, PlayWorkflow(), ["a", "b"], scripts, game.task("train", 0))
@@ -96,7 +96,7 @@ async def test_it_plays_other_games_too() -> None:
     assert [episode.total(name) for name in scripts] == [1.0, 6.0]
 
 
-def test_questions_and_unknown_fields_are_refused() -> None:
+def test_questions_and_unknown_fields_raise_errors() -> None:
     with pytest.raises(ConfigError, match="questions"):
         PlayWorkflow().check([Agent("a")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{board\}"):

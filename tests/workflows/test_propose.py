@@ -26,7 +26,7 @@ async def test_solvers_read_the_problem_at_the_same_moment() -> None:
     ]
 
 
-async def test_a_refused_proposer_reads_why_and_writes_again() -> None:
+async def test_a_proposer_reads_why_its_problem_was_rejected_and_writes_again() -> None:
     scripts = {"one": lines("85+47", "47+", "47+85"), "two": lines("132")}
     agents = [Agent("one", prompt="{question}+?"), Agent("two")]
     [episode] = await play(SUMS, Propose(tries=3), agents, scripts, GIVEN)
@@ -41,7 +41,7 @@ async def test_a_refused_proposer_reads_why_and_writes_again() -> None:
     assert episode.rewards == {"one": 0.0}
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"environment\.name: proposals"):
         Propose().check([Agent("a"), Agent("b")], Arithmetic())
     with pytest.raises(ConfigError, match="Add solvers"):

@@ -25,7 +25,7 @@ async def test_the_actor_tries_until_the_critic_accepts() -> None:
     assert episode.success == 1.0
 
 
-async def test_attempts_run_out_and_the_last_one_counts_uncriticised() -> None:
+async def test_after_the_last_attempt_critics_do_not_read_it() -> None:
     scripts = {"actor": lines("132", "122"), "critic": lines("No.", "No.")}
     [episode] = await play(Arithmetic(), Reflect(attempts=2), ["actor", "critic"], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["actor", "critic", "actor"]
@@ -77,7 +77,7 @@ def test_what_accepting_is(text: str, accepted: bool) -> None:
     assert Reflect().accepts(text) is accepted
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     two = [Agent("a"), Agent("c")]
     with pytest.raises(ConfigError, match=r"only 'a'. Add a critic"):
         Reflect().check([Agent("a")], Arithmetic())

@@ -10,7 +10,7 @@ from kapelle.team import Agent
 from kapelle.workflows.router import Router, addressee
 
 
-async def test_the_one_who_is_named_answers_for_the_team() -> None:
+async def test_the_named_agent_answers_for_the_team() -> None:
     scripts = {"desk": lines("For @adder: mind the carry."), "adder": lines("132"), "poet": lines("ode")}
     [episode] = await play(Arithmetic(), Router(), ["desk", "adder", "poet"], scripts, TASK)
     assert transcript(episode) == [
@@ -21,14 +21,14 @@ async def test_the_one_who_is_named_answers_for_the_team() -> None:
     assert episode.success == 1.0
 
 
-async def test_who_hands_over_to_nobody_has_answered() -> None:
+async def test_a_text_without_a_name_is_an_answer() -> None:
     scripts = {"desk": lines("132"), "adder": lines("1")}
     [episode] = await play(Arithmetic(), Router(), ["desk", "adder"], scripts, TASK)
     assert [turn.agent for turn in episode.turns] == ["desk"]
     assert episode.rewards == {"desk": 1.0}
 
 
-async def test_the_floor_goes_round_as_often_as_it_may() -> None:
+async def test_handovers_are_limited() -> None:
     agents = [Agent(n, prompt="{agents}|{message}|{question}") for n in ("a", "b", "c")]
     scripts = {"a": lines("@b", "132 @c"), "b": lines("@c"), "c": lines("@a")}
     [episode] = await play(Arithmetic(), Router(handovers=3), agents, scripts, TASK)
@@ -66,7 +66,7 @@ def test_whom_a_text_names(text: str, to: str | None) -> None:
     assert addressee(text, "a", ["a", "b", "c"]) == to
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     two = [Agent("a"), Agent("b")]
     with pytest.raises(ConfigError, match="only 'a'"):
         Router().check([Agent("a")], Arithmetic())

@@ -9,7 +9,7 @@ from kapelle.team import Agent
 from kapelle.workflows.solo import Solo
 
 
-async def test_the_first_agent_answers_and_the_others_are_silent() -> None:
+async def test_the_first_agent_answers_and_the_others_do_not_act() -> None:
     environment = Arithmetic()
     say = expert(environment)
     [episode] = await play(
@@ -28,7 +28,7 @@ async def test_the_agent_that_is_named_answers() -> None:
     assert episode.rewards == {"b": 0.0}
 
 
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown agent 'solvr'. Did you mean 'solver'"):
         Solo(agent="solvr").check([Agent("solver")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{notes\}"):

@@ -58,7 +58,7 @@ async def test_drafts_are_scored_on_demand_and_never_decide() -> None:
     assert episode.success == 0.0
 
 
-def test_what_cannot_be_summarised_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     three = [Agent("a"), Agent("b"), Agent("chief")]
     for workflow, says in (
         (Summary(aggregator="cheif"), r"unknown agent 'cheif'. Did you mean 'chief'"),

@@ -41,6 +41,6 @@ def test_a_models_own_template_marks_a_result() -> None:
     assert extended != renderer.extend(prompt, said, [Message("user", "132")])
 
 
-def test_a_prompt_with_an_unknown_field_is_refused() -> None:
+def test_a_prompt_with_an_unknown_field_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"uses \{notes\}"):
         ToolUse().check([Agent("a", prompt="{notes}")], Tools(questions=Arithmetic()))

@@ -10,7 +10,7 @@ from kapelle.team import Agent
 from kapelle.workflows.vote import Vote
 
 
-async def test_the_majority_speaks_for_the_team_and_each_is_paid_for_its_own() -> None:
+async def test_the_majority_is_the_team_s_answer_and_each_agent_is_scored_by_its_own() -> None:
     scripts = {"a": lines("122"), "b": lines("132"), "c": lines("it is 132")}
     [episode] = await play(Arithmetic(), Vote(), ["a", Agent("b", prompt="{question}="), "c"], scripts, TASK)
     assert transcript(episode) == [
@@ -40,14 +40,14 @@ async def test_ties_are_drawn_by_the_seed_of_the_episode() -> None:
     assert 15 < draws[0].count("132") < 45
 
 
-async def test_who_has_no_weight_elects_nobody_and_is_scored_all_the_same() -> None:
+async def test_an_agent_without_votes_is_still_scored() -> None:
     scripts = {"a": lines("132"), "b": lines("122"), "c": lines("132")}
     [episode] = await play(Arithmetic(), Vote(weights={"a": 0, "c": 0}), ["a", "b", "c"], scripts, TASK)
     assert episode.info["final"] == "122"
     assert episode.rewards == {"a": 1.0, "b": 0.0, "c": 1.0}
 
 
-def test_what_cannot_be_voted_on_is_refused() -> None:
+def test_unsupported_combinations_raise_an_error() -> None:
     two = [Agent("a"), Agent("b")]
     with pytest.raises(ConfigError, match=r"only 'a'.*set `workflow.name: solo`"):
         Vote().check([Agent("a")], Arithmetic())

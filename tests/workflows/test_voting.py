@@ -11,7 +11,7 @@ def test_texts_without_an_answer_have_no_vote() -> None:
     assert majority({"a": "?", "b": "!"}, {"a": None, "b": None}, seed=0) == "?"
 
 
-def test_the_vote_does_not_depend_on_the_seats() -> None:
+def test_the_vote_is_independent_of_the_order_of_agents() -> None:
     said = {"a": "x", "b": "x", "c": "y", "d": "y"}
     backward = dict(reversed(said.items()))
     for seed in range(20):

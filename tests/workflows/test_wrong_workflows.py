@@ -63,7 +63,7 @@ def refused(
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("wrong", BEFORE)
-def test_a_wrong_workflow_is_refused_before_a_model_is_loaded(
+def test_an_invalid_workflow_raises_an_error_before_a_model_loads(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(BEFORE[wrong], tmp_path, monkeypatch, capsys)
@@ -76,7 +76,7 @@ def test_a_wrong_workflow_is_refused_before_a_model_is_loaded(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("wrong", WHILE)
-def test_a_wrong_step_of_a_workflow_is_the_reason_that_is_given(
+def test_an_error_of_a_workflow_s_step_is_reported(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(WHILE[wrong], tmp_path, monkeypatch, capsys)

@@ -229,7 +229,7 @@ class TestEarlierReturns:
         members = [alone(8.0), alone(2.0, 1), alone(5.0, 2, "b")]
         assert list(compare(members, CENTRED).values()) == [6.0, -6.0, 0.0]
 
-    def test_a_set_beside_it_decides_what_it_weighs(self) -> None:
+    def test_the_largest_set_of_the_step_scales_a_lone_member(self) -> None:
         """Two attempts at one task, one at another: the full set is R − mean, and one alone weighs ½ as its members do."""
         pair = [Member((0, "a"), value, 1, (TurnKey(0, k, 0),), ("a",)) for k, value in enumerate((1.0, 3.0))]
         earlier = Earlier()

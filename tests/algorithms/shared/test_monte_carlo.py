@@ -52,7 +52,7 @@ def solo(reward: float, tokens: int = 2, **fields: Any) -> Episode:
 
 
 class TestOPO:
-    def test_longer_attempts_weigh_more_in_the_baseline(self) -> None:
+    def test_longer_trajectories_have_more_weight_in_the_baseline(self) -> None:
         # (1·4 + 0·1 + 0·3) / 8 = ½, where the plain mean is ⅓.
         groups = [group(solo(1.0, 4), solo(0.0, 1), solo(0.0, 3))]
         assert firsts(credit_of(OPO().build(), groups)) == pytest.approx([0.5, -0.5, -0.5])
@@ -65,13 +65,13 @@ class TestReMax:
         given = credit_of(ReMax().build(), groups, Signals(greedy=greedy))
         assert firsts(given) == pytest.approx([0.25, -0.75, -0.75])
 
-    def test_a_task_without_a_greedy_episode_is_left_out(self) -> None:
+    def test_a_task_without_a_greedy_episode_is_excluded(self) -> None:
         groups = [group(solo(1.0)), group(solo(0.25))]
         given = credit_of(ReMax().build(), groups, Signals(greedy={1: solo(1.0)}))
         assert [given[key].weight for key in sorted(given)] == [0.0, 1.0]
         assert firsts(given)[1] == pytest.approx(-0.75)
 
-    def test_each_agent_has_its_own_baseline_and_the_loop_is_asked_to_play_it(self) -> None:
+    def test_each_agent_has_its_own_greedy_baseline(self) -> None:
         settings = ReMax(team_reward="individual")
         one = episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": 5.0})
         likeliest = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.0, "b": 7.0})
@@ -109,7 +109,7 @@ class TestReinforcePlusPlus:
         given = credit_of(settings.build(), [group(e) for e in one])
         assert firsts(given) == pytest.approx([-1.0, -1.0, 0.0, 0.0, 1.0, 1.0])
 
-    def test_with_a_group_baseline_attempts_are_centred_then_whitened(self) -> None:
+    def test_with_a_group_baseline_trajectories_are_centred_then_whitened(self) -> None:
         # Centred ½, −½ and 2, −2: variance (½ + 8)/3; a longer attempt counts once.
         groups = [group(solo(1.0, 5), solo(0.0)), group(solo(4.0), solo(0.0))]
         given = credit_of(ReinforcePlusPlus(baseline="group", group_size=2).build(), groups)
@@ -125,7 +125,7 @@ class TestReinforcePlusPlus:
         with pytest.raises(ValidationError, match="baseline: group"):
             ReinforcePlusPlus(whiten="tokens")
 
-    def test_senseless_settings_are_refused(self) -> None:
+    def test_invalid_settings_raise_an_error(self) -> None:
         with pytest.raises(ValidationError, match="group_size: 2"):
             ReinforcePlusPlus(baseline="group", group_size=1)
         with pytest.raises(ValidationError, match="kl_coefficient"):
@@ -148,7 +148,7 @@ class TestRAE:
         )
         assert memory.metrics() == pytest.approx({"baseline/a": 0.0975, "baseline/b": -0.0975})
 
-    def test_a_resumed_memory_goes_on_bit_for_bit(self) -> None:
+    def test_a_resumed_memory_is_bitwise_identical(self) -> None:
         one, other = self.memory(decay=0.9), self.memory(decay=0.9)
         duel = episode(turn("a", 0), turn("b", 1), rewards={"a": 0.3, "b": -0.7})
         one([group(duel)], Signals())
@@ -157,7 +157,7 @@ class TestRAE:
 
 
 class TestMAGRPO:
-    def test_every_round_compares_what_the_team_still_earns(self) -> None:
+    def test_every_round_compares_the_team_s_return_to_go(self) -> None:
         # Round 0: 1 + 2 = 3 and 0 + 1 = 1. Round 1: 2 and 1. Each ± its difference from the mean.
         def one(first: float, second: float) -> Episode:
             turns = (turn("a", 0), turn("b", 1, reward=first), turn("a", 2), turn("b", 3))
@@ -168,7 +168,7 @@ class TestMAGRPO:
         # The mean of what a (0) and b (2) were paid in round 0 is 1.
         assert firsts(given) == pytest.approx([1.0, 1.0, 0.5, 0.5, -1.0, -1.0, -0.5, -0.5])
 
-    def test_the_end_counts_from_every_round_on_whoever_speaks_last(self) -> None:
+    def test_the_terminal_reward_counts_from_every_round_on(self) -> None:
         # Rounds: solver, critic, judge · solver · solver. All of them lead to what the judge closes with.
         names = ("solver", "critic", "solver", "solver", "judge")
 
@@ -178,7 +178,7 @@ class TestMAGRPO:
         given = credit_of(MAGRPO(scale="none").build(), [group(one(0.5), one(0.0))])
         assert firsts(given) == pytest.approx([0.25] * 5 + [-0.25] * 5)
 
-    def test_agents_of_a_round_share_one_advantage_and_the_reward_stands_once(self) -> None:
+    def test_agents_of_a_round_share_one_advantage_and_the_reward_counts_once(self) -> None:
         groups = [group(*(episode(turn("a", 0), turn("b", 1), rewards={"a": r, "b": r}) for r in (1.0, 0.0)))]
         assert firsts(credit_of(MAGRPO().build(), groups)) == pytest.approx([0.5] * 2 + [-0.5] * 2)
         expected = 0.5 / (math.sqrt(0.5) + 1e-6)
@@ -250,7 +250,7 @@ class TestGiGPO:
             credit_of(GRPO().build(), groups)
         )
 
-    def test_a_room_that_an_attempt_comes_back_to_is_compared_with_other_attempts(self) -> None:
+    def test_a_repeated_state_is_compared_with_other_episodes(self) -> None:
         # Attempt 0 is in the hall twice and earns 6, to go from each; attempt 1 earns 0.
         groups = [group(self.attempt("hall hall", 6.0), self.attempt("hall", 0.0))]
         given = firsts(credit_of(GiGPO(scale="none", gamma=1.0).build(), groups))
@@ -274,7 +274,7 @@ class TestGiGPO:
         assert firsts(credit_of(settings, [group(*both)])) == pytest.approx([4.0, 0.0, -4.0, 0.0])
         assert firsts(credit_of(settings, [group(one), group(one)])) == [0.0, 0.0]
 
-    def test_what_was_heard_last_may_be_the_state(self) -> None:
+    def test_the_latest_messages_can_be_the_state(self) -> None:
         # What stands before it differs: the prompts are never equal from the second turn on.
         def kept(first: str, reward: float) -> Episode:
             seen = self.attempt(f"{first} hall", reward)
@@ -306,7 +306,7 @@ class TestMGRPO:
         given = firsts(credit_of(MGRPO(scale="none", align="none").build(), groups))
         assert given == pytest.approx([2.0] * 7 + [-2.0] * 3)
 
-    def test_turns_until_the_caller_speaks_are_one_call(self) -> None:
+    def test_turns_until_the_caller_acts_are_one_call(self) -> None:
         # s works for three turns and c for one in the first attempt's only calls; in the second each is called twice.
         groups = [group(self.attempt("psscsp", 2.0), self.attempt("pscpscp", 0.0))]
         given = firsts(credit_of(MGRPO(scale="none").build(), groups))
@@ -328,7 +328,7 @@ class TestMGRPO:
         given = firsts(credit_of(nested.build(), groups))
         assert given == pytest.approx([1, 1, 0.75, 1, 0.75, 1, 1, -1, -1, -1.5, -1, -1])
 
-    def test_levels_are_compared_apart_and_uncalled_attempts_have_no_say(self) -> None:
+    def test_levels_are_separate_and_episodes_without_calls_are_excluded(self) -> None:
         # c is called in two of three attempts: 6 and 2, ±2, a set of two of three weighs 4/3.
         groups = [group(self.attempt("pcp", 6.0), self.attempt("pcp", 2.0), self.attempt("psp", 1.0))]
         given = firsts(credit_of(MGRPO(scale="none").build(), groups))
@@ -350,7 +350,7 @@ class TestMGRPO:
         given = firsts(credit_of(MGRPO.model_validate(settings).build(), [group(*paid)]))
         assert given == [1.0, -1.0, 1.0, -1.0, 1.0, -1.0]
 
-    def test_called_once_in_every_attempt_it_is_grpo(self) -> None:
+    def test_with_one_call_per_episode_it_is_grpo(self) -> None:
         groups = [group(self.attempt("pscp", 2.0), self.attempt("pcsp", 0.5), self.attempt("pcsp", 0.0))]
         assert firsts(credit_of(MGRPO().build(), groups)) == firsts(credit_of(GRPO().build(), groups))
 
@@ -363,7 +363,7 @@ class TestMGRPO:
             ([["p"], ["s"], ["s"]], "names 's' twice"),
         ],
     )
-    def test_levels_that_are_none_are_refused(self, levels: Any, mending: str) -> None:
+    def test_invalid_levels_raise_an_error(self, levels: Any, mending: str) -> None:
         with pytest.raises(ValidationError, match=mending):
             MGRPO.model_validate({"levels": levels})
 
@@ -388,7 +388,7 @@ class TestOptimistic:
 
     CLIMB = (("AA", 11.0), ("AB", -30.0), ("BA", -30.0), ("BB", 7.0))
 
-    def test_an_action_is_worth_its_best_attempts(self) -> None:
+    def test_an_action_has_the_value_of_its_best_returns(self) -> None:
         # a's A: 11 and −30, the better half 11; B: 7. Mean 9, so ±2; b the same.
         given = firsts(credit_of(Optimistic(scale="none", best_share=0.5).build(), self.played(*self.CLIMB)))
         assert given == pytest.approx([2.0, 2.0, 2.0, -2.0, -2.0, 2.0, -2.0, -2.0])
@@ -409,7 +409,7 @@ class TestOptimistic:
         given = firsts(credit_of(Optimistic(scale="none", best_share=share).build(), groups))
         assert given[0] - given[-1] == pytest.approx(worth)
 
-    def test_the_same_word_after_another_prompt_is_another_action(self) -> None:
+    def test_an_equal_completion_of_another_prompt_is_another_action(self) -> None:
         def one(prompt: int, reward: float) -> Episode:
             return episode(
                 turn("a", 0, 1, completion_ids=self.A, prompt_ids=(prompt,)), rewards={"a": reward}
@@ -444,7 +444,7 @@ class TestMARS:
 
     @pytest.mark.parametrize("players", ["ab", "abc"])
     @pytest.mark.parametrize("order", ["sum_then_normalise", "normalise_then_sum"])
-    def test_no_seat_is_better_than_another_on_average(self, players: str, order: Any) -> None:
+    def test_every_role_has_the_same_average_advantage(self, players: str, order: Any) -> None:
         given = credit_of(MARS(normalise=order).build(), self.games(players))
         values = firsts(given)
         for seat in range(len(players)):

@@ -58,7 +58,7 @@ class TestTerminal:
     def test_only_the_last_of_a_chain_is_scored(self, how: TeamReward, expected: dict[str, float]) -> None:
         assert agent_returns(played({"c": 1.0}), how) == expected
 
-    def test_a_scored_agent_that_never_spoke_has_no_turn_but_counts_in_the_mean(self) -> None:
+    def test_a_scored_agent_without_turns_counts_in_the_mean(self) -> None:
         silent = episode(turn("a", 0), agents=("a", "d"), rewards={"a": 1.0, "d": 0.0})
         assert agent_returns(silent, "mean") == {"a": 0.5}
         assert agent_returns(silent, "individual") == {"a": 1.0}
@@ -86,7 +86,7 @@ class TestTurns:
         assert turn_rewards(played({}, self.PAID), how) == pytest.approx(expected)
 
     @pytest.mark.parametrize(("how", "each"), [("sum", 4.0), ("mean", 2.0), ("max", 4.0), ("min", 4.0)])
-    def test_it_does_not_depend_on_how_often_an_agent_speaks(self, how: TeamReward, each: float) -> None:
+    def test_it_is_independent_of_an_agent_s_number_of_turns(self, how: TeamReward, each: float) -> None:
         # a, b, a, a paid 1 each: four in all, for both agents.
         one = episode(*(turn(agent, k, reward=1.0) for k, agent in enumerate("abaa")))
         assert agent_returns(one, how) == {"a": each, "b": each}
@@ -101,7 +101,7 @@ class TestTurns:
             ("individual", {0: 1.0, 1: 11.0, 2: 8.0}),
         ],
     )
-    def test_what_a_move_brings_others_counts_from_the_move_on(
+    def test_rewards_of_other_agents_count_from_the_move_on(
         self, how: TeamReward, expected: dict[int, float]
     ) -> None:
         # a b a; after b's move a gets 1 and b 3, after a's second one 8 each. b's 8 is booked on its turn 1.
@@ -116,7 +116,7 @@ class TestTurns:
             assert sum(round_rewards(one, how)[k] for k in (0, 1)) == expected[1]
             assert round_rewards(one, how)[2] == expected[2]
 
-    def test_turns_of_one_moment_are_paid_together(self) -> None:
+    def test_simultaneous_turns_are_rewarded_together(self) -> None:
         # b's prompt was fixed before a's turn was over: what both earn came after both.
         turns = (turn("a", 0, reward=1.0), turn("b", 1, reward=2.0, seen=0))
         assert chain_rewards(episode(*turns), "sum") == {0: 0.0, 1: 3.0}
@@ -165,7 +165,7 @@ class TestOneNumber:
         one = episode(*(turn(name, k) for k, name in enumerate(names)), rewards={"judge": 0.5})
         assert round_rewards(one, "mean") == {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.5, 4: 0.0}
 
-    def test_by_rounds_a_frozen_turn_s_pay_moves_to_the_round_before(self) -> None:
+    def test_by_rounds_a_frozen_turn_s_reward_moves_to_the_previous_round(self) -> None:
         # Rounds: a0 f1, then f2 alone. What a does not act before is nobody's.
         turns = (
             turn("a", 0),

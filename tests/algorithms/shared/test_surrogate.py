@@ -97,7 +97,7 @@ class TestSamplerAndTrainer:
         # The range is of trainer over sampler: up to 3.5 keeps 3 and leaves ¼ out.
         assert float(self.weighed(importance_range=[0.4, 3.5]).weight) == 4.0
 
-    def test_a_range_without_agreement_is_refused(self) -> None:
+    def test_an_importance_range_must_contain_1(self) -> None:
         with pytest.raises(ValidationError, match="importance_range"):
             SurrogateConfig(importance_range=(1.5, 2.0))
         with pytest.raises(ValidationError, match="masks single tokens"):
@@ -145,7 +145,7 @@ class TestOptions:
             sum(1 - 4 * s * (1 - s) for s in open_share) / 5, abs=1e-5
         )
 
-    def test_a_bad_completion_that_the_policy_has_left_is_masked_whole(self) -> None:
+    def test_off_policy_completions_with_negative_advantage_are_masked(self) -> None:
         # Turn 1 has A < 0; its mean log-ratio is (ln ½ + ln 0.8)/2 = −0.458, that of turn 0 with A > 0 is lower still.
         settings = {"sequence_mask": 0.45, "kl_coefficient": 0.1, "kl_estimator": "k2"}
         ratios = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.8])
@@ -178,7 +178,7 @@ class TestOptions:
             ({"sequence_mask": 0.0}, "greater than 0"),
         ],
     )
-    def test_what_does_not_fit_together_is_refused(self, settings: dict[str, object], mending: str) -> None:
+    def test_inconsistent_settings_raise_an_error(self, settings: dict[str, object], mending: str) -> None:
         with pytest.raises(ValidationError, match=mending):
             SurrogateConfig.model_validate(settings)
 

@@ -56,13 +56,13 @@ class TestInfluence:
         seen = {TurnKey(0, 0, 1): 0.9, TurnKey(0, 0, 3): 0.2}
         assert influence(PLACE, played, Signals(score=seen), 1.0)[0] == -1.0
 
-    def test_who_spoke_for_the_last_time_has_moved_the_others_too(self) -> None:
+    def test_an_agent_s_last_turn_influences_the_others_too(self) -> None:
         played = episode(
             turn("a", 0, score=1.0), turn("b", 1, score=0.0), turn("b", 2, score=1.0), agents=("a", "b")
         )
         assert influence(PLACE, played, Signals(), 1.0) == {0: 1.0}
 
-    def test_it_is_paid_on_top_and_never_read_back(self) -> None:
+    def test_influence_is_added_to_rewards_and_computed_without_them(self) -> None:
         # Every turn is paid 10: influence looks at the scores, not at what it pays.
         played = debate((0, 0), (0, 1))
         tens = {TurnKey(0, 0, index): 10.0 for index in (0, 1, 3)}
@@ -139,7 +139,7 @@ class TestConfidence:
 
 
 @pytest.mark.parametrize("key", ["relative", "influence"])
-def test_alone_there_is_nobody_to_look_at(key: str) -> None:
+def test_a_team_of_one_raises_an_error(key: str) -> None:
     with pytest.raises(ConfigError, match=f"umad.{key}"):
         UMADConfig.model_validate({key: 0.1}).check(team_of("a"))
     UMADConfig.model_validate({key: 0.1}).check(team_of("a", "b"))
@@ -163,7 +163,7 @@ class TestActorCritics:
     PLAIN: ClassVar = {"gae": {"gamma_turn": 0.0, "normalise": "none"}, "team_reward": "individual"}
 
     @pytest.mark.parametrize("settings", [IPPO, MARFT])
-    def test_influence_is_paid_on_the_turn_that_was_read(self, settings: type[IPPO | MARFT]) -> None:
+    def test_influence_is_placed_on_the_turn_that_was_read(self, settings: type[IPPO | MARFT]) -> None:
         # γ = 0: an advantage is what its turn is paid.
         chosen = settings.model_validate({**self.PLAIN, "umad": {"influence": 0.25}})
         given = self.credit(chosen)
@@ -185,7 +185,7 @@ class TestActorCritics:
         assert algorithm.credit is not None
         return algorithm.credit(self.GROUPS, Signals(self.VALUES))
 
-    def test_confidence_without_a_group_is_refused(self) -> None:
+    def test_confidence_without_a_group_raises_an_error(self) -> None:
         with pytest.raises(ValidationError, match=r"umad.confidence.*group_size: 1"):
             IPPO.model_validate({"umad": {"confidence": 0.1}})
         IPPO.model_validate({"umad": {"confidence": 0.1}, "group_size": 2})

@@ -90,7 +90,7 @@ def test_other_tasks_failed_episodes_and_frozen_agents_are_no_alternatives() -> 
 
 
 @pytest.mark.parametrize("view", ["central", "local"])
-def test_the_value_before_a_turn_still_knows_nothing_of_what_others_say(view: Any) -> None:
+def test_the_value_before_a_turn_is_independent_of_simultaneous_turns(view: Any) -> None:
     before = CriticSpec(view, cast("Any", None), "shared", unit="turn", bootstraps=False)
     played = at_once(5, 7)
     sample = critic_sample(played, played.turns[0], TEAM, before, {})

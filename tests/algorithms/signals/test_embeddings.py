@@ -88,7 +88,7 @@ class TestDifferentModels:
             assert width(trainer) == 16
 
     @BOTH
-    def test_trained_in_full_the_reader_stays_as_it_was(self, name: str) -> None:
+    def test_the_embedder_stays_frozen_in_full_training(self, name: str) -> None:
         whole = {"agents": [{"name": "a", "weights": "shared"}, *TWO_MODELS["agents"][1:]]}  # type: ignore[index]
         with run(name, {**TWO_MODELS, **whole}, {"wide": wide()}) as trainer:
             played = next(trainer.steps(1)).groups
@@ -99,7 +99,7 @@ class TestDifferentModels:
 
 
 class TestAModelOfOnesOwn:
-    def test_a_folder_reads_for_a_team_that_it_does_not_play_in(self, tmp_path: Path) -> None:
+    def test_a_separate_embedder_reads_the_turns_of_a_team(self, tmp_path: Path) -> None:
         save_model(tmp_path / "reader", wide(hidden=36))
         with run("vdn", embedder=str(tmp_path / "reader")) as trainer:
             before = frozen_copy(trainer.models[EMBEDDER].base_parameters())
@@ -142,11 +142,11 @@ class TestAModelOfOnesOwn:
             ({"embedder": "reader", "embedder_device": "gpu"}, "algorithm.embedder_device: gpu"),
         ],
     )
-    def test_a_device_that_it_cannot_have_is_refused(self, given: dict[str, str], said: str) -> None:
+    def test_an_unavailable_device_raises_an_error(self, given: dict[str, str], said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             run("vdn", models={"reader": wide()}, **given)
 
-    def test_a_folder_that_is_not_there_is_refused_before_anything_loads(self) -> None:
+    def test_a_missing_folder_raises_an_error_before_a_model_loads(self) -> None:
         with pytest.raises(ModelError, match=r"\./nowhere"):
             run("vdn", embedder="./nowhere")
 
@@ -158,7 +158,9 @@ def library() -> Iterator[None]:
 
 
 class TestSentenceTransformers:
-    def test_not_installed_is_said_before_anything_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_package_raises_an_error_before_a_model_loads(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "sentence_transformers", None)
         with pytest.raises(ConfigError, match=r"pip install 'kapelle\[embed\]'"):
             run("vdn", embedder="sentence-transformers:all-MiniLM-L6-v2")
@@ -175,7 +177,7 @@ class TestSentenceTransformers:
             run("vdn", embedder="sentence-transformers:other")
 
     @pytest.mark.usefixtures("library")
-    def test_a_silent_hub_is_said_at_once_and_a_name_of_no_hub_too(
+    def test_an_unreachable_hub_and_an_invalid_name_raise_errors_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("kapelle.models.paths.hub_fault", lambda name, **_: "the hub is silent")

@@ -152,7 +152,7 @@ class TestWhoDeservesWhat:
 
     @pytest.mark.long
     @pytest.mark.slow
-    def test_the_difference_ranks_far_better_than_the_return_and_pays_the_lazy_one_far_less(
+    def test_difference_credit_ranks_better_than_the_return_and_credits_the_lazy_agent_less(
         self, settings: type[VDN | QMIX]
     ) -> None:
         # It holds the noise of the return, which the modelled credit does not, and none of the errors of Q's scale.
@@ -166,7 +166,7 @@ class TestWhoDeservesWhat:
         assert row["mixer_explained"] > 0.5
 
     @pytest.mark.sample(2)
-    def test_the_team_s_return_would_have_paid_the_lazy_one_as_much_as_all(
+    def test_the_team_s_return_credits_the_lazy_agent_like_the_others(
         self, settings: type[VDN | QMIX]
     ) -> None:
         step = play(1, additive)
@@ -177,7 +177,7 @@ class TestWhoDeservesWhat:
 class TestOneAgent:
     """Where VDN with one agent is what other algorithms are."""
 
-    def test_during_the_warm_up_it_is_grpo_without_the_std_bit_for_bit(self) -> None:
+    def test_during_the_warm_up_it_is_bitwise_grpo_without_the_std(self) -> None:
         step = play(1, lambda words: float(words[0]), agents="a")
         given = memory(VDN, "a", credit_warmup_steps=1)(step.groups, step.signals)
         expected = GRPO.model_validate({"scale": "none"}).build().credit
@@ -249,7 +249,7 @@ class TestPay:
         assert advantage(credit, TurnKey(0, 1, 0)) == pytest.approx(-0.25 * 0.1353353)
         assert advantage(credit, TurnKey(0, 0, 1)) == advantage(credit, TurnKey(0, 1, 3)) == 0.0
 
-    def test_the_warm_up_pays_the_return_from_each_round_on(self) -> None:
+    def test_the_warm_up_uses_the_return_from_each_round_on(self) -> None:
         # Rounds pay 2 and 4 in one episode and nothing in the other; γ = ½: 2 + ½·4 = 4 and 4, halves of each.
         paid = episode(turn("a", 0, reward=2.0), turn("a", 1), rewards={"a": 4.0})
         unpaid = episode(turn("a", 0), turn("a", 1), rewards={"a": 0.0})
@@ -262,7 +262,7 @@ class TestPay:
 
     @pytest.mark.long
     @pytest.mark.slow
-    def test_the_last_step_of_the_warm_up_pays_the_return_and_the_next_one_credit(self) -> None:
+    def test_the_warm_up_uses_the_return_until_its_last_step(self) -> None:
         made, alike = memory(VDN, "abc", credit="modelled", credit_warmup_steps=2), []
         for number in (1, 2, 3):
             step = play(number, additive)
@@ -272,7 +272,7 @@ class TestPay:
             )
         assert alike == [True, True, False]
 
-    def test_until_there_is_enough_to_fit_the_return_is_paid(self) -> None:
+    def test_before_the_first_fit_the_return_is_used(self) -> None:
         step = play(1, additive)
         made = memory(VDN, "abc", fit={"min_fill": 49})
         credit = made(step.groups, step.signals)
@@ -319,7 +319,7 @@ class TestRefused:
 class TestResume:
     @pytest.mark.sample(2)
     @BOTH
-    def test_what_went_through_a_checkpoint_goes_on_bit_for_bit(
+    def test_a_memory_from_a_checkpoint_is_bitwise_identical(
         self, settings: type[VDN | QMIX], tmp_path: Path
     ) -> None:
         chosen: dict[str, Any] = {"fit": {"target": "td", "lam": 0.5, "updates": 4, "capacity": 100}}
@@ -350,7 +350,9 @@ class TestResume:
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @BOTH
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(settings: type[VDN | QMIX], tmp_path: Path) -> None:
+def test_a_stopped_run_is_bitwise_identical_after_resuming(
+    settings: type[VDN | QMIX], tmp_path: Path
+) -> None:
     fit = {"min_fill": 4, "updates": 3}
     algorithm = {"name": settings().name, "group_size": 3, "credit_warmup_steps": 1, "fit": fit}
     chosen = sections(algorithm=algorithm, training={"steps": 4, "tasks_per_step": 2})

@@ -116,7 +116,7 @@ class TestTargetNetwork:
         assert not torch.equal(made.target[weight], online)
         torch.testing.assert_close(made.target[weight], 0.75 * before[weight] + 0.25 * online)
 
-    def test_by_period_it_stands_still_in_between(self) -> None:
+    def test_a_periodic_target_is_constant_between_copies(self) -> None:
         made = fit(team_value(SumMixer()), updates=1, follow={"name": "periodic", "every": 3})
         replay, weight, same = remembered(walk([1.0, 2.0])), "utilities.agents.0.2.bias", []
         found = []
@@ -128,7 +128,7 @@ class TestTargetNetwork:
         assert found[0] == found[1] == 0.0
         assert found[2] == found[3] == found[4] != found[5]
 
-    def test_td_asks_the_target_not_the_online_network(self) -> None:
+    def test_td_uses_the_target_network(self) -> None:
         made, batch = fit(team_value(MonotonicMixer(2, 2, 4, 8)), target="td"), joined([walk([1.0, 2.0])])
         before = made.goal(batch).value_NK
         with torch.no_grad():
@@ -185,7 +185,7 @@ class TestTwoStepGame:
 
 
 class TestResume:
-    def test_a_fit_goes_on_bit_for_bit(self) -> None:
+    def test_a_resumed_fit_is_bitwise_identical(self) -> None:
         replay = remembered(*(walk([1.0, float(k)], seed=k) for k in range(12)))
         settings: dict[str, Any] = {"updates": 5, "batch": 4, "target": "td", "lam": 0.5}
         through = fit(team_value(MonotonicMixer(2, 2, 4, 8)), **settings)
@@ -197,7 +197,7 @@ class TestResume:
         other.learn(replay)
         assert same_bits(other.state(), through.state())
 
-    def test_every_update_draws_anew(self) -> None:
+    def test_every_update_draws_another_batch(self) -> None:
         # Each episode is of one reward: its Monte Carlo target tells which one an update was shown.
         replay, shown = remembered(*(walk([float(k)], seed=k) for k in range(20))), []
         made = fit(team_value(SumMixer()), updates=20, batch=1)

@@ -115,7 +115,9 @@ class TestExpectedGradient:
             assert other.abs().max() > 0.02
 
     @pytest.mark.slow
-    def test_what_q_alone_says_is_another(self, settings: type[VDN | QMIX], *, chain: bool) -> None:
+    def test_credit_from_q_alone_has_another_gradient(
+        self, settings: type[VDN | QMIX], *, chain: bool
+    ) -> None:
         logits = policies()
         found = expected_gradient(fixed(settings, "modelled"), logits, chain, size=2)
         assert (found[0] - true_gradient(logits, chain)[0] / 2).abs().max() > 0.05
@@ -179,7 +181,7 @@ def noise(generator: torch.Generator) -> tuple[list[Group], dict[TurnKey, Embedd
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @BOTH
-def test_where_q_knows_nothing_the_return_is_paid_however_well_q_remembers(
+def test_credit_is_the_return_if_q_explains_nothing(
     settings: type[VDN | QMIX],
 ) -> None:
     make = settings.model_validate({"credit_warmup_steps": 0, "fit": {"min_fill": 1}}).build().memory

@@ -37,12 +37,12 @@ def read(played: Episode, agents: str = "ab", how: str = "mean") -> JointEpisode
 
 
 class TestRounds:
-    def test_what_each_agent_saw_and_said(self) -> None:
+    def test_rounds_have_each_agent_s_embeddings(self) -> None:
         rounds = read(episode(turn("a", 0, seen=0), turn("b", 1, seen=0), turn("a", 2), turn("b", 3))).rounds
         assert rounds.saw_BAD[:, :, 0].tolist() == [[0.0, 1.0], [2.0, 3.0]]
         assert rounds.said_BAD[:, :, 1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
-    def test_who_has_no_turn_in_a_round_did_not_act(self) -> None:
+    def test_an_agent_without_a_turn_is_masked(self) -> None:
         rounds = read(episode(turn("a", 0), turn("b", 1), turn("a", 2))).rounds
         assert rounds.acted_BA.tolist() == [[1.0, 1.0], [1.0, 0.0]]
         assert rounds.saw_BAD[1, 1].tolist() == rounds.said_BAD[1, 1].tolist() == [0.0, 0.0]
@@ -51,7 +51,7 @@ class TestRounds:
         played = episode(turn("judge", 0, trained=False), turn("a", 1), turn("b", 2))
         assert read(played).rounds.acted_BA.tolist() == [[1.0, 1.0]]
 
-    def test_failed_episodes_are_left_out(self) -> None:
+    def test_failed_episodes_are_excluded(self) -> None:
         good, failed = episode(turn("a", 0)), episode(turn("a", 0), error="EpisodeError: gone")
         signals = Signals(embedding={TurnKey(0, 1, 0): Embedding(torch.zeros(2), torch.zeros(2))})
         assert list(read_groups([group(failed, good)], signals, ("a",), "mean")) == [(0, 1)]
@@ -64,7 +64,7 @@ class TestState:
         )
         assert read(played).rounds.state_BD.tolist() == [[0.5, 0.0], [2.5, 0.0]]
 
-    def test_of_a_chain_it_holds_no_word_of_its_own_round(self) -> None:
+    def test_in_a_chain_it_excludes_texts_of_its_own_round(self) -> None:
         # The second agent's prompt holds the first one's words: only the first prompt is the state.
         played = episode(
             turn("a", 0, seen=0), turn("b", 1, seen=1), turn("a", 2, seen=2), turn("b", 3, seen=3)
@@ -86,11 +86,11 @@ class TestRewards:
         played = episode(turn("a", 0), turn("a", 1), turn("b", 2), rewards={"a": 1.0, "b": 1.0})
         assert read(played).reward_K.tolist() == [0.0, 1.0]
 
-    def test_what_the_team_earns_through_an_untrained_agent_counts(self) -> None:
+    def test_rewards_of_an_untrained_agent_count(self) -> None:
         played = episode(turn("a", 0), turn("frozen", 1, trained=False), rewards={"a": 0.0, "frozen": 1.0})
         assert read(played, "a").reward_K.tolist() == [0.5]
 
-    def test_last_pays_what_the_agent_that_closed_earned(self) -> None:
+    def test_last_counts_the_reward_of_the_closing_agent(self) -> None:
         played = episode(turn("a", 0), turn("b", 1), rewards={"a": 5.0, "b": 2.0})
         assert read(played, how="last").reward_K.tolist() == [2.0]
 

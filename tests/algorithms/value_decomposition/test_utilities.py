@@ -60,7 +60,9 @@ class TestTeamValue:
     def test_at_the_start_every_utility_is_0(self, utilities: nn.Module, mixer: nn.Module) -> None:
         assert TeamValue(3, utilities, mixer).double()(drawn(4, 2, 3, 0)).utility_BA.abs().max() == 0
 
-    def test_who_did_not_act_is_no_part_of_the_total(self, utilities: nn.Module, mixer: nn.Module) -> None:
+    def test_agents_without_a_turn_are_excluded_from_the_total(
+        self, utilities: nn.Module, mixer: nn.Module
+    ) -> None:
         net, rounds = TeamValue(3, utilities, mixer).double(), drawn(4, 2, 3, 0)
         acted = rounds.acted_BA.clone()
         acted[:, 1] = 0.0
