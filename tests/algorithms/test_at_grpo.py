@@ -1,4 +1,4 @@
-"""AT-GRPO: sets by agent and turn, and trees whose sets hold one prompt by construction."""
+"""AT-GRPO: sets by agent and turn, and trees whose sets have one prompt by construction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CORY: both are paid the sum, roles change places with everything that belongs to the weights."""
+"""CORY: both agents receive the sum of rewards, and roles are exchanged with the whole state of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation on policy: by hand, its expected gradient enumerated, and a team that moves to its teacher."""
+"""On-policy distillation: by hand, its expected gradient enumerated, and a team that approaches its teacher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs by hand, the loss against the formula written out, and its gradient through the engine."""
+"""DPO: pairs by hand, the loss compared with the written formula, and its gradient through the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every built-in algorithm trains a team through the whole library, and a resumed run goes on bit for bit."""
+"""Every built-in algorithm trains a team through the whole library, and a resumed run is bitwise identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GRPO and its relatives by hand."""
+"""GRPO and its variants by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two algorithms are one: what their pages claim, on any returns."""
+"""Identities between algorithms, as their pages state them, on any returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MAPoRL's rewards through the algorithm, by hand: returns, all flips, agents that stop, verifiers."""
+"""MAPoRL's rewards by hand: returns, all flips, agents that stop, verifiers."""
 
 from __future__ import annotations
 

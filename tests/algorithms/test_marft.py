@@ -1,4 +1,4 @@
-"""The chain through all agents by hand, over turns and over tokens, and whose reward stands where in it."""
+"""The chain through all agents by hand, over turns and tokens, and the placement of rewards in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MAVERL's recipes train, stop and go on, at a size that takes seconds; and mean what their comments say."""
+"""MAVERL's recipes train, stop and resume at a small size, and the settings in their comments are valid."""
 
 from __future__ import annotations
 

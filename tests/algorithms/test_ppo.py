@@ -230,3 +230,11 @@ class TestIdentities:
             assert row.need(ReferenceLogProbs) is None
             assert row.critic is not None
             assert row.critic.view == "local"
+
+    def test_mappo_differs_from_ippo_only_in_its_critic(self) -> None:
+        central, local = MAPPO().build(), IPPO().build()
+        assert central.critic is not None
+        assert local.critic is not None
+        assert (central.critic.view, central.critic.sharing) == ("central", "shared")
+        assert (local.critic.view, local.critic.sharing) == ("local", "own")
+        assert MAPPO().model_dump(exclude={"name"}) == IPPO().model_dump(exclude={"name"})

@@ -1,4 +1,4 @@
-"""Supervised learning: what is said, and what is heard next, weighed by hand."""
+"""Supervised fine-tuning: losses on completions and on next observations, weighted by hand."""
 
 from __future__ import annotations
 

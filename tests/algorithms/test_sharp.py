@@ -1,4 +1,4 @@
-"""Shapley values by hand, exact and of drawn orders; who speaks for those who are absent; what calls of tools are paid."""
+"""SHARP: Shapley values by hand, exact and sampled; absent agents; rewards for tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token form of VDN: the sum of values against the team's return, by hand and as an identity."""
+"""VDN's token form: the sum of values compared with the team's return, by hand and as an identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels, balance and losses by hand; a verifier that learns to judge what it was never shown, saved and loaded."""
+"""Verifiers: labels, balance and losses by hand; training, evaluation on held-out questions, saving and loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge's score means: fitted by hand, recovered from known judges, kept and read again."""
+"""Calibration of scores: by hand, recovered from known verifiers, saved and loaded."""
 
 from __future__ import annotations
 

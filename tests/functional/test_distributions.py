@@ -1,4 +1,4 @@
-"""Histograms hold every value once, in bins that fit into one another."""
+"""Histograms count every value once, in bins that can be merged."""
 
 from __future__ import annotations
 

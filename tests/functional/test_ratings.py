@@ -1,4 +1,4 @@
-"""Ratings recover who is stronger, their intervals cover the truth, and tables of payoffs say what games by hand say."""
+"""Ratings recover strengths, their intervals cover the truth, and meta-strategies match games solved by hand."""
 
 from __future__ import annotations
 

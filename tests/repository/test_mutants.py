@@ -65,7 +65,7 @@ MUTANTS = {
     ),
     "a truncated episode counts as terminated": Mutant(
         "algorithms/shared/gae.py",
-        "path.reward_T[-1] += known[path.turns[-1][0]] - path.later[-1]",
+        "path.reward_T[-1] += after[key] - path.later[-1]",
         "path.reward_T[-1] -= path.later[-1]",
         "algorithms/test_ppo.py::TestTwoTurns::test_the_critic_s_value_replaces_a_truncated_future",
     ),
@@ -85,13 +85,13 @@ MUTANTS = {
         "algorithms/shared/groups.py",
         "(g, agent)",
         "(agent,)",
-        "algorithms/test_grpo.py::TestByHand::test_groups_do_not_mix",
+        "algorithms/shared/test_groups.py::test_no_set_mixes_tasks",
     ),
     "MAPPO's critic reads the agent's view alone": Mutant(
         "algorithms/mappo.py",
         '"central"',
         '"local"',
-        "algorithms/test_ppo.py::TestIdentities::test_mappo_differs_from_ippo_in_what_its_critic_reads_alone",
+        "algorithms/test_ppo.py::TestIdentities::test_mappo_differs_from_ippo_only_in_its_critic",
     ),
     "CORY's agents never exchange roles": Mutant(
         "algorithms/cory.py",

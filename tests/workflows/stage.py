@@ -1,4 +1,4 @@
-"""A small stage for golden transcripts: agents that are functions, played through the real rollout."""
+"""A scripted rollout for golden transcripts: agents are functions."""
 
 from __future__ import annotations
 

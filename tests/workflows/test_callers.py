@@ -1,4 +1,4 @@
-"""Who called whom in outside programs, by what the called agent reads."""
+"""Callers of outside programs' calls, inferred from the messages of the called agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workflow file of siiRL's means the same thing here, or is refused by the name of what it cannot mean."""
+"""siiRL's workflow files have the same meaning here, or raise an error that names the unsupported part."""
 
 from __future__ import annotations
 

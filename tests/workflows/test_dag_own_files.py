@@ -1,4 +1,4 @@
-"""Files of the user's own beside a workflow file: classes that answer turns, and functions around them."""
+"""A user's own files beside a workflow file: environment classes, and functions around nodes."""
 
 from __future__ import annotations
 

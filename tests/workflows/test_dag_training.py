@@ -1,4 +1,4 @@
-"""Workflow files of siiRL's, trained: whose turn it is to learn moves, and nobody else, in every combination."""
+"""Training with siiRL's workflow files: only the policies of the current train cycle change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of several turns: the world answers each, and the team goes on until it is right or its turns are used up."""
+"""Graphs of several turns: the environment responds to each until the answer is correct or the turns are used up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transcript in each workflow's section is what the workflow really does: golden transcripts, in one place."""
+"""The transcript on each workflow's page is that of the workflow."""
 
 from __future__ import annotations
 

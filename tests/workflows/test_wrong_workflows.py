@@ -1,4 +1,4 @@
-"""A mistake in a workflow of one's own is one sentence: before a model loads where that can be seen, else as the episodes' reason."""
+"""A mistake in a custom workflow is one line: an error before a model loads if possible, else the episodes' reason."""
 
 from __future__ import annotations
 

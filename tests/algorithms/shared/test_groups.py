@@ -1,4 +1,4 @@
-"""Comparison sets of any step: who is compared with whom, and what does not depend on the order of episodes."""
+"""Comparison sets of a step: which turns are compared, and independence of the order of episodes."""
 
 from __future__ import annotations
 

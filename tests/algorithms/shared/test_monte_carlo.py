@@ -1,4 +1,4 @@
-"""Algorithms without a critic by hand: which returns are compared, with what, and what is remembered."""
+"""Algorithms without a critic, with advantages by hand."""
 
 from __future__ import annotations
 

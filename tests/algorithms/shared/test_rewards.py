@@ -1,4 +1,4 @@
-"""Whose reward is it: three agents, several ways of sharing, agents that stop early or never speak."""
+"""Reward sharing and placement for several agents, with agents that stop early or have no turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clipped surrogate and the value loss as settings: each option by hand on five tokens of two turns."""
+"""The clipped surrogate and the value loss: each option by hand on five tokens of two turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UMAD's gains and its influence reward, by hand, and that each algorithm hands them on."""
+"""UMAD's confidence factors and influence reward, by hand and through each algorithm."""
 
 from __future__ import annotations
 

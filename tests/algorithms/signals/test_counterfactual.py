@@ -1,4 +1,4 @@
-"""What a turn is worth, and what others in its place: read in tokens, by a critic that sums them up."""
+"""Values after a turn and after its alternatives, with a critic that adds up token ids."""
 
 from __future__ import annotations
 

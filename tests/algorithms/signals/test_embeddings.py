@@ -1,4 +1,4 @@
-"""Turns as vectors: teams on different models, a model of one's own, and sentence-transformers."""
+"""Embeddings of turns: teams on different models, a separate model, and sentence-transformers."""
 
 from __future__ import annotations
 

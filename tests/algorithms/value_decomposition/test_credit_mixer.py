@@ -1,4 +1,4 @@
-"""Credit by VDN and QMIX: identities, who deserves what, what is refused, and exact resume."""
+"""Credit by VDN and QMIX: identities, ranks of contributions, errors, and exact resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What VDN's and QMIX's credit does to an update: the expected gradient, enumerated, and who enters whose baseline."""
+"""The expected gradient of VDN's and QMIX's credit, enumerated, and the members of each baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint rounds: who acted, what the state knew, what the team was paid; and what a replay remembers."""
+"""Joint rounds, their states and rewards, and the replay buffer."""
 
 from __future__ import annotations
 

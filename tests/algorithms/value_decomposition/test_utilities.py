@@ -1,4 +1,4 @@
-"""The networks of value decomposition: monotone whatever their weights, silent at first, blind to who is absent."""
+"""The networks of value decomposition: monotone for any weights, zero at the start, independent of absent agents."""
 
 from __future__ import annotations
 
