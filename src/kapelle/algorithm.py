@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.functional.calibration import Kind
@@ -102,7 +102,7 @@ MIXER_UNDONE = "mixer_undone"
 class CreditMemory(Protocol):
     """Credit with state between steps: baselines, mixers, replay.
 
-    `state` contains all of it, so that a resumed run is bitwise identical.
+    `state` contains all of it, so that a resumed run is bitwise identical. A subclass can leave out what it does not need.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
@@ -110,16 +110,16 @@ class CreditMemory(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last call."""
-        ...
+        """Return the metrics of the last call; by default none."""
+        return {}
 
     def state(self) -> dict[str, object]:
-        """Return the state as a tree of tensors and plain values."""
-        ...
+        """Return the state as a tree of tensors and plain values; by default empty."""
+        return {}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        ...
+        return
 
 
 Choose: TypeAlias = Callable[[Sequence[str], int, int], tuple[str, ...]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -12,21 +11,16 @@ import pytest
 import torch
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import SIZE, frozen_copy, learners_of, same_bits, sections
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from kapelle.algorithms.maporl import MAPoRL
-from kapelle.algorithms.signals.verifier import VerifierScores, verifier_samples
+from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.algorithms.signals.verifier import scores as verifier_scores
 from kapelle.errors import ConfigError
-from kapelle.models.embedded import build_model, build_tokenizer
-from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.evaluation.evaluate import verifier_metrics
 from kapelle.rows import Signals, TurnKey
-from kapelle.settings.schema import EmbeddedConfig
 from kapelle.team import VERIFIER
 from kapelle.training.trainer import Trainer
-from kapelle.types import Episode, Group, Message, Turn
+from kapelle.types import Episode, Group, Turn
 
 ALPHA = (1.0, 10.0, 100.0, 1000.0)
 """Powers of ten, so that the digits of a reward name the terms in it."""
@@ -298,60 +292,6 @@ def test_several_verifiers_are_not_refreshed() -> None:
         MAPoRL.model_validate({"verifier": ["one", "other"], "refresh": {"share": 0.5}})
     with pytest.raises(ValueError, match=r"`verifier` is an empty list"):
         MAPoRL.model_validate({"verifier": []})
-
-
-def model_of_pairs() -> LanguageModel:
-    """A tiny model of another width whose tokens are pairs of letters where it has them."""
-    tokenizer = build_tokenizer(256)
-    raw = json.loads(tokenizer.backend_tokenizer.to_str())
-    merges = [[one, other] for one in "abcdef" for other in "abcdef"]
-    vocabulary = dict(raw["model"]["vocab"])
-    for one, other in merges:
-        vocabulary.setdefault(one + other, len(vocabulary))
-    raw["model"] |= {"vocab": vocabulary, "merges": merges}
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
-        pad_token=tokenizer.pad_token,
-        eos_token=tokenizer.eos_token,
-        model_max_length=256,
-    )
-    made.chat_template = tokenizer.chat_template
-    config = EmbeddedConfig(**{**SIZE, "hidden": 24, "intermediate": 40, "seed": 3})
-    network = build_model(config, len(made), int(made.eos_token_id or 0), int(made.pad_token_id or 0))
-    return LanguageModel(network, made, name="pairs")
-
-
-def test_debaters_may_be_different_models_with_different_tokens(tmp_path: Path) -> None:
-    judge = Trainer(
-        **sections(
-            environment={"name": "tests.support.copies:Copies"},
-            workflow={"name": "solo"},
-            algorithm={"name": "verifier", "data": "recorded"},
-            team={"sharing": "frozen", "agents": 1, "critic_lora": {"rank": 2}},
-            model={"embedded": SIZE},
-        )
-    )
-    judge.save_policies(tmp_path)
-    pairs = model_of_pairs()
-    assert len(pairs.renderer.completion("abcd")) < len(judge.models["base"].renderer.completion("abcd"))
-    team = {
-        "agents": [{"name": "ada"}, {"name": "ben", "weights": {"model": "pairs", "train": "lora"}}],
-        "lora": {"rank": 2},
-        "sampling": {"max_tokens": 4},
-    }
-    run = run_of(
-        {"verifier": str(tmp_path / "verifier"), "least_auc": None}, team=team, models={"pairs": pairs}
-    )
-    groups = next(run.steps(1)).groups
-    reader = run.engine.renderer(VERIFIER)
-    asked = verifier_samples(groups, reader)
-    said = groups[0].episodes[0].by("ben")[0]
-    sample = asked[TurnKey(0, 0, said.index)]
-    assert sample.tokens == (
-        *judge.models["base"].renderer.start([Message("user", groups[0].task.question)]),
-        *judge.models["base"].renderer.completion(said.text),
-    )
-    assert set(learners_of(run.engine)) >= {"ada", "ben", "critic:ada", "critic:ben"}
 
 
 def by_round(groups: Sequence[Group]) -> list[float]:

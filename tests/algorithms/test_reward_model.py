@@ -110,23 +110,6 @@ def test_the_term_is_shared_by_the_team_as_every_reward_is() -> None:
 
 
 class TestPlace:
-    def test_a_separate_device_has_separate_weights(self, folder: Path) -> None:
-        model = {"path": str(folder), "device": "cpu"}
-        with Trainer(**run_of("grpo"), reward_model=model) as trainer:
-            own, base = trainer.models[REWARD_BASE], trainer.models["base"]
-            assert trainer.team.critics[VERIFIER].base == REWARD_BASE
-            assert VERIFIER in own.bank.adapters
-            assert VERIFIER not in base.bank.adapters
-            pointers = {p.data_ptr() for p in own.base_parameters().values()}
-            assert pointers.isdisjoint(p.data_ptr() for p in base.base_parameters().values())
-            alone = next(trainer.steps(1))
-        with Trainer(**run_of("grpo"), reward_model={"path": str(folder)}) as trainer:
-            assert VERIFIER in trainer.models["base"].bank.adapters
-            beside = next(trainer.steps(1))
-        scores = {k: v for k, v in alone.metrics.items() if k.startswith("verifier_score")}
-        assert scores
-        assert scores == pytest.approx({k: beside.metrics[k] for k in scores})
-
     @pytest.mark.slow
     def test_a_half_precision_reward_model_scores_beside_a_float32_team(self, tmp_path: Path) -> None:
         half = {"model": {**run_of("verifier")["model"], "dtype": "bfloat16"}}

@@ -119,15 +119,6 @@ def test_running_baseline_by_hand() -> None:
     assert baseline.item() == pytest.approx(-0.0025, abs=1e-15)
 
 
-def test_running_baseline_is_the_same_in_one_call_or_two() -> None:
-    reward = tensor(1.0, 0.0, 0.5, -1.0)
-    whole = advantages.running_baseline(reward, torch.tensor(0.3, dtype=F64))
-    first = advantages.running_baseline(reward[:1], torch.tensor(0.3, dtype=F64))
-    rest = advantages.running_baseline(reward[1:], first.baseline)
-    assert whole.baseline == rest.baseline
-    assert whole.advantage_B.tolist() == [*first.advantage_B.tolist(), *rest.advantage_B.tolist()]
-
-
 # GAE by hand: γ = 0.5, λ = 0.5, rewards 1, 2, 4, values 2, 1, 3, the row ends.
 #   δ₂ = 4 − 3 = 1;  δ₁ = 2 + 1.5 − 1 = 2.5;  δ₀ = 1 + 0.5 − 2 = −0.5
 #   A₂ = 1;  A₁ = 2.5 + 0.25 = 2.75;  A₀ = −0.5 + 0.25·2.75 = 0.1875

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kapelle.functional import advantages, masking
+from kapelle.functional import advantages
 
 F64 = torch.float64
 
@@ -169,16 +169,3 @@ def test_normalise_then_sum_bears_a_player_without_turns() -> None:
     player = torch.tensor([0, 0])
     result = advantages.normalise_then_sum(tensor(0, 2), torch.arange(2), player, 3)
     assert result.isfinite().all()
-
-
-def test_what_a_whitening_after_the_centring_by_player_does() -> None:
-    # Player 0: ∓1, player 1: ∓100, each already centred. Over *turns* the mean is 0, so that whitening
-    # rescales all alike and the centring stays.
-    advantage = tensor(-1, 1, -100, 100)
-    whitened = masking.masked_whiten(advantage, torch.ones(4))
-    assert whitened.tolist() == pytest.approx((advantage / math.sqrt(20002 / 3)).tolist())
-    # Over *tokens* long turns pull the mean: turns of 1, 9, 5 and 5 tokens give (−1 + 9)/20 = 0.4, and the
-    # turns of player 0 end up at (−1 − 0.4) and (1 − 0.4) of the scale: no longer centred.
-    tokens = advantage.repeat_interleave(torch.tensor([1, 9, 5, 5]))
-    over_tokens = masking.masked_whiten(tokens, torch.ones(20))
-    assert (over_tokens[0] / over_tokens[1]).item() == pytest.approx(-1.4 / 0.6)

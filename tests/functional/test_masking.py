@@ -4,9 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from kapelle.functional import masking
 from kapelle.functional.masking import WeightedSum
@@ -113,39 +110,6 @@ def test_pack_and_unpack_are_inverse() -> None:
     rows = torch.tensor([[0, 0, 0], [1, 1, 1]])
     assert masking.pack(rows, MASK_NT).tolist() == SEGMENT_K.tolist()
     assert masking.unpack(packed, MASK_NT).tolist() == [[1.0, 2.0, 6.0], [5.0, 0.0, 0.0]]
-
-
-def random_batch(seed: int, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    segment_K = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    loss_K = torch.randn(len(segment_K), generator=generator, dtype=F64)
-    return loss_K, torch.rand(len(segment_K), generator=generator) < 0.7, segment_K
-
-
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 6), min_size=2, max_size=6), st.data())
-def test_sums_and_weights_add_up_over_any_split_of_sequences(
-    seed: int, lengths: list[int], data: st.DataObject
-) -> None:
-    loss_K, mask_K, segment_K = random_batch(seed, lengths)
-    cut = data.draw(st.integers(1, len(lengths) - 1))
-    first_K = segment_K < cut
-    whole = masking.sequence_mean(loss_K, mask_K, segment_K, len(lengths))
-    left = masking.sequence_mean(loss_K[first_K], mask_K[first_K], segment_K[first_K], cut)
-    right = masking.sequence_mean(
-        loss_K[~first_K], mask_K[~first_K], segment_K[~first_K] - cut, len(lengths) - cut
-    )
-    torch.testing.assert_close(left.total + right.total, whole.total, atol=1e-12, rtol=0)
-    assert left.weight + right.weight == whole.weight
-
-
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 6), min_size=1, max_size=6))
-def test_order_of_packed_tokens_does_not_matter(seed: int, lengths: list[int]) -> None:
-    loss_K, mask_K, segment_K = random_batch(seed, lengths)
-    order = torch.randperm(len(loss_K), generator=torch.Generator().manual_seed(seed))
-    there = masking.sequence_mean(loss_K, mask_K, segment_K, len(lengths))
-    shuffled = masking.sequence_mean(loss_K[order], mask_K[order], segment_K[order], len(lengths))
-    torch.testing.assert_close(shuffled.total, there.total, atol=1e-12, rtol=0)
-    assert shuffled.weight == there.weight
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.workflows.stage import TASK, expert, lines, play, transcript
+from tests.workflows.stage import TASK, lines, play, transcript
 
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.matrix import Matrix
@@ -20,13 +20,6 @@ async def test_the_observer_reads_the_pioneer_s_answer_and_gives_the_team_s() ->
     assert episode.rewards == {"one": 0.0, "two": 1.0}, "each is paid for its own answer"
     assert episode.success == 1.0
     assert episode.info["final"] == "132"
-
-
-async def test_a_right_pioneer_does_not_save_the_team_from_its_observer() -> None:
-    scripts = {"one": expert(Arithmetic()), "two": lines("131")}
-    [episode] = await play(Arithmetic(), Cory(), ["one", "two"], scripts, TASK)
-    assert episode.rewards == {"one": 1.0, "two": 0.0}
-    assert episode.success == 0.0
 
 
 async def test_prompts_may_use_the_role_or_the_name() -> None:

@@ -174,27 +174,6 @@ async def test_every_question_environment_continues_after_an_incorrect_answer(
     assert episode.turns[3].heard[0].content == f"{asked}\n\nThis answer is wrong.|?"
 
 
-@pytest.mark.parametrize(
-    ("name", "where", "settings", "wrong"),
-    [
-        ("nli", "anli", {"train": "r1_dev", "test": "r2_dev"}, "no idea"),
-        ("gsm8k_steps", "gsm8k", {}, "no idea"),
-        ("bfcl", "bfcl", {}, '<tool_call>{"name": "no", "arguments": {}}</tool_call>'),
-    ],
-)
-async def test_environments_over_real_data_continue_too(
-    name: str, where: str, settings: dict[str, Any], wrong: str, data_folder: Path
-) -> None:
-    if not (data_folder / where).is_dir():
-        pytest.skip(f"the folder {data_folder} holds no {where}")
-    environment: Any = environment_class(name)(path=str(data_folder / where), **settings)
-    task = environment.task("train", 0)
-    scripts = {"a": lambda _: "?", "b": in_turn(wrong, environment.script("solver", task, (), 0))}
-    [episode] = await play(environment, TWO, ["a", "b"], scripts, task)
-    assert len(episode.turns) == 4
-    assert (episode.rewards, episode.success) == ({"b": 1.0}, 1.0)
-
-
 async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -> None:
     environment: Any = environment_class("tools")(questions=SUMS)
     call = '<tool_call>{"name": "calculator", "arguments": {"expression": "47+85"}}</tool_call>'
@@ -206,15 +185,6 @@ async def test_a_call_is_answered_with_its_result_and_then_the_answer_counts() -
     assert episode.turns[2].heard[0].content.endswith(f"y: {call}\n\n132")
     assert episode.turns[3].heard[0].content == "47+85\n\n132|?"
     assert (episode.rewards, episode.info["calls"]) == ({"b": 1.0}, {"b": ["calculator"]})
-
-
-async def test_a_team_that_only_calls_is_graded_by_its_last_text() -> None:
-    environment: Any = environment_class("tools")(questions=SUMS)
-    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "47+85"}}</tool_call>'
-    task = Task("train-0", "47+85", {"answer": 132, "difficulty": 2})
-    [episode] = await play(environment, TWO, ["a", "b"], {"a": lambda _: "?", "b": lambda _: call}, task)
-    assert (len(episode.turns), episode.truncated, episode.rewards) == (6, False, {"b": 0.0})
-    assert episode.info["calls"] == {"b": ["calculator", "calculator"]}, "the third text is the answer"
 
 
 async def test_partial_marks_of_several_turns_never_add_up_to_more_than_one_answer(

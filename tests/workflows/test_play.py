@@ -7,7 +7,6 @@ pytest.importorskip("pyspiel")
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.errors import ConfigError
 from kapelle.team import Agent
@@ -81,19 +80,6 @@ async def test_three_players_and_one_who_drops_out_early() -> None:
     assert "1: Fold" in moves
     assert not any(move.startswith("1:") for move in moves[moves.index("1: Fold") + 1 :])
     assert sum(episode.rewards.values()) == pytest.approx(0.0)
-
-
-async def test_it_plays_other_games_too() -> None:
-    game = Matrix(game="prisoners_dilemma", rounds=2)
-    scripts = {"a": lines("C"), "b": lines("D")}
-    [episode] = await play(
-        game,
-        PlayWorkflow(memory="conversation"),
-        ["a", "b"],
-        {"a": lines("C", "D"), "b": lines("D", "D")},
-        game.task("train", 0),
-    )
-    assert [episode.total(name) for name in scripts] == [1.0, 6.0]
 
 
 def test_questions_and_unknown_fields_raise_errors() -> None:

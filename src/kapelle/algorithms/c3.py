@@ -45,7 +45,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import Algorithm, Credit, CriticSpec
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import LEAVE_ONE_OUT, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
 from kapelle.algorithms.shared.rewards import agent_returns
@@ -111,15 +111,7 @@ class C3(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        critic = CriticSpec(
-            "central",
-            self.value_loss.build(),
-            "shared",
-            self.value_loss.coefficient,
-            unit="after",
-            bootstraps=False,
-        )
-        needs = () if self.variant == "reward_only" else (CriticValues(critic),)
+        needs = () if self.variant == "reward_only" else (CriticValues(self.value_loss.q_critic()),)
         row = self.row(self.name, judge=self.credit, needs=needs)
         return replace(row, data=replace(row.data, widths=self.widths if self.replay else ()))
 

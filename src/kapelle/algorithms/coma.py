@@ -31,7 +31,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, CriticSpec
+from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.gae import normalised
 from kapelle.algorithms.shared.groups import by_agent_turn
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
@@ -56,15 +56,8 @@ class COMA(MonteCarlo):
 
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
-        critic = CriticSpec(
-            "central",
-            self.value_loss.build(),
-            "shared",
-            self.value_loss.coefficient,
-            unit="after",
-            bootstraps=False,
-        )
-        return self.row(self.name, credit=self.credit, needs=(CounterfactualValues(critic),))
+        signal = CounterfactualValues(self.value_loss.q_critic())
+        return self.row(self.name, credit=self.credit, needs=(signal,))
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return A = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for every token, and the return as the critic's target."""

@@ -31,7 +31,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from kapelle.algorithm import Algorithm, Credit, CriticSpec, Data, Loss, Outputs, Targets, Update
+from kapelle.algorithm import (
+    Algorithm,
+    Credit,
+    CreditMemory,
+    CriticSpec,
+    Data,
+    Loss,
+    Outputs,
+    Targets,
+    Update,
+)
 from kapelle.algorithms.signals.critic_values import CriticValues
 from kapelle.environments.grading.math.steps import worked_steps
 from kapelle.functional.calibration import Kind
@@ -88,7 +98,7 @@ class Verifier(Settings):
         )
 
 
-class VerifierTargets:
+class VerifierTargets(CreditMemory):
     """Targets of a verifier; its metrics say how well it separated correct from incorrect answers before the update."""
 
     def __init__(self, settings: Verifier) -> None:
@@ -140,13 +150,6 @@ class VerifierTargets:
     def metrics(self) -> Mapping[str, float]:
         """Return the share of correct answers and the area under the curve before the update."""
         return self._metrics
-
-    def state(self) -> dict[str, object]:
-        """Return an empty state."""
-        return {}
-
-    def load_state(self, state: Mapping[str, object]) -> None:
-        """Ignore the empty state."""
 
 
 def balanced(labels: Sequence[float]) -> list[float]:

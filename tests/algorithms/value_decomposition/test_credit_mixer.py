@@ -165,14 +165,6 @@ class TestWhoDeservesWhat:
         assert row["credit_weight"] > (0.9 if settings is VDN else 0.65)
         assert row["mixer_explained"] > 0.5
 
-    @pytest.mark.sample(2)
-    def test_the_team_s_return_credits_the_lazy_agent_like_the_others(
-        self, settings: type[VDN | QMIX]
-    ) -> None:
-        step = play(1, additive)
-        credit = memory(settings, "abc", credit_warmup_steps=1)(step.groups, step.signals)
-        assert all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
-
 
 class TestOneAgent:
     """Where VDN with one agent is what other algorithms are."""

@@ -156,7 +156,7 @@ def spread(
     return credit
 
 
-class ComparedWithEarlier:
+class ComparedWithEarlier(CreditMemory):
     """A judge and the returns of earlier steps that it compares with; a `CreditMemory`."""
 
     def __init__(self, judge: Judge, umad: UMADConfig) -> None:
@@ -168,10 +168,6 @@ class ComparedWithEarlier:
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
         """Return the judge's credit, with UMAD's gains."""
         return self._umad.gain(groups, self._judge(groups, signals, self._earlier))
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return no metrics: the earlier returns were reported in their own steps."""
-        return {}
 
     def state(self) -> dict[str, object]:
         """Return the means and variances of earlier returns."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from kapelle.algorithm import CriticLoss, Loss, Outputs, PolicyLoss, Targets
+from kapelle.algorithm import CriticLoss, CriticSpec, Loss, Outputs, PolicyLoss, Targets
 from kapelle.functional import divergences, masking, policy_losses, value_losses
 from kapelle.functional.advantages import importance_inliers, truncated_importance_weight
 from kapelle.rows import Column
@@ -218,6 +218,10 @@ class ValueLossConfig(Settings):
     def build(self) -> CriticLoss:
         """Return the loss as a pure function."""
         return partial(value_loss, settings=self)
+
+    def q_critic(self) -> CriticSpec:
+        """Return the spec of a central critic with one value after each turn (Q)."""
+        return CriticSpec("central", self.build(), "shared", self.coefficient, unit="after", bootstraps=False)
 
 
 def value_loss(values_K: Tensor, targets: Targets, *, settings: ValueLossConfig) -> Loss:
