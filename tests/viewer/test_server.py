@@ -223,7 +223,7 @@ def test_what_was_recorded_for_traced_episodes_says_of_how_many(tmp_path: Path) 
         length, whole, entropy = web.get("/run/run/distributions.json").json()["maps"]
     assert (whole["title"], whole["who"], whole["rows"]) == ("update entropy", "solver", [[9]])
     assert whole["known_as"] == "entropy at a trained token, by policy", "of all turns"
-    assert entropy["known_as"].endswith("of the episodes whose credit is kept: 1 of 4 episodes at step 2")
+    assert entropy["known_as"].endswith(": 1 of 4 episodes at step 2")
     assert length["known_as"] == "tokens of a completion, by agent"
 
 
