@@ -181,7 +181,7 @@ class CriticSpec:
 
     view: Literal["local", "central", "answer"]
     """Input of the critic: the agent's own observation (`local`), everything that all agents read and wrote (`central`), or the
-    task's question and the turn's text, with one value at the text's end (`answer`)."""
+    question and the turn's text (`answer`). `answer` gives one value at the text's end."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
     """Default of `team.critic_sharing`."""

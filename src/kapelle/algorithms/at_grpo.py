@@ -2,8 +2,8 @@
 
     A = (R_t − mean R_t) / (std R_t + ε)
 
-Without a tree, a set holds the same agent's turns of the same number in the episodes of a task, each with its return R_t
-from that turn on. From the second turn on their prompts differ, so the comparison is approximate.
+Without a tree, a set holds the same agent's turns of the same number in the episodes of a task. R_t is the return from that
+turn on. From the second turn on their prompts differ, so the comparison is approximate.
 
 With `tree: true`, each task has one episode. At every turn of a trained agent, `group_size` candidates (the paper's K) are
 sampled from the same prompt. The value of a candidate is the mean return of the agent when the episode continues from it

@@ -17,8 +17,8 @@ Deviations from the paper:
   (figures in docs/algorithms/coma.md).
 - The expectation over an agent's actions is a mean over samples, because the actions of a language cannot be listed. The
   turn's own completion is excluded.
-- If no other episode has the same prompt (later turns), the mean is over Q of the agent's turns of the same number in the
-  other episodes, in their own histories. If there are none, nothing is subtracted.
+- In later turns, other episodes can have no equal prompt. The mean is then over Q of the agent's turns of the same number in the
+  other episodes, in their own histories. Without such turns, nothing is subtracted.
 - The critic is fitted to returns, not by TD(λ) with a target network.
 - `team.sharing` decides which agents share a policy; prompts contain no agent number.
 """

@@ -5,8 +5,8 @@ Each step draws a new random order i_1 … i_n:
     M¹ = Â,    M^{m+1} = M^m · ρ_new of i_m's turn in the same round
     agent i_m maximises E[min(ρM^m, clip(ρ)M^m)]
 
-The advantages are MAPPO's, from one central critic. ρ of an agent is the ratio of its turn as one action, even if the loss
-clips per token; its log-sum is clamped to ±20. The old policy is that of the loss's own ratio: the policy that sampled, or
+The advantages are MAPPO's, from one central critic. The ratio ρ of an agent is that of its turn as one action, even if the loss
+clips per token. Its log-sum is clamped to ±20. The old policy is that of the loss's own ratio: the policy that sampled, or
 with `loss.importance_cap` the trainer's policy before the update.
 
 Each agent needs its own policy. With shared weights, an agent's update would change the other agents too, and the monotonic

@@ -1,5 +1,7 @@
 """M-GRPO: GRPO for a main agent that calls sub-agents 0, 1 … k times, normalised per level (2511.13288).
 
+    A = (R − mean) / (std + ε),    for a sub-agent with k calls in the episode: k̄/k · A
+
 An agent's return is compared with its own returns in the task's other episodes. Levels differ in how often they act and in
 their returns, so they are never mixed.
 
@@ -12,7 +14,7 @@ A call is the set of an agent's turns that one turn of another agent requested (
 agent's turns until an agent of a higher level moves again. Its return is the agent's whole return in the episode.
 
 `compare: main` gives every call the main agent's advantage. With `align: none` and one policy for all agents this is the idea
-of MATPO (2510.04678): workers have no score of their own, and the planner's answer scores every rollout. MATPO's code
+of MATPO (2510.04678). Workers have no score of their own, and the planner's answer scores every rollout. MATPO's code
 normalises over all rollouts, including workers'; here each episode counts once.
 
 Deviations from the paper:

@@ -5,8 +5,8 @@
 α, the `temperature`, pulls the policy towards the magnet μ: the uniform policy, or a reference that follows the policy at
 intervals (`magnet: moving`). η, the `step_size`, limits the change per step. If A is exact and every choice has its own logits,
 π' is proportional to (π_t · μ^{αη} · e^{ηA})^{1/(1 + αη)}. Two players of a zero-sum game then approach the equilibrium with this
-pull by a factor of 1/(1 + αη) per step in KL, for η ≤ α/L² (L bounds how much one player's choice changes the values of another's
-choices). With a moving magnet the pull vanishes, and the limit is an equilibrium of the game.
+pull: the KL divergence decreases by a factor of 1/(1 + αη) per step. This holds for η ≤ α/L², where L bounds how much one player's
+choice changes the values of another's choices. With a moving magnet the pull vanishes, and the limit is an equilibrium of the game.
 
 Here the maximum is approximated by `epochs` passes over the step's samples, with each token a choice. For samples of π_t, with
 ρ = π/π_t and A = R − mean R of the other episodes:
@@ -21,8 +21,8 @@ Deviations from the paper:
 
 - Sampled returns of self-play replace exact values.
 - Gradient steps replace the exact maximum.
-- The loss is a mean over tokens; conditional divergences are taken at the positions that π_t reaches (the paper's deep variant
-  is PPO with these two terms in place of its clip).
+- The loss is a mean over tokens, with conditional divergences at the positions that π_t reaches. The paper's deep variant is PPO
+  with these two terms in place of its clip.
 """
 
 from __future__ import annotations

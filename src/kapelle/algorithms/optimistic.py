@@ -12,8 +12,8 @@ The idea is known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006), a
 assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000). These use a table of actions over time; here all
 returns are from one group.
 
-With `best_share: 1` and `scale: none` the expected update is that of AT-GRPO, a multiple of ∇J: each action has the mean of its
-returns in place of single returns. Below 1 the objective differs from J: luck counts as the partners' skill, and risky actions
+With `best_share: 1` and `scale: none` each action has the mean of its returns in place of single returns. The expected update is
+then that of AT-GRPO, a multiple of ∇J. Below 1 the objective differs from J: luck counts as the partners' skill, and risky actions
 are overrated if rewards are stochastic.
 """
 

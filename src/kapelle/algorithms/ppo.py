@@ -1,5 +1,7 @@
 """PPO for teams: clipped actors with advantages from a critic that sees what its agent sees.
 
+    loss = −min(ρA, clip(ρ, 1 − ε, 1 + ε)·A),    A_t = δ_t + γλ·A_{t+1},    δ_t = r_t + γV_{t+1} − V_t
+
 PPO (1707.06347) with GAE over an agent's own completion tokens, over all its turns in a row (`gae.py`). With several agents
 and a critic for each, this is IPPO (2011.09533); `ppo` is the same row with one policy. MAPPO, MARFT and HAPPO differ in the
 critic's view, the path of GAE and the order of updates. Each is a few lines on top of this file.

@@ -5,8 +5,9 @@
 for token k. r contains −β(log π_b − log π_ref) at every token and the turn's reward at its last token. Returns run over the
 agent's own tokens, over all its turns in a row. Whitening is per policy, so a joint step equals separate steps of its policies.
 
-`baseline: group` subtracts the mean return of the agent's group first: R − mean_g, whitened over a policy's trajectories, each
-counted once (`whiten: attempts`), or over their tokens (`whiten: tokens`), which is another reading of the paper's indices.
+`baseline: group` subtracts the mean return of the agent's group first, and then whitens R − mean_g over a policy's trajectories.
+With `whiten: attempts` each trajectory counts once. With `whiten: tokens` each token counts once, another reading of the paper's
+indices.
 """
 
 from __future__ import annotations

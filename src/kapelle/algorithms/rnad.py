@@ -12,9 +12,9 @@ A = R̃ − mean R̃ of the other episodes, where R̃ is the transformed return 
 sum over its tokens. The opponent's term is placed on the agent's last turn that had ended, or was simultaneous, when the
 opponent moved.
 
-In a game with one move per player, the expected update is that of a KL penalty to the reference (`loss.kl_estimator: k2`,
-`reference_every`), because the opponent's term is independent of one's own move. With several moves, it also values a move by
-the positions to which it leads, and the log-ratios of both players there.
+In a game with one move per player, the opponent's term is independent of one's own move. The expected update is then that of a KL
+penalty to the reference (`loss.kl_estimator: k2`, `reference_every`). With several moves, it also values a move by the positions
+to which it leads, and the log-ratios of both players there.
 
 Deviations from DeepNash:
 

@@ -78,8 +78,8 @@ def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
     """Compute RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
 
-    There is one baseline per agent (and game): the caller passes one agent's rewards and stores the result. b already
-    contains R, so A is decay·(R − the previous b); the authors' code subtracts the previous b.
+    There is one baseline per agent (and game): the caller passes one agent's rewards and stores the result. The new b
+    contains R, so A is decay·(R − the previous b). The authors' code subtracts the previous b.
     """
     baseline = as_float(baseline)
     advantages: list[Tensor] = []

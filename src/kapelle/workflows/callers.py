@@ -3,8 +3,8 @@
 Programs do not state the caller, so it is inferred from the messages of the call. Frameworks delegate work in three ways:
 
 1. a handoff: the other agent's completion is in the conversation, as an assistant's message;
-2. a tool call: the other agent's completion calls tools and has not been continued yet. If there are several such turns, it is
-   the one whose arguments are in the messages; without such a match it stays unknown;
+2. a tool call: the other agent's completion calls tools and has not been continued yet. Of several such turns, it is the one
+   whose arguments are in the messages. Without such a match the caller stays unknown;
 3. a message: the messages contain whole lines of the other agent's completion, possibly after its name.
 
 An agent that reads the result of its own tool call has no new caller: its earlier call continues.

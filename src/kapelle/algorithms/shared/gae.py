@@ -9,9 +9,9 @@ A path is the sequence of turns along which values are backed up:
 The reward of a turn is placed on its last token. γ between turns of the path is `gamma_turn`; γ inside a completion is
 `gamma_token`, by default 1. The KL penalty in the reward is −β·(log π_b − log π_ref) per token (k1, unbiased).
 
-Truncation. An episode that ended at a limit has an unseen future. U, the critic's value *after* an agent's last turn,
-replaces everything after the end of that turn: rewards from other agents' moves, the terminal reward, and the agent's own
-next turns. So every reward counts once, in any order of moves.
+Truncation. An episode that ended at a limit has an unseen future. U is the critic's value *after* an agent's last turn. It
+replaces everything after the end of that turn: rewards from other agents' moves, the terminal reward, and the agent's next
+turns. So every reward counts once, in any order of moves.
 
 The target of U after a turn is the part of the turn's reward given after its end, plus γ_turn times the value target at
 the path's next turn. A turn has such a target if another turn of the path follows it, or if other agents' moves then

@@ -305,9 +305,10 @@ def against_earlier(
 ) -> list[float]:
     """Return the difference of each lone member's value from the mean of earlier returns with the same `like`.
 
-    `members` are all members of the step. Before there are earlier returns, a value is compared with `start`, or else
-    with the step's other members of the same `like`, which belong to other tasks; it gets 0 if there are none. With
-    `scaled` the difference is divided by a standard deviation that includes the value, so that it stays below 5.
+    `members` are all members of the step. Before there are earlier returns, a value is compared with `start`. Without
+    `start` it is compared with the step's other members of the same `like`, which belong to other tasks; it gets 0 if there
+    are none. With `scaled` the difference is divided by a standard deviation that includes the value, so that it stays
+    below 5.
     """
     likes = {member.like for member in alone}
     step: dict[Like, list[float]] = {}

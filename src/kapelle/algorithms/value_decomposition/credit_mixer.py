@@ -2,13 +2,13 @@
 
 Policies act; the mixer only evaluates. A utility Q_i evaluates what each agent read and wrote. A mixer combines the utilities into
 Q_tot, which is fitted to the team's return over a replay buffer of episodes. A step gets its credit from the networks as they were
-*before* they saw it, and is fitted afterwards: a fit that has seen an episode can explain its return by any text in it.
+*before* they saw it, and is fitted afterwards. A fit that has seen an episode can explain its return by any text in it.
 
 With R the team's return from the round on, and every mean over the other episodes of the task:
 
 - `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), with B_i = mean_k Q_tot(Q_i ← Q_i^k) over the utilities of the agent's turns in
-  the other episodes. B_i is the round's value independent of the agent's completion. w = clip(R², 0, 1), where R² is the share of the
-  within-task variance of returns that Q_tot explained on episodes before they were fitted, over earlier steps. With w = 0 this is the
+  the other episodes. B_i is the round's value independent of the agent's completion. w is clip(R², 0, 1). R² is the share of the
+  within-task variance of returns that Q_tot explained in earlier steps, on episodes before they were fitted. With w = 0 this is the
   team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), the exact advantage over the
   agent's samples.
 - `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It has no noise of the return, and all errors of Q.
