@@ -48,7 +48,6 @@ from pydantic import Field, model_validator
 from kapelle.algorithm import Algorithm, Credit
 from kapelle.algorithms.shared.groups import LEAVE_ONE_OUT, Earlier, by_agent, compare
 from kapelle.algorithms.shared.monte_carlo import MonteCarlo, spread
-from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
 from kapelle.algorithms.signals.critic_values import CriticValues
 from kapelle.rows import Signals, TurnKey
@@ -114,10 +113,6 @@ class C3(MonteCarlo):
         needs = () if self.variant == "reward_only" else (CriticValues(self.value_loss.q_critic()),)
         row = self.row(self.name, judge=self.credit, needs=needs)
         return replace(row, data=replace(row.data, widths=self.widths if self.replay else ()))
-
-    def returns(self, episode: Episode) -> Mapping[str, float]:
-        """Return each agent's return after reward sharing and penalties."""
-        return agent_returns(episode, self.team_reward, self.forms)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None

@@ -25,7 +25,7 @@ from typing import Literal
 
 from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
-from kapelle.algorithms.shared.replays import Replays, by_agent_of, spread_members, team_return
+from kapelle.algorithms.shared.replays import Replays, by_agent_of, spread_members
 from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
 from kapelle.types import Episode, Group
@@ -39,10 +39,6 @@ class CCPO(Replays):
     def build(self) -> Algorithm:
         """Return the algorithm's row."""
         return self.replaying(self.name, self.credit, self.changes, self.earned)
-
-    def earned(self, episode: Episode) -> Mapping[str, float]:
-        """Return agent → the team's return, the same for every agent."""
-        return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
         """Return one removal per trained agent."""

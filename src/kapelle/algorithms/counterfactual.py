@@ -30,10 +30,9 @@ from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import spread
 from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, disagreement
-from kapelle.algorithms.shared.rewards import agent_returns
 from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
-from kapelle.types import Episode, Group, Turn
+from kapelle.types import Group, Turn
 
 
 class Counterfactual(Replays):
@@ -48,10 +47,6 @@ class Counterfactual(Replays):
         return self.replaying(
             self.name, self.credit, self.changes, says=partial(disagreement, returns=self.returns)
         )
-
-    def returns(self, episode: Episode) -> Mapping[str, float]:
-        """Return each agent's return after reward sharing and penalties."""
-        return agent_returns(episode, self.team_reward, self.forms)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
         """Return the changes of every trained turn: one per sibling, or one resampled turn."""

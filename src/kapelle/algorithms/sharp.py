@@ -83,10 +83,6 @@ class SHARP(Replays):
         row = self.replaying(self.name, self.credit, self.changes, self.earned)
         return replace(row, needs=(*row.needs, StandIn())) if self.absent == "reference" else row
 
-    def earned(self, episode: Episode) -> Mapping[str, float]:
-        """Return agent → the team's return, the same for every agent."""
-        return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
-
     def joinings(self, episode: Episode) -> list[Joining]:
         """Return the terms of all Shapley values of an episode: which agent joins which coalition."""
         acted = {turn.agent for turn in episode.turns if turn.trained}

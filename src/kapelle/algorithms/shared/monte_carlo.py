@@ -34,7 +34,7 @@ from kapelle.runtime.foreign_code import check_parameters
 from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.team import Team
-from kapelle.types import Group
+from kapelle.types import Episode, Group
 
 
 class Judge(Protocol):
@@ -85,6 +85,10 @@ class MonteCarlo(Settings):
         """The penalties, including the one for truncation."""
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
+    def returns(self, episode: Episode) -> Mapping[str, float]:
+        """Return each agent's return after reward sharing and penalties."""
+        return agent_returns(episode, self.team_reward, self.forms)
+
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
         """Return the reward of every turn on its agent's own trajectory, after sharing, penalties and influence."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.forms)
@@ -134,7 +138,7 @@ class MonteCarlo(Settings):
             needs=(*signals, *needs),
             update=Update(self.epochs, self.minibatches, self.order.build(self.loss.old), self.loss.entropy),
             memory=memory,
-            returns=partial(agent_returns, how=self.team_reward, penalties=self.forms),
+            returns=self.returns,
             after_update=refreshed(self.reference_every) if has_reference else (),
             checks=(*checks, *order_checks(self.order, name), self.umad.check),
         )

@@ -44,6 +44,10 @@ class Replays(MonteCarlo):
             )
         return self
 
+    def earned(self, episode: Episode) -> Mapping[str, float]:
+        """Return agent → the team's return, the same for every agent."""
+        return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
+
     def replaying(
         self,
         name: str,
