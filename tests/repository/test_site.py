@@ -291,7 +291,7 @@ def test_a_setting_without_a_meaning_is_seen() -> None:
         """How deep."""
 
     assert [meaning(Bare, key) for key in Bare.model_fields] == ["", "How deep."]
-    assert meaning(Sampled, "temperature").startswith("0 is greedy")
+    assert meaning(Sampled, "temperature").startswith("Sampling temperature")
 
 
 def test_a_page_that_loads_or_leads_wrongly_is_found(tmp_path: Path) -> None:

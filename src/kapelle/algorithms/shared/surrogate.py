@@ -78,9 +78,8 @@ class SurrogateConfig(Settings):
             raise ValueError("`kind: cispo` needs `level: token` and no `dual_clip`")
         if self.kind == "sapo" and self.level != "token":
             raise ValueError("`kind: sapo` needs `level: token`; set that, or `kind: clipped`")
-        unused = ("clip_low", "clip_high", "dual_clip")
-        if self.kind != "sapo":
-            unused = ("tau_positive", "tau_negative")
+        clips, taus = ("clip_low", "clip_high", "dual_clip"), ("tau_positive", "tau_negative")
+        unused: tuple[str, ...] = clips if self.kind == "sapo" else taus
         # Compare values: the resolved settings of a run name every key.
         for key in unused:
             if getattr(self, key) != type(self).model_fields[key].default:
