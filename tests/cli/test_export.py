@@ -19,7 +19,7 @@ def test_what_cannot_be_exported_is_one_line(
         (["nowhere"], "nowhere"),
         (["nowhere", "--merge", "--format", "peft"], "Leave one of them out"),
         (["nowhere", "--public"], "Add --push OWNER/NAME"),
-        (["nowhere@first"], "names no checkpoint"),
+        (["nowhere@first"], "is not a checkpoint"),
         (["nowhere", "--push", "../x/y"], "--push takes a repository"),
         (["nowhere", "--push", "../x/y", "--dry-run"], "--push takes a repository"),
         (["nowhere", "--push", "me/team"], "there is no token. Set HF_TOKEN"),

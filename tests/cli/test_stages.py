@@ -274,7 +274,7 @@ class TestGate:
         assert isinstance(row, dict)
         assert f"AUC of only {row['auc_within']:.3f}" in said.err or "too few questions" in said.err
         assert f"to {row['questions']} held-out questions" in said.err
-        assert "`algorithm.least_auc` asks for 0.7" in said.err
+        assert "`algorithm.least_auc` requires 0.7" in said.err
         assert not Path("run/03-debate").exists()
         again = kapelle("train", "--resume", "run", "stages.2.algorithm.least_auc=null")
         assert again.code == 0, again.err

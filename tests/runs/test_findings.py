@@ -52,7 +52,7 @@ def test_notes_are_changed_bit_by_bit_and_read_whatever_the_file_holds(tmp_path:
     )
     assert read_notes(tmp_path) == RunNotes(("best",), "a <b> note")
     for wrong in (["two words"], [""], ["x" * 41]):
-        with pytest.raises(ConfigError, match="is no tag"):
+        with pytest.raises(ConfigError, match="not a valid tag"):
             keep_notes(tmp_path, add=wrong)
     with pytest.raises(ConfigError, match="32 tags"):
         keep_notes(tmp_path, add=[f"t{k}" for k in range(32)])

@@ -166,7 +166,7 @@ def test_a_tracker_that_fails_stops_nothing_and_is_said_once() -> None:
     tracker.close()
     assert broken.heard == ["log 1", "table", "log 2"]
     assert said == [
-        "the tracker 'mine' has failed and gets nothing more (ConnectionError: gone away); the run directory has it all"
+        "the tracker 'mine' has failed and is not used any more (ConnectionError: gone away); the run directory has everything"
     ]
 
 
@@ -191,7 +191,7 @@ def test_a_tracker_whose_server_is_away_at_the_start_stops_nothing(
         tracker.log(1, {})
         tracker.close()
     assert said == [
-        "the tracker 'wandb' has failed and gets nothing more (TimeoutError: no answer); the run directory has it all"
+        "the tracker 'wandb' has failed and is not used any more (TimeoutError: no answer); the run directory has everything"
     ]
     assert broken.heard == ["log 1", "close"]
     with pytest.raises(ConfigError, match="pip install it"):

@@ -160,7 +160,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (lambda: trainer(**TEAM).train("many"), "`steps` is 'many'. Give a whole number of at least 0, or leave it out."),
         (lambda: next(trainer(**TEAM).steps(1.5)), "`count` is 1.5. Give a whole number of at least 0, or leave it out."),
         (lambda: trainer(**TEAM).evaluate(-1), "`problems` is -1. Give a whole number of at least 1, or leave it out."),
-        (lambda: trainer(**TEAM).load_checkpoint("foreign"), "There is no whole checkpoint in foreign. Restore one from a copy, or start the run anew in another `run_dir`."),
+        (lambda: trainer(**TEAM).load_checkpoint("foreign"), "There is no whole checkpoint in foreign. Restore one from a copy, or start a run in another `run_dir`."),
         (lambda: arena("nash", environment="kuhn_poker"), "An arena needs at least two players, for example `kapelle.arena('runs/mine', 'nash', environment='kuhn_poker')`."),
         (lambda: trainer.from_run("mine 2", run_dir="mine 2"), "mine 2 already holds a run. Continue it with `resume=True`, or"),
         (lambda: from_recipe("mine 2"), "'mine 2' is a run. Continue it with `Trainer.from_recipe('mine 2/config.yaml', run_dir='mine 2', resume=True)`; "),

@@ -44,13 +44,13 @@ def exported(folder: Path) -> dict[str, bytes]:
 @contextmanager
 def held_up(monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[threading.Event]:
     """Let the save of a step wait for the event before its seal."""
-    go_on, seal = threading.Event(), checkpoint._seal
+    go_on, seal = threading.Event(), checkpoint._write_manifest
 
     def late(folder: Path, number: int, *given: Any) -> None:
         assert number != step or go_on.wait(SOON)
         seal(folder, number, *given)
 
-    monkeypatch.setattr(checkpoint, "_seal", late)
+    monkeypatch.setattr(checkpoint, "_write_manifest", late)
     try:
         yield go_on
     finally:
@@ -133,13 +133,13 @@ def broken(_folder: Path, step: int, *_given: Any) -> None:
 
 
 def seal_that(monkeypatch: pytest.MonkeyPatch, fails: Callable[..., None]) -> None:
-    seal = checkpoint._seal
+    seal = checkpoint._write_manifest
 
     def either(*given: Any) -> None:
         fails(*given)
         seal(*given)
 
-    monkeypatch.setattr(checkpoint, "_seal", either)
+    monkeypatch.setattr(checkpoint, "_write_manifest", either)
 
 
 def test_a_disk_that_refused_is_told_at_the_next_step(

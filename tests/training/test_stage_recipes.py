@@ -125,7 +125,7 @@ def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> No
     words = (*SMALL, ARITHMETIC, PAID[0], "--run-dir", str(tmp_path / "run"))
     said = call("train", "maporl_gsm8k_debate", *words)
     assert said.code == 2
-    assert "`algorithm.least_auc` asks for 0.7" in said.err
+    assert "`algorithm.least_auc` requires 0.7" in said.err
     assert not (tmp_path / "run" / "02-debate").exists()
 
 

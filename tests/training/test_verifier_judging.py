@@ -200,7 +200,7 @@ class TestGate:
         said = str(refused.value)
         for part in (
             "0.660 [0.600, 0.720]", "0.800 over all answers", "800 answers to 90 held-out questions", "40.0% of them right",
-            "70 questions with both", "asks for 0.7", "`warmup.steps`", "least_auc: null",
+            "70 questions with both", "requires 0.7", "`warmup.steps`", "least_auc: null",
         ):  # fmt: skip
             assert part in said
 
@@ -215,7 +215,7 @@ class TestGate:
         with pytest.raises(ConfigError, match="too few questions have both right and wrong answers"):
             check_verifier(judge_of(tmp_path, both=1, interval_within=None), 0.7)
         (tmp_path / "verifier.json").write_text(json.dumps({"base": ""}))
-        with pytest.raises(ConfigError, match="There is no record of how well"):
+        with pytest.raises(ConfigError, match="no record of its accuracy"):
             check_verifier(tmp_path, 0.7)
 
 

@@ -2,10 +2,10 @@
 
     RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line says how it was measured, each further one is an episode
 
-`evaluation.blame` measures. A file is only appended to, an episode at a time, so that what was interrupted continues where it was
-stopped. Nothing else of a run reads the folder: it can be deleted at any time. What cannot be read counts as not measured.
+`evaluation.blame` measures. Files are appended to, one episode at a time, so that an interrupted measurement can continue.
+A run does not need the folder: it can be deleted at any time. Unreadable lines count as not measured.
 
-No torch: the viewer reads these files too.
+This module imports no torch: the viewer reads these files too.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ Count = Annotated[int, Field(ge=0)]
 FORMAT = 1
 FOLDER = "blame"
 COSTLIEST = 10
-"""Turns that are quoted."""
+"""Number of quoted turns."""
 QUOTED = 100
-"""Characters of a quoted turn."""
+"""Most characters of a quoted turn."""
 
 
-# -------- What is known of a turn, an episode and all of them
+# -------- Results for a turn, an episode and all episodes
 
 
 @dataclass(frozen=True, slots=True)
 class SampledInstead:
-    """What an agent said when its turn was sampled again, and what became of it."""
+    """An alternative text of a turn that was sampled again, and its success."""
 
     text: str
     times: Count
-    """Continuations in which it said exactly this."""
+    """Continuations with exactly this text."""
     success: Share | None
-    """Mean success of those continuations; None where all of them failed with an error."""
+    """Mean success of those continuations; None if all of them failed with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedTurn:
     """One turn of an episode with the probability of success around it.
 
-    Probabilities are means of the success of continuations, so of a share in [0, 1] where an environment grades.
+    Probabilities are means of the success of continuations, which environments may grade with any share in [0, 1].
     """
 
     agent: str
@@ -65,20 +65,20 @@ class BlamedTurn:
     number: Count
     """Place among the agent's own turns, from 1."""
     moment: Count
-    """Turns of one moment are said without hearing one another; from 0."""
+    """Agents with the same moment act simultaneously; from 0."""
     text: str
     before: Share | None
-    """Success if this turn and all that follow are sampled again, those of other agents at the same moment kept."""
+    """Success if this turn and all later ones are sampled again, and other agents' turns of the same moment are kept."""
     after: Share | None
-    """Success if this turn and all of its moment are kept and what follows is sampled again; of the last moment the outcome."""
+    """Success if all turns of this moment are kept and later ones are sampled again; for the last moment the outcome."""
     error: Share
     """Standard error of the drop; see `uncertainty`."""
     instead: tuple[SampledInstead, ...] = ()
-    """What was sampled in its place, the most frequent first; a bounded number."""
+    """Alternatives that were sampled, the most frequent first; a bounded number."""
 
     @property
     def drop(self) -> float | None:
-        """How much the turn cost: the probability of success before it less that after it; None where one is unknown."""
+        """The probability of success before the turn minus that after it; None if one is unknown."""
         return None if self.before is None or self.after is None else self.before - self.after
 
 
@@ -90,7 +90,7 @@ class BlamedEpisode:
     sample: Count
     seed: Count
     said: str
-    """Hash of what was sampled, so that another conversation about the same task is told apart."""
+    """Hash of the sampled tokens, which distinguishes conversations about the same task."""
     question: str
     agents: tuple[str, ...]
     success: Share
@@ -99,7 +99,7 @@ class BlamedEpisode:
     turns: tuple[BlamedTurn, ...]
     continuations: Count
     failed: Count
-    """Continuations that ended in an error; they are in no mean."""
+    """Continuations that ended in an error; means exclude them."""
     tokens: Count
     """Tokens that the continuations sampled."""
 
@@ -110,7 +110,7 @@ class BlamedEpisode:
 
     @property
     def key(self) -> tuple[str, int, int, str]:
-        """What tells episodes of a file apart."""
+        """What identifies an episode in a file."""
         return self.task, self.sample, self.seed, self.said
 
     @property
@@ -134,16 +134,16 @@ class MeanDrop:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Which turns lost episodes; `print` shows it by agent and turn, with the most costly turns."""
+    """Which turns lost episodes; `print` shows a line for each turn of each agent."""
 
     measured: Mapping[str, Any]
-    """How: `step`, `split`, `samples`, `seed` and what else the file's first line holds."""
+    """The settings: `step`, `split`, `samples`, `seed` and the rest of the file's first line."""
     episodes: tuple[BlamedEpisode, ...]
     """Failed ones first, then solved ones, each in the order of the evaluation."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Reason → episodes that could not be replayed."""
     file: Path | None = None
-    """Where it is kept; None where nothing was written."""
+    """Its file; None if nothing was written."""
 
     @property
     def failed(self) -> tuple[BlamedEpisode, ...]:
@@ -152,12 +152,12 @@ class Blame:
 
     @property
     def solved(self) -> tuple[BlamedEpisode, ...]:
-        """The others."""
+        """The episodes with full success."""
         return tuple(each for each in self.episodes if each.solved)
 
     @property
     def lost_by(self) -> dict[str, int]:
-        """Agent → failed episodes in which the most costly turn is one of its; every agent is listed."""
+        """Agent → number of failed episodes whose turn with the largest drop is the agent's; every agent is listed."""
         found = dict.fromkeys((agent for each in self.episodes for agent in each.agents), 0)
         for each in self.failed:
             if (turn := each.culprit) is not None:
@@ -165,33 +165,27 @@ class Blame:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each turn of each agent: mean drops over failed and over solved episodes, and how many it lost."""
-        places = dict.fromkeys(
-            (agent, number)
-            for agent in self.lost_by
-            for number in sorted({t.number for e in self.episodes for t in e.turns if t.agent == agent})
-        )
+        """Return a row for each turn of each agent: mean drops over failed and solved episodes, and the number of lost ones."""
+        culprits = [each.culprit for each in self.failed]
         rows = []
-        for agent, number in places:
-            lost = [each.culprit for each in self.failed]
-            rows.append(
-                {
-                    "agent": agent,
-                    "turn": number,
+        for agent in self.lost_by:
+            turns = (turn for each in self.episodes for turn in each.turns if turn.agent == agent)
+            for number in sorted({turn.number for turn in turns}):
+                lost = sum(t is not None and (t.agent, t.number) == (agent, number) for t in culprits)
+                drops = {
                     "failed": asdict(mean_drop(self.failed, agent, number)),
                     "solved": asdict(mean_drop(self.solved, agent, number)),
-                    "lost": sum(t is not None and (t.agent, t.number) == (agent, number) for t in lost),
                 }
-            )
+                rows.append({"agent": agent, "turn": number, **drops, "lost": lost})
         return rows
 
     def costliest(self, most: int = COSTLIEST) -> list[tuple[BlamedEpisode, BlamedTurn]]:
-        """Return the turns with the greatest drops, at most so many, each with its episode."""
+        """Return the turns with the largest drops, at most so many, each with its episode."""
         turns = [(each, turn) for each in self.episodes for turn in each.turns if (turn.drop or 0.0) > 0.0]
         return sorted(turns, key=lambda pair: -(pair[1].drop or 0.0))[:most]
 
     def row(self) -> dict[str, Any]:
-        """Return all of it as plain JSON."""
+        """Return everything as plain JSON."""
         return {
             **self.measured,
             "file": None if self.file is None else str(self.file),
@@ -211,7 +205,7 @@ class Blame:
         }
 
     def __str__(self) -> str:
-        """Return who lost how many episodes, and a line for each turn of each agent."""
+        """Return how many episodes each agent lost, and a line for each turn of each agent."""
         lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
         lines = [
             f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'nobody'}"
@@ -231,12 +225,12 @@ class Blame:
 
 
 def drop_text(row: Mapping[str, Any]) -> str:
-    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash where nothing is known."""
+    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash without one."""
     return "–" if row["drop"] is None else f"{row['drop']:+.3f} ± {row['error']:.3f}"
 
 
 def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> MeanDrop:
-    """Return the mean drop of an agent's turn of this number (from 1) over the episodes in which it is known."""
+    """Return the mean drop of an agent's turn with this number (from 1) over the episodes in which it is known."""
     found = [
         turn
         for each in episodes
@@ -252,18 +246,18 @@ def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> Mea
 
 
 def uncertainty(successes: Sequence[float]) -> float:
-    """Return the standard error of a probability of which these successes are the estimate, in (0, 0.5).
+    """Return the standard error, in (0, 0.5), of a probability that is estimated from these successes.
 
-    The standard deviation of the posterior from a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3)) with
-    p = (s + 1) / (n + 2). Unlike that of the sample it is not 0 where all of few continuations end alike. For graded successes it is
-    an upper bound, because a share in [0, 1] varies most where it is 0 or 1.
+    This is the standard deviation of the posterior from a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3)) with
+    p = (s + 1) / (n + 2). Unlike the sample's deviation it is not 0 if a few continuations all have the same result. For
+    graded successes it is an upper bound, because a share in [0, 1] varies most if it is 0 or 1.
     """
     p = (sum(successes) + 1.0) / (len(successes) + 2.0)
     return math.sqrt(p * (1.0 - p) / (len(successes) + 3.0))
 
 
 def said_in(episode: Episode) -> str:
-    """Return a hash of the tokens that an episode's agents sampled."""
+    """Return a hash of the sampled tokens of an episode."""
     tokens = [[turn.agent, list(turn.completion_ids)] for turn in episode.turns]
     return blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
 
@@ -290,35 +284,29 @@ def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
     """Return the episode of a row; raises ValueError for a row in another form."""
     found = _form().validate_json(json.dumps(row), strict=True)
     if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in found.turns):
-        raise ValueError("a turn of no moment, or of nobody")
+        raise ValueError("a turn with an unknown moment or agent")
     return found
 
 
 class BlameFile:
-    """The file of one way to measure: reads what it holds, and appends to it."""
+    """The file for one set of measurement settings."""
 
     def __init__(self, run: Path, measured: Mapping[str, Any]) -> None:
-        """Take the run and how is measured; what was measured in another way has another file."""
+        """Take the run and the settings of the measurement; other settings have another file."""
         self.head = {"format": FORMAT, **measured}
-        told = blake2b(json.dumps(self.head, sort_keys=True).encode(), digest_size=4).hexdigest()
-        name = f"{measured['split']}-step{measured['step']}-{measured['samples']}x-{told}.jsonl"
+        digest = blake2b(json.dumps(self.head, sort_keys=True).encode(), digest_size=4).hexdigest()
+        name = f"{measured['split']}-step{measured['step']}-{measured['samples']}x-{digest}.jsonl"
         self.path = run / FOLDER / name
 
     def read(self) -> dict[tuple[str, int, int, str], BlamedEpisode]:
-        """Return the episodes that are measured already; lines that cannot be read are passed over."""
+        """Return the measured episodes, without unreadable lines."""
         return {episode.key: episode for episode in read_blamed(self.path)[1]}
 
     def append(self, episodes: Sequence[BlamedEpisode]) -> None:
-        """Append episodes; a line that an interruption has broken is cut off first. RunDirectoryError where the disk refuses."""
+        """Append episodes, after removing an incomplete last line; raises RunDirectoryError if the disk fails."""
         with writing(self.path):
             self.path.parent.mkdir(exist_ok=True)
-            flags = (
-                os.O_RDWR
-                | os.O_APPEND
-                | os.O_CREAT
-                | getattr(os, "O_NOFOLLOW", 0)
-                | getattr(os, "O_CLOEXEC", 0)
-            )
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.path, flags, 0o666)
             try:
                 size = os.fstat(descriptor).st_size
@@ -332,7 +320,7 @@ class BlameFile:
 
 
 def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
-    """Return how a file was measured and its episodes in their order; both empty where the file cannot be read."""
+    """Return the settings of a file and its episodes in order; both empty if the file cannot be read."""
     head: dict[str, Any] = {}
     found: dict[tuple[str, int, int, str], BlamedEpisode] = {}
     with suppress(OSError):
@@ -349,7 +337,7 @@ def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
 
 
 def blame_files(run: Path) -> list[Path]:
-    """Return a run's files, the newest first."""
+    """Return a run's files, newest first."""
     known: list[tuple[float, Path]] = []
     with suppress(OSError):
         for path in (run / FOLDER).glob("*.jsonl"):

@@ -4,12 +4,12 @@
       manifest.json            format, step, and size and sha256 of every other file
       state.json               everything but tensors; a tensor is {"$tensor": "<part>/<name>"}
       <part>.safetensors       the tensors of one top-level key of the state
-      <part>/                  in its place where several processes have written the part, see `Share`
+      <part>/                  used in its place if several processes have written the part, see `Share`
       …                        what `extra` wrote, such as PEFT folders
 
 A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees all
-of it or nothing. A step that is saved again (after a return to an older checkpoint, because a newer one was
-damaged) becomes `00000012-2`: the last good checkpoint is never replaced. Nothing is pickled.
+of it or nothing. A step that is saved again (after a resume from an older checkpoint, because a newer one was
+damaged) becomes `00000012-2`: the last good checkpoint is never replaced. It uses no pickle.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,37 +51,37 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
 
-# -------- Shares: what several processes learn, as files that each writes its share of, by `torch.distributed.checkpoint`.
+# -------- Shares: tensors of which several processes each write a part, with `torch.distributed.checkpoint`.
 #
 #     train/shard-00001-model-00001-of-00001.safetensors    written by rank 0
 #     train/shard-00002-model-00001-of-00001.safetensors    written by rank 1
 #     …
 #
-# They have the form of torch's HuggingFaceStorageWriter: a file's header says at which offsets of the whole tensors its
-# tensors begin (`DCP_SHARDING_INFO`). Any number of processes reads them, each the parts that it needs. Planners and storage
-# of the library are used without its collectives, which exchange pickles: every rank knows the plans of all.
+# The files have the form of torch's HuggingFaceStorageWriter: a file's header says at which offsets of the whole tensors its
+# parts begin (`DCP_SHARDING_INFO`). Any number of processes can read them, each the parts that it needs. The library's
+# planners and storage are used without its collectives, which exchange pickles: every rank computes the plans of all ranks.
 
 SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
 """The name of a file of one rank, without its suffix."""
 LARGEST = 1 << 31
-"""Bytes of a file, at about which the next one begins: the library holds a file in memory twice while it is written."""
+"""Most bytes of one file, about: the library holds a file in memory twice while it writes it."""
 
 
 def is_parted(tensor: Tensor) -> bool:
-    """Return whether a tensor is a `DTensor`: a part of a whole one that several ranks hold."""
-    library = sys.modules.get("torch.distributed.tensor")  # whoever has made one has imported it
+    """Return whether a tensor is a `DTensor`, whose parts are on several ranks."""
+    library = sys.modules.get("torch.distributed.tensor")  # imported if there is a DTensor
     return library is not None and isinstance(tensor, library.DTensor)
 
 
 class Share:
-    """What one of `size` ranks writes of tensors that all hold.
+    """The part of common tensors that one of `size` ranks writes.
 
-    Of a `DTensor` each rank writes the part that it holds. Other tensors are the same in all ranks; each is written by one of
-    them, so that all write about as many bytes.
+    Each rank writes its own part of a `DTensor`. Other tensors are the same on all ranks: one rank writes each of them,
+    so that all ranks write about as many bytes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], rank: int, size: int, *, copied: bool = False) -> None:
-        """Plan this rank's share; `copied` takes copies of it, in the machine's memory, that training does not change."""
+        """Plan this rank's share; with `copied`, copy it to the CPU, so that training does not change it."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.planner import SavePlan
 
@@ -99,13 +100,13 @@ class Share:
         """What this rank writes, by name, on the CPU."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write this rank's files into a folder that rank 0 has made, and return them."""
+        """Write this rank's files into a folder that rank 0 has made, and return their paths."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
         if not folder.is_dir():
             raise CheckpointError(
-                f"Rank {self._rank} does not see {folder}, which rank 0 has made. Name a --run-dir on a disk that all machines "
+                f"Rank {self._rank} cannot find {folder}, which rank 0 has made. Choose a --run-dir on a disk that all machines "
                 "share."
             )
         own = self.tensors
@@ -115,7 +116,7 @@ class Share:
                 return own[index.fqn]
 
         planner = Planner(flatten_state_dict=False)
-        # The number of the file, from 1, that each tensor of a share is written to.
+        # The number of the file, from 1, of each tensor.
         items = self._plans[self._rank].items
         numbers: dict[str, int] = {}
         number, held = 1, 0
@@ -133,7 +134,7 @@ class Share:
 
 
 def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
-    """Return a tensor on the CPU in one piece; a copy if it is to be `copied` or was elsewhere."""
+    """Return a contiguous tensor on the CPU; a copy if `copied` or if the tensor is on another device."""
     import torch
 
     own = tensor.detach()
@@ -143,7 +144,7 @@ def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of a folder by name, without their content (on the device `meta`)."""
+    """Return the whole tensors of a folder by name, without their content (on the `meta` device)."""
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -156,7 +157,7 @@ def described(folder: Path) -> dict[str, Tensor]:
 
 
 def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Read tensors, by name, into these of the same shapes; of a `DTensor` only the part that this rank holds."""
+    """Read tensors by name into tensors of the same shapes; for a `DTensor`, only this rank's part."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -168,13 +169,13 @@ def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
     reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
 
 
-# -------- A state taken apart for a checkpoint: trees of JSON, and the tensors in them by name.
+# -------- The contents of a checkpoint: trees of JSON, and the tensors in them by name.
 
 _PART = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Contents:
-    """What one rank has to write of a state."""
+    """The part of a state that one rank writes."""
 
     def __init__(
         self,
@@ -184,9 +185,10 @@ class Contents:
         *,
         copied: bool = False,
     ) -> None:
-        """Take a state apart; of several `ranks` each writes a share of the parts that are `shared`.
+        """Separate a state into trees and tensors; several `ranks` each write a share of the `shared` parts.
 
-        `copied` takes copies, which training does not change any more. Raises CheckpointError for a value that has no form.
+        With `copied`, tensors are copied, so that training does not change them. Raises CheckpointError for a value that cannot be
+        stored.
         """
         shared = shared if ranks.size > 1 else ()
         self.first = ranks.rank == 0
@@ -194,16 +196,16 @@ class Contents:
         self.trees: dict[str, Json] = {}
         """By part; a tensor is {"$tensor": "<part>/<name>"}."""
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
-        """What this rank writes, by part and name."""
+        """The tensors that this rank writes, by part and name."""
         self.shares: dict[str, Share] = {}
-        """By part, where several ranks write it."""
+        """The parts that several ranks write, by name."""
         for part, tree in state.items():
             assert _PART.fullmatch(part), f"'{part}' names a file"
             self.trees[part], tensors = _split(part, tree, whole=part in shared, copied=copied)
             if part in shared:
                 self.shares[part] = Share(tensors, ranks.rank, ranks.size, copied=copied)
                 tensors = self.shares[part].tensors
-            # Every tensor gets memory of its own: the format does not store that tied weights and views share theirs.
+            # safetensors refuses tensors that share memory, such as tied weights and views: copy them.
             seen: set[int] = set()
             for name, value in tensors.items():
                 storage = value.untyped_storage().data_ptr()
@@ -252,7 +254,7 @@ __all__ = [
 ]
 
 Destination = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
-"""Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor that it is to be read into."""
+"""Takes a tensor's name and its shape and type (a tensor on `meta`), and returns the tensor to read it into."""
 
 
 def save(
@@ -265,90 +267,125 @@ def save(
 ) -> Path:
     """Save the state after `step` updates and return the checkpoint's folder.
 
-    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values; `load` returns them
+    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values. `load` returns them
     equal in value, type and dtype, with tensors on the CPU. `extra` may write further files into the folder that it
     is given. Only one process at a time saves into `checkpoints`: `may_write` is called before the first file is
-    written and before the folder gets its name, and raises when another process has taken over.
+    written and before the folder is renamed, and raises if another process has taken over.
 
-    Several `ranks` save together: each gives its `Contents`, of whose shares it writes its own; everything else is that of rank 0.
+    Several `ranks` save together: each writes its share of its `Contents`, and rank 0 writes everything else.
 
-    Raises CheckpointError, in every rank, when the disk refuses or a value cannot be stored; earlier checkpoints stay intact.
+    Raises CheckpointError, in every rank, if the disk fails or a value cannot be stored; earlier checkpoints stay intact.
     """
-    doing = f"write the checkpoint of step {step} in {checkpoints}"
     contents = state if isinstance(state, Contents) else Contents(state)
-    shared = contents.shares.keys()
+    failures = partial(_disk_failures, f"write the checkpoint of step {step} in {checkpoints}", may_write)
 
-    def begun() -> str:
+    # Rank 0 makes a hidden folder, every rank writes its files into it, and rank 0 adds the manifest and renames it.
+    # If one of these functions raises on any rank, `broadcast` and `all_gather` raise on every rank.
+    def make_folder() -> str:
         may_write()
-        with explained(doing):
-            return str(_begin(checkpoints, step, shared).absolute())
+        with failures():
+            return str(_make_folder(checkpoints, step, contents.shares.keys()).absolute())
 
-    final = Path(broadcast(ranks, "checkpoint", begun))
-    beside = _beside(final)
+    final = Path(broadcast(ranks, "checkpoint", make_folder))
+    hidden = _hidden(final)
 
-    def written() -> bytes:
-        with explained(doing), _ours(may_write):
-            files = _write_state(beside, contents)
+    def write_files() -> bytes:
+        with failures():
+            files = _write_state(hidden, contents)
             if extra is not None:
-                extra(beside)
-            if ranks.rank == 0:
-                every = sorted(path for path in beside.rglob("*") if path.is_file())
-                files += [path for path in every if path.relative_to(beside).parts[0] not in shared]
-            return json.dumps(_listed(beside, files)).encode()
+                extra(hidden)
+            if ranks.rank == 0:  # it lists all files but the shares of other ranks
+                every = sorted(path for path in hidden.rglob("*") if path.is_file())
+                files += [path for path in every if path.relative_to(hidden).parts[0] not in contents.shares]
+            return json.dumps(_listed(hidden, files)).encode()
 
-    def sealed(listings: Sequence[bytes]) -> None:
-        with explained(doing), _ours(may_write):
-            _seal(beside, step, [json.loads(listing) for listing in listings])
+    def complete() -> None:
+        with failures():
+            _write_manifest(hidden, step, [json.loads(listing) for listing in listings])
             may_write()
-            beside.rename(final)
+            hidden.rename(final)
             flush(checkpoints)
         remember(final)
 
     try:
-        listings = ranks.all_gather("checkpoint parts", written)
-        broadcast(ranks, "checkpoint seal", lambda: sealed(listings))
+        listings = ranks.all_gather("checkpoint parts", write_files)
+        broadcast(ranks, "checkpoint seal", complete)
     finally:
         if ranks.rank == 0:
-            # After a failure, the next attempt needs its space.
-            shutil.rmtree(beside, ignore_errors=True)
+            # After a failure, the next save needs the space.
+            shutil.rmtree(hidden, ignore_errors=True)
     return checkpoints / final.name
 
 
 @contextmanager
-def _ours(may_write: Callable[[], None]) -> Iterator[None]:
-    """Where the disk refuses inside the block, give the reason if the run is no longer ours."""
-    try:
-        yield
-    except OSError:
-        may_write()
-        raise
+def _disk_failures(action: str, may_write: Callable[[], None]) -> Iterator[None]:
+    """Raise CheckpointError for a failure of the disk in the block, unless `may_write` raises the cause: the run was taken over."""
+    with explained(action):
+        try:
+            yield
+        except OSError:
+            may_write()
+            raise
 
 
-def _begin(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
+def _make_folder(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
+    """Make the hidden folder of a new checkpoint, with a folder for each shared part, and return the final folder."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     for leftover in checkpoints.glob(f".*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
-    final = checkpoints / f"{step:08d}"
-    attempt = 2
-    while final.exists():
-        final = checkpoints / f"{step:08d}-{attempt}"
-        attempt += 1
-    _beside(final).mkdir()
+    names = (f"{step:08d}", *(f"{step:08d}-{number}" for number in range(2, 10_000)))
+    final = next(path for name in names if not (path := checkpoints / name).exists())
+    _hidden(final).mkdir()
     for part in shared:
-        (_beside(final) / part).mkdir()
+        (_hidden(final) / part).mkdir()
     return final
 
 
-def _beside(final: Path) -> Path:
+def _hidden(final: Path) -> Path:
     return final.with_name(f".{final.name}{PARTIAL}")
+
+
+def _write_state(folder: Path, contents: Contents) -> list[Path]:
+    """Write this rank's part of a state, and return its files among the shared parts."""
+    from safetensors.torch import save_file
+
+    files: list[Path] = []
+    for part, tensors in contents.tensors.items():
+        if part in contents.shares:
+            files += contents.shares[part].write(folder / part)
+        elif tensors:
+            save_file(dict(tensors), folder / f"{part}.safetensors")
+    if contents.first:
+        write_new(folder / "state.json", json.dumps(contents.trees, allow_nan=False).encode("ascii"))
+    return files
+
+
+def _listed(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
+    """Flush files to the disk and return their entries in the manifest."""
+    for path in files:
+        flush(path)
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in files
+    }
+
+
+def _write_manifest(folder: Path, step: int, listings: Sequence[Mapping[str, Any]]) -> None:
+    """Write the manifest of the files of all ranks, and flush the folders."""
+    listed = {name: entry for listing in listings for name, entry in listing.items()}
+    form = FORMAT if len(listings) == 1 else SHARED_FORMAT
+    manifest = {"format": form, "step": step, "files": listed}
+    write_new(folder / "manifest.json", json.dumps(manifest, indent=1).encode("ascii"))
+    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+        flush(inner)
+    flush(folder)
 
 
 def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
-    What several ranks have written is read into the tensor that `room` returns for a part's name and place and the whole tensor
-    without its content; without a room, or where it returns None, into a whole one on the CPU. Raises CheckpointError when the
-    disk refuses to read it.
+    `room` takes the name of a tensor that several ranks have written, and the whole tensor on `meta`; it returns the tensor to
+    read into. Without it, or if it returns None, the whole tensor is read to the CPU. Raises CheckpointError if the disk fails.
     """
     import torch
 
@@ -368,16 +405,16 @@ def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
             tensors |= {f"{part}/{name}": tensor for name, tensor in found.items()}
 
     def tensor(tag: str, name: Json) -> object:
-        assert tag == "$tensor", f"a tag of another kapelle: {tag}"
+        assert tag == "$tensor", f"unknown tag: {tag}"
         return tensors[name]
 
     return {part: decode(tree, tensor) for part, tree in state.items()}
 
 
 def poison_in(folder: Path) -> str | None:
-    """Return why training cannot continue from the numbers of a checkpoint, None when it can; see `models.finite`.
+    """Return why training cannot continue from the numbers of a checkpoint, None if it can; see `models.finite`.
 
-    Reads one file after another. Raises CheckpointError when the disk refuses to read it.
+    Reads one file after another. Raises CheckpointError if the disk fails.
     """
     with _readable(folder):
         for name in read_manifest(folder)["files"]:
@@ -390,7 +427,7 @@ def poison_in(folder: Path) -> str | None:
 
 
 def load(folder: Path, room: Destination | None = None) -> dict[str, Any]:
-    """Verify a checkpoint and return its state as `read` does; CheckpointError when it is missing or damaged."""
+    """Verify a checkpoint and return its state as `read` does; raises CheckpointError if it is missing or damaged."""
     verify(folder)
     return read(folder, room)
 
@@ -402,39 +439,3 @@ def _readable(folder: Path) -> Iterator[None]:
     except (OSError, DataError) as error:
         reason = explain(error) if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"Checkpoint {folder} cannot be read: {reason}") from error
-
-
-def _write_state(folder: Path, contents: Contents) -> list[Path]:
-    """Write a rank's part of a state; return its files among those that several ranks write."""
-    from safetensors.torch import save_file
-
-    files: list[Path] = []
-    for part, tensors in contents.tensors.items():
-        if part in contents.shares:
-            files += contents.shares[part].write(folder / part)
-        elif tensors:
-            save_file(dict(tensors), folder / f"{part}.safetensors")
-    if contents.first:
-        write_new(folder / "state.json", json.dumps(contents.trees, allow_nan=False).encode("ascii"))
-    return files
-
-
-def _listed(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Flush files to the disk and return what a manifest says of them."""
-    for path in files:
-        flush(path)
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in files
-    }
-
-
-def _seal(folder: Path, step: int, listings: Sequence[Mapping[str, Any]]) -> None:
-    """Write the manifest of what all ranks have written."""
-    listed = {name: entry for listing in listings for name, entry in listing.items()}
-    form = FORMAT if len(listings) == 1 else SHARED_FORMAT
-    manifest = {"format": form, "step": step, "files": listed}
-    write_new(folder / "manifest.json", json.dumps(manifest, indent=1).encode("ascii"))
-    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
-        flush(inner)
-    flush(folder)

@@ -1,14 +1,14 @@
-"""What a run's checkpoints hold, and how it is loaded again.
+"""The content of a run's checkpoints, and how to load it.
 
-The state of the train engine, the step, the positions in the run's files, the random generators, and the
-hash of every base model, so that adapters are never loaded onto another one. The trained policies are stored in a form
-that other programs can load, and so is a verifier that was trained:
+A checkpoint holds the state of the train engine, the step, the positions in the run's files, the random generators, and the
+hash of every base model, so that adapters are never loaded onto another base. Other programs can load the trained policies
+and a trained verifier:
 
     verifier/
       adapter_config.json, adapter_model.safetensors    the adapter, as a PEFT folder, with checksums (`models.checksums`)
       value_head.safetensors                            `weight` [1, hidden] and `bias` [1]
-      verifier.json                                     `base`: hash of the base under it; `held_out`: how well it
-                                                        judges (`training.held_out.Judgement`), null if not measured
+      verifier.json                                     `base`: hash of its base; `held_out`: accuracy of the verifier
+                                                        (`training.held_out.Judgement`), null if not measured
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Team
 
 LEARNED = "train"
-"""The part of a checkpoint that all ranks write together: the train engine's state."""
+"""The part of a checkpoint of which every rank writes a share: the train engine's state."""
 
 
 def prepare_checkpoint(
@@ -65,12 +65,12 @@ def prepare_checkpoint(
     *,
     copied: bool = False,
 ) -> Callable[[Peers], Path]:
-    """Take everything that an exact resume after `step` needs; return what saves it and lets `latest` point to it.
+    """Collect everything that an exact resume after `step` needs; return a function that saves it and updates `latest`.
 
-    `credit` is the algorithm's own state between steps, `policies` writes those that were trained. Of several `ranks` only the
-    first one has the `run`, and each writes its share of the engine's state. What is `copied` may be saved while training
-    continues, by a thread of each rank; the returned function takes the barrier of these threads. It raises NumericsError
-    before it writes anything if a weight, a moment or anything else that is learned is not finite.
+    `credit` is the algorithm's own state between steps, `policies` writes the trained policies. Only the first of several
+    `ranks` has the `run`, and each writes its share of the engine's state. With `copied`, a thread of each rank may save while
+    training continues; the returned function takes the barrier of these threads. It raises NumericsError
+    before it writes anything if a weight, a moment or another learned number is not finite.
     """
     taken: list[Contents] = []
     state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
@@ -94,18 +94,18 @@ def prepare_checkpoint(
         wrong = poisoned(learned(taken[0].tensors))
         if wrong is not None:
             raise NumericsError(
-                f"The checkpoint of step {step} is not written: {wrong}. Continue from the last one, with a lower "
+                f"The checkpoint of step {step} is not written: {wrong}. Resume from the last one, with a lower "
                 "`optimizer.lr`."
             )
         return b""
 
     def save(meeting: Peers) -> Path:
         meeting.all_gather("numbers", check)
-        # safetensors leaves reference cycles behind, several for each tensor: a collection of the youngest generation alone
-        # frees them. If Python collected meanwhile, tensors in use would move to an older generation, which is collected only
-        # after about a thousand steps.
+        # safetensors leaves several reference cycles for each tensor: a collection of the youngest generation alone
+        # frees them. If Python collected during the save, tensors in use would move to an older generation, which is collected
+        # only after about a thousand steps.
         on = gc.isenabled()
-        gc.collect(0)  # moves what was there before to an older generation
+        gc.collect(0)  # moves older objects to an older generation
         gc.disable()
         try:
             if run is None:
@@ -128,7 +128,7 @@ def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     for name, lora in adapters.items():
         targets: Collection[str] = lora.targets
-        if ALL_LINEAR in targets:  # the layers that it stands for
+        if ALL_LINEAR in targets:  # save the names of these layers
             weights = engine.weights(name)
             targets = {key.split(".")[-3] for key in weights if key.endswith(".lora_A.weight")}
         found[name] = {"rank": lora.rank, "alpha": lora.alpha, "targets": sorted(targets)}
@@ -136,10 +136,10 @@ def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
-    """Return the newest valid checkpoint of a folder, or the folder itself if it is one.
+    """Return the newest valid checkpoint of a folder, or the folder itself if it is a checkpoint.
 
-    `warn` is called with a sentence for each newer one that is damaged or holds numbers that are not finite. Raises
-    CheckpointError when there is no valid one.
+    Calls `warn` with a message for each newer one that is damaged or holds numbers that are not finite. Raises
+    CheckpointError without a valid one.
     """
     if step_of(folder) is not None:
         checkpoint.verify(folder)
@@ -147,19 +147,16 @@ def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
         return folder
     newest = checkpoint.newest_valid(folder, _refuse_poison)
     for rejected in newest.rejected:
-        back = ""
+        fix = ""
         if newest.folder is not None:
             run = shlex.quote(str(newest.folder.parent.parent))
-            step = step_of(newest.folder)
-            back = (
-                f" `kapelle runs rollback {run} --to {step}` moves it aside, with the rows that came after."
-            )
-        warn(f"passed over: {rejected.reason}{back}")
+            fix = f" `kapelle runs rollback {run} --to {step_of(newest.folder)}` moves it aside, with the later rows."
+        warn(f"passed over: {rejected.reason}{fix}")
     if newest.folder is None:
         why = "".join(f" {rejected.reason}" for rejected in newest.rejected)
         raise CheckpointError(
-            f"There is no whole checkpoint in {folder}.{why} Restore one from a copy, or start the run anew in another "
-            f"--run-dir. `kapelle runs show {shlex.quote(str(folder.parent))}` shows what is there."
+            f"There is no whole checkpoint in {folder}.{why} Restore one from a copy, or start a run in another --run-dir. "
+            f"`kapelle runs show {shlex.quote(str(folder.parent))}` lists the files."
         )
     return newest.folder
 
@@ -171,25 +168,25 @@ def read_checkpoint(
     bases: Mapping[str, str],
     take_credit: Callable[[Mapping[str, object]], None],
 ) -> Mapping[str, Any]:
-    """Load a valid checkpoint into the engine, the algorithm's state and the generators; return its loop part.
+    """Load a valid checkpoint into the engine, the algorithm's state and the random generators; return its `loop` part.
 
-    The returned mapping also has the `folder` that it was read from. Raises CheckpointError when it belongs to other base
-    weights or to other adapters than this team's.
+    The returned mapping also has the checkpoint's `folder`. Raises CheckpointError if the checkpoint has other base
+    weights or other adapters than this team.
     """
     state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else None)
     loop: Mapping[str, Any] = state["loop"]
     if loop["bases"] != bases:
         raise CheckpointError(
-            f"The checkpoint {folder} belongs to other base weights than those of `model.path` now. Name the "
-            "model that it was trained with. A warm-up that was repeated with another number of threads, version of torch "
-            "or processor is another model too."
+            f"The checkpoint {folder} was trained with other base weights than those of `model.path`. Name the "
+            "model that it was trained with. A warm-up with another number of threads, version of torch or processor "
+            "also gives another model."
         )
     saved, now = loop.get("adapters", {}), _adapters(team, engine)
     for name in sorted(saved.keys() & now.keys()):
         if saved[name] != now[name]:
             raise CheckpointError(
-                f"The checkpoint {folder} has an adapter '{name}' of {saved[name]}, but this team has one of "
-                f"{now[name]}. Leave `lora` and `critic_lora` as they were."
+                f"The checkpoint {folder} has the adapter '{name}' with {saved[name]}, but this team has "
+                f"{now[name]}. Set `lora` and `critic_lora` as they were."
             )
     engine.load_state(state["train"])
     take_credit(state["credit"])
@@ -204,7 +201,7 @@ def _refuse_poison(folder: Path) -> None:
 
 
 def copied_weights(team: Team, engine: TrainEngine) -> Mapping[str, Mapping[str, torch.Tensor]]:
-    """Return copies, in the machine's memory, of the weights that `write_policies` writes, by learner and name."""
+    """Return copies on the CPU of the weights that `write_policies` writes, by learner and name."""
     verifier = VERIFIER in team.critics and team.critics[VERIFIER].trained
     return {
         name: {key: held(tensor, copied=True) for key, tensor in engine.weights(name).items()}
@@ -223,8 +220,8 @@ def write_policies(
 ) -> None:
     """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
 
-    A verifier that was trained becomes the folder `verifier`, with how well it judges (`held_out`). `bases` holds the
-    hash of each base's weights. `copies` (`copied_weights`) are written in place of the weights as they are by now.
+    A trained verifier becomes the folder `verifier`, with its accuracy (`held_out`). `bases` holds the hash of each base's
+    weights. `copies` (`copied_weights`) are written in place of the current weights.
     """
     from safetensors.torch import save_file
 
@@ -263,10 +260,10 @@ def load_policies(
     load_weights: Callable[[str, Mapping[str, torch.Tensor]], None],
     bases: Mapping[str, str],
 ) -> None:
-    """Give policies (by name) the weights in folders, which `models.outline.check_saved` has checked before.
+    """Load the weights in folders into policies (by name); `models.outline.check_saved` has checked the folders.
 
-    `weights` returns a policy's weights by name and `load_weights` gives it others, as those of a train engine do. Raises
-    ModelError when a folder was not written by kapelle, or when an adapter was trained on other base weights than those of
+    `weights` returns a policy's weights by name and `load_weights` replaces them, like the methods of a train engine. Raises
+    ModelError if a folder was not written by kapelle, or if an adapter was trained on other base weights than those of
     this run (`bases`: base → hash).
     """
     for name, folder in folders.items():
@@ -274,8 +271,8 @@ def load_policies(
         made_on = None if policy.lora is None else base_of(folder)
         if made_on not in (None, bases[policy.base]):
             raise ModelError(
-                f"The adapter '{folder}' was trained on other base weights than '{name}' has here. Use the same "
-                "`model` and `warmup` as then."
+                f"The adapter '{folder}' was trained on other base weights than those of '{name}'. Use the same "
+                "`model` and `warmup`."
             )
         found = read_adapter(folder)[0] if policy.lora is not None else read_model(folder, weights(name))
         wrong = poisoned(found)
@@ -291,9 +288,10 @@ def load_verifier(
     engine: TrainEngine,
     bases: Mapping[str, str] | None = None,
 ) -> None:
-    """Load the verifier in a folder into the critic that stands for it.
+    """Load the verifier in a folder into a critic.
 
-    `bases` holds the hash of every base as it was read (base → hash), where ranks have shared bases out since. Raises ModelError when the folder is not a verifier or damaged, or when it was trained on another base than the team's.
+    `bases` holds the hash of every base as it was read (base → hash), needed if ranks have sharded the bases since. Raises
+    ModelError if the folder is no verifier or damaged, or if it was trained on another base than the team's.
     """
     model = models[critic.base]
     assert critic.lora is not None, "a verifier is an adapter with its head"
@@ -305,8 +303,8 @@ def load_verifier(
         base = json.loads((folder / "verifier.json").read_text("utf-8"))["base"]
     except (DataError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint that "
-            "`algorithm.name: verifier` wrote."
+            f"'{folder}' is not a verifier's folder: {error!r}. Name the folder `verifier` of a checkpoint of a run with "
+            "`algorithm.name: verifier`."
         ) from error
     if base != (hash_of_base(model) if bases is None else bases[critic.base]):
         raise ModelError(

@@ -1,10 +1,10 @@
-"""Which checkpoints of a run are whole, and which may be deleted; `checkpoint` writes and reads their content.
+"""Which checkpoints of a run are complete, and which may be deleted; `checkpoint` writes and reads their content.
 
-A checkpoint is whole when its manifest has the form that `checkpoint.save` gives it and names its own step, and when
-every file that it lists has the recorded size and SHA-256. A change of any single bit, also in the manifest, is noticed.
+A checkpoint is complete if its manifest has the form that `checkpoint.save` writes and names its own step, and if
+every listed file has the recorded size and SHA-256. A change of any single bit, also in the manifest, is detected.
 
-Whoever continues from a checkpoint reads all of it for that (`verify`). Pruning, at which a run's ranks wait, asks only whether a
-file is still the one whose content was hashed, when it was saved or loaded: the same inode, size and times.
+A resume reads the whole checkpoint for that (`verify`). Pruning, for which a run's ranks wait, only compares the inode, size and
+times of each file with those that it had when its content was hashed, at a save or a load.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from kapelle.runtime.files import FOLDER, PARTIAL, check_listed, explain, sha256
 
 FORMAT = 1
 SHARED_FORMAT = 2
-"""The form of what several processes have written, each a share of the tensors."""
-
+"""The form of a checkpoint of which several processes have written shares."""
 
 _Stamp = tuple[int, int, int, int, int]
 _hashed: dict[Path, dict[str, _Stamp]] = {}
-"""What the files of checkpoints were like when this process last knew their content, by the checkpoint's folder."""
+"""The stamps of the files of checkpoints whose content this process has hashed, by folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A checkpoint that was passed over, and why."""
+    """A checkpoint that cannot be used, and why."""
 
     folder: Path
     reason: str
@@ -41,15 +40,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest whole checkpoint, and the newer ones that are not whole."""
+    """The newest complete checkpoint, and newer ones that are damaged."""
 
     folder: Path | None
-    """None when there is no whole checkpoint."""
+    """None without a complete checkpoint."""
     rejected: tuple[Rejected, ...]
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first, without checking whether they are whole."""
+    """Return the folders of checkpoints, oldest first, without checking them."""
     if not checkpoints.is_dir():
         return []
     found = [(match, path) for path in checkpoints.iterdir() if (match := FOLDER.fullmatch(path.name))]
@@ -57,9 +56,9 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
-    """Find the newest whole checkpoint; newer ones that are damaged are returned with the reason.
+    """Find the newest complete checkpoint, and why newer ones cannot be used.
 
-    `check` raises CheckpointError for one whose files are intact but whose content cannot be used.
+    `check` raises CheckpointError for a checkpoint with intact files and unusable content.
     """
     rejected: list[Rejected] = []
     for folder in reversed(list_checkpoints(checkpoints)):
@@ -75,7 +74,7 @@ def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None)
 
 
 def newest_listed(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint whose manifest and sizes are right; quick, because no content is read."""
+    """Return the newest checkpoint with a valid manifest and the listed sizes; quick, because it reads no content."""
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
             read_manifest(folder)
@@ -86,8 +85,8 @@ def newest_listed(checkpoints: Path) -> Path | None:
 
 
 def verify(folder: Path) -> int:
-    """Check every file against the manifest and return the step; raises CheckpointError."""
-    # Taken before anything is read, so that a change during the reading is noticed by the next call.
+    """Compare every file with the manifest and return the step; raises CheckpointError."""
+    # Taken before the files are read, so that the next call detects a change during the reading.
     manifest = read_manifest(folder)
     stamps = _stamps(folder, manifest)
     for name, expected in manifest["files"].items():
@@ -102,13 +101,13 @@ def verify(folder: Path) -> int:
 
 
 def remember(folder: Path) -> None:
-    """Take note that a checkpoint was just written, by this process or its ranks, and holds what its manifest says."""
-    with suppress(CheckpointError):  # the next call reads it then
+    """Remember that this process or its ranks have just written a checkpoint, so that pruning need not read it."""
+    with suppress(CheckpointError):
         _hashed[folder.absolute()] = _stamps(folder, read_manifest(folder))
 
 
 def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
-    """Return what tells each file of a checkpoint, its manifest included, from every other one and from itself after a change."""
+    """Return device, inode, size and times of each file of a checkpoint, including the manifest."""
     found: dict[str, _Stamp] = {}
     for name in ("manifest.json", *manifest["files"]):
         try:
@@ -120,30 +119,28 @@ def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
 
 
 def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path | None = None) -> list[Path]:
-    """Delete all checkpoints older than the newest `keep` that are whole, but the `best`, and return what was deleted.
+    """Delete all checkpoints older than the newest `keep` complete ones, except the `best`, and return the deleted folders.
 
-    Only whole checkpoints count among those kept, so that a whole one is never deleted in favour of a damaged one. A
-    checkpoint is read for that only where this process has not yet hashed it or a file has been touched since. Checkpoints
-    after `newest`, which the run has just saved, neither count nor are deleted: the run has passed over them.
+    Only complete checkpoints count, so that a damaged one never replaces a complete one. A checkpoint is read only if this
+    process has not hashed it or if a file has changed since. Checkpoints after `newest`, which the run has just saved, are
+    kept and do not count: the run could not resume from them.
     """
-    assert keep >= 1, "at least the newest checkpoint is kept"
+    assert keep >= 1, "the newest checkpoint must be kept"
     folders = list_checkpoints(checkpoints)
     if len(folders) <= keep:
         return []
     kept = 0
     deleted: list[Path] = []
     with explained(f"delete old checkpoints in {checkpoints}"):
-        passed_over = newest is not None
+        if newest in folders:
+            folders = folders[: folders.index(newest) + 1]
         for folder in reversed(folders):
-            passed_over = passed_over and folder != newest
-            if passed_over:
-                continue
             if kept < keep:
                 kept += is_whole(folder)
                 continue
             if folder == best:
                 continue
-            # Renamed first, so that no reader finds a half-deleted checkpoint.
+            # Renamed first, so that readers never find a half-deleted checkpoint.
             hidden = folder.rename(folder.with_name(f".{folder.name}{PARTIAL}"))
             shutil.rmtree(hidden)
             _hashed.pop(folder.absolute(), None)
@@ -152,7 +149,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; CheckpointError when it is broken or a file's size differs from its list."""
+    """Return a checkpoint's manifest; raises CheckpointError if it is damaged or if a file has another size."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint at {folder}.")
     try:
@@ -161,13 +158,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if type(form) is int and form not in (FORMAT, SHARED_FORMAT):
             raise CheckpointError(
                 f"Checkpoint {folder} has format {form}; this version of kapelle reads {FORMAT} and {SHARED_FORMAT}. Use the "
-                "one that wrote it."
+                "version that wrote it."
             )
         step = step_of(folder)
         files = manifest["files"]
         known = manifest.keys() == {"format", "step", "files"} and type(manifest["step"]) is int
         if not known or step not in (None, manifest["step"]) or "state.json" not in files:
-            raise ValueError("an unknown form, or another step than in the folder's name")
+            raise ValueError("an unknown form, or a different step than in the folder's name")
         check_listed(files)
         for name, expected in manifest["files"].items():
             path = folder / name
@@ -191,13 +188,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn errors of the disk or of safetensors inside the block into a CheckpointError that names the action."""
+    """Raise CheckpointError, which names the action, for errors of the disk or of safetensors in the block."""
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        # safetensors gives the disk's reason only in its text: "... (os error 28)".
+        # safetensors has the error number only in its text: "... (os error 28)".
         number = re.search(r"os error (\d+)", str(error))
         reason = explain(OSError(int(number[1]), str(error))) if number else str(error)
         raise CheckpointError(f"Cannot {doing}: {reason}") from error
@@ -206,7 +203,7 @@ def explained(doing: str) -> Iterator[None]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a checkpoint passes `verify`, or has passed it and none of its files was touched since."""
+    """Return whether a checkpoint passes `verify`, or has passed it and its files have not changed since."""
     try:
         known = _hashed.get(folder.absolute())
         if known is None or known != _stamps(folder, read_manifest(folder)):

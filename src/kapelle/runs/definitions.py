@@ -1,8 +1,7 @@
 """The metrics of a step's episodes, under the same names everywhere.
 
-A row is flat: name → float. What does not exist is absent: the mean of no values is left out instead of written as 0 or NaN.
-Failed episodes count in `failed_episodes` and `samples` alone. `success` is the mean over the `scored` episodes: those
-that ended without an error and that the environment scored.
+A row is flat: name → float. A mean of no values is absent, not 0 or NaN. Failed episodes count only in `failed_episodes` and
+`samples`. `success` is the mean over the `scored` episodes: those without an error that the environment scored.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from kapelle.types import Episode, Group, Turn
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What one metric is; `<agent>` or `<policy>` in its pattern stands for a name."""
+    """The description of one metric; `<agent>` or `<policy>` in its pattern is a placeholder for a name."""
 
     pattern: str
     unit: str
     meaning: str
     warning: str
-    """What it looks like when something is wrong, and the usual cause."""
+    """Its values if something is wrong, and the usual cause."""
     known_as: str
-    """What papers and other trainers call it."""
+    """Its name in papers and other trainers."""
     panel: tuple[str, str] | None = None
-    """The panel that it shares with other metrics, and whose number it is there."""
+    """The panel that it shares with other metrics, and its label there."""
 
 
 FEATURES: Mapping[str, str] = {
@@ -77,12 +76,12 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
 
 
 def describe(name: str) -> Metric | None:
-    """Return the description of a metric by its full name (`reward/actor`), None for a name not listed here."""
+    """Return the description of a metric by its full name (`reward/actor`), None for an unknown name."""
     return next((metric for pattern, metric in _patterns() if pattern.fullmatch(name)), None)
 
 
 def misspelt(name: str) -> str:
-    """Return ` Did you mean 'success'?` for a name that begins like none listed here and nearly like one; else nothing."""
+    """Return ` Did you mean 'success'?` for an unknown name that is similar to a known one; otherwise empty."""
     kind, _, rest = name.partition("/")
     kinds = {
         metric.pattern.partition("/")[0]
@@ -102,38 +101,38 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return the metrics of a step's groups; see METRICS for each name.
 
-    `returns` gives what each agent is trained on: `Algorithm.returns`, which shares the team's reward.
+    `returns` gives the returns that agents are trained on: `Algorithm.returns`, which shares the team's reward.
     """
-    played = [episode for group in groups for episode in group.episodes]
-    valid = [episode for episode in played if episode.error is None]
-    row = {"samples": float(len(played))}
-    _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in played])
+    every = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in every if episode.error is None]
+    row = {"samples": float(len(every))}
+    _put_mean(row, "failed_episodes", [float(episode.error is not None) for episode in every])
     _put_score(row, "", valid)
     if unscored := sum(is_unscored(episode) for episode in valid):
         row[UNSCORED] = float(unscored)
     for part, own in by_part(valid).items():
         _put_score(row, f"/{part}", own)
         for agent in _names(episode.agents for episode in own):
-            seated = [episode for episode in own if agent in episode.agents]
-            _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in seated])
+            with_agent = [episode for episode in own if agent in episode.agents]
+            _put_mean(row, f"return/{part}/{agent}", [returns(e).get(agent, 0.0) for e in with_agent])
     _put_mean(row, "truncated", [float(episode.truncated) for episode in valid])
     _put_mean(
         row, "dead_groups", [float(is_dead(group, returns)) for group in groups if len(group.episodes) > 1]
     )
     for name, values in _reported(valid).items():
         _put_mean(row, f"info/{name}", values)
-    row |= _paid(played)
-    for agent in _names(episode.agents for episode in played):
-        seated = [episode for episode in valid if agent in episode.agents]
-        row |= _agent_metrics(agent, seated, returns)
+    row |= _reward_functions(every)
+    for agent in _names(episode.agents for episode in every):
+        with_agent = [episode for episode in valid if agent in episode.agents]
+        row |= _agent_metrics(agent, with_agent, returns)
         best = [_terminal(agent, group.valid) for group in groups]
         _put_mean(row, f"reward_max/{agent}", [max(rewards) for rewards in best if rewards])
-    _put_mean(row, "dead_moments", [float(len(set(worths)) < 2) for worths in _moments(valid)])
-    turns = [turn for episode in played for turn in (*episode.turns, *episode.branches)]
-    spoke = [(turn.policy,) for turn in turns] + [tuple(episode.continued) for episode in played]
-    for policy in _names(spoke):
+    _put_mean(row, "dead_moments", [float(len(set(values)) < 2) for values in _moments(valid)])
+    turns = [turn for episode in every for turn in (*episode.turns, *episode.branches)]
+    policies = [(turn.policy,) for turn in turns] + [tuple(episode.continued) for episode in every]
+    for policy in _names(policies):
         sampled = [len(turn.completion_ids) for turn in turns if turn.policy == policy and not turn.copied]
-        continued = sum(episode.continued.get(policy, 0) for episode in played)
+        continued = sum(episode.continued.get(policy, 0) for episode in every)
         row[f"tokens/{policy}"] = float(sum(sampled) + continued)
         if continued:
             row[f"tokens_continued/{policy}"] = float(continued)
@@ -141,16 +140,16 @@ def rollout_metrics(
 
 
 MOST_REPORTED = 32
-"""Names of `info` in one step that become metrics, the first in the alphabet: a name for each task would be no metric."""
+"""Most names in `info` of one step that become metrics, in alphabetical order, because some environments have a name per task."""
 _REPORTABLE = re.compile(r"[\w.-]{1,64}")
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return the finite numbers that environments report in `info`, by name, by `name/agent` for mappings of agents."""
+    """Return the finite numbers in the `info` of environments by name; `name/agent` for mappings by agent."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
-        said: Mapping[Any, Any] = episode.info  # a world may have named it by anything
-        for name, value in said.items():
+        info: Mapping[Any, Any] = episode.info  # environments may use any keys
+        for name, value in info.items():
             if not (isinstance(name, str) and _REPORTABLE.fullmatch(name)):
                 continue
             own = value.items() if isinstance(value, Mapping) and value.keys() <= {*episode.agents} else ()
@@ -161,14 +160,14 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     return {place: found[place] for place in sorted(found) if place.partition("/")[0] in kept}
 
 
-def _paid(played: Sequence[Episode]) -> dict[str, float]:
-    """Return what each reward returned, for how many episodes it returned nothing, and how far a judge disagreed with itself."""
+def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return mean and deviation of each reward function, its shares of None and of failures, and the judge's disagreement."""
     found: dict[str, list[float]] = {}
     silent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
-    for episode in played:
+    for episode in episodes:
         for key, value in episode.info.items():
-            # Worlds may put anything there; most of it is passed over without a call, as this is done for every episode.
+            # Environments may use any keys; this runs for every episode, so skip most of them quickly.
             if key.__class__ is not str or "/" not in key:
                 continue
             if key.startswith(PAID_BY):
@@ -192,12 +191,12 @@ def _paid(played: Sequence[Episode]) -> dict[str, float]:
         if silent[name]:
             row[f"paid_none/{name}"] = silent[name] / (silent[name] + len(values))
         if failed[name]:
-            row[f"paid_failed/{name}"] = failed[name] / len(played)
+            row[f"paid_failed/{name}"] = failed[name] / len(episodes)
     return row
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    """Return the episodes of each part of a mixture; empty outside of one."""
+    """Return the episodes of each part of a mixture; empty without a mixture."""
     parts: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.task.part:
@@ -208,11 +207,11 @@ def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
     """Yield the values (`Turn.worth`) of each set of candidates."""
     for episode in episodes:
-        worths: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
         for turn in (*episode.turns, *episode.branches):
             if turn.worth is not None:
-                worths.setdefault(turn.index if turn.parent is None else turn.parent, []).append(turn.worth)
-        yield from worths.values()
+                values.setdefault(turn.index if turn.parent is None else turn.parent, []).append(turn.worth)
+        yield from values.values()
 
 
 def _agent_metrics(
@@ -225,9 +224,9 @@ def _agent_metrics(
     _put_mean(row, f"length/{agent}", [len(turn.completion_ids) for turn in turns])
     _put_mean(row, f"turns/{agent}", [len(episode.by(agent)) for episode in episodes])
     _put_mean(row, f"finish_length/{agent}", [float(turn.finish_reason == "length") for turn in turns])
-    shortened = [turn.dropped > 0 for turn in turns]
-    if any(shortened):
-        _put_mean(row, f"compacted/{agent}", list(map(float, shortened)))
+    compacted = [float(turn.dropped > 0) for turn in turns]
+    if any(compacted):
+        _put_mean(row, f"compacted/{agent}", compacted)
     return row
 
 
@@ -236,12 +235,12 @@ def _terminal(agent: str, episodes: Sequence[Episode]) -> list[float]:
 
 
 def is_dead(group: Group, returns: Callable[[Episode], Mapping[str, float]] = own_returns) -> bool:
-    """Return whether no trained agent's return varies among a group's episodes."""
+    """Return whether the return of every trained agent is the same in all episodes of a group."""
     compared = without_unscored(group).valid
     learners = _names((turn.agent for turn in episode.turns if turn.trained) for episode in compared)
-    seats = learners or _names(episode.agents for episode in compared)
-    earned = [returns(episode) for episode in compared]
-    return all(len({own.get(agent, 0.0) for own in earned}) < 2 for agent in seats)
+    agents = learners or _names(episode.agents for episode in compared)
+    found = [returns(episode) for episode in compared]
+    return all(len({own.get(agent, 0.0) for own in found}) < 2 for agent in agents)
 
 
 def _names(lists: Iterable[Iterable[str]]) -> list[str]:
@@ -256,16 +255,16 @@ def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> No
 
 
 UNSCORED = "unscored"
-"""Where `Outcome.info` may say why an episode has no score; and the metric that counts such episodes."""
+"""The key of `Outcome.info` for the reason why an episode has no score; also the metric that counts such episodes."""
 
 
 def is_unscored(episode: Episode) -> bool:
-    """Return whether an episode says that nothing scored it, and nothing did."""
+    """Return whether an episode has neither score nor rewards, and a reason for that."""
     return UNSCORED in episode.info and episode.success is None and not episode.rewards
 
 
 def without_unscored(group: Group) -> Group:
-    """Return a group whose unscored episodes count as failed: they have no return that others could be compared with."""
+    """Return a group whose unscored episodes count as failed, because they have no return to compare."""
     if not any(map(is_unscored, group.episodes)):
         return group
     marked = [replace(e, error=str(e.info[UNSCORED])) if is_unscored(e) else e for e in group.episodes]
@@ -273,34 +272,34 @@ def without_unscored(group: Group) -> Group:
 
 
 def none_scored(row: Mapping[str, float]) -> bool:
-    """Return whether a row is of episodes that nothing scored, so that its rewards are not known."""
+    """Return whether no episode of a row was scored, so that its rewards are unknown."""
     return UNSCORED in row and row[UNSCORED] == row["samples"] * (1.0 - row.get("failed_episodes", 0.0))
 
 
 DISAGREEMENT = "judge/disagreement"
-"""Where an episode's `info` says how far a judge's verdicts in both orders differ; also the metric."""
+"""The key of an episode's `info` for the difference between a judge's verdicts in both orders; also the metric."""
 
 
 def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
-    """Return, by reward function, the episodes that it returned a number for, and all that it was asked about."""
+    """Return, by reward function, for how many episodes it returned a number, and for how many it was called."""
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
         for episode in group.valid:
             for key, value in episode.info.items():
-                name = str(key)  # worlds may put anything there
+                name = str(key)  # environments may use any keys
                 if name.startswith(PAID_BY) and (value is None or isinstance(value, int | float)):
-                    paid, asked = found.get(name.removeprefix(PAID_BY), (0, 0))
-                    found[name.removeprefix(PAID_BY)] = paid + (value is not None), asked + 1
+                    numbers, calls = found.get(name.removeprefix(PAID_BY), (0, 0))
+                    found[name.removeprefix(PAID_BY)] = numbers + (value is not None), calls + 1
     return found
 
 
 def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
-    """Return of how many episodes the means `info/<name>` and `paid/<reward>` of `rollout_metrics` are."""
+    """Return the number of episodes in each mean `info/<name>` and `paid/<reward>` of `rollout_metrics`."""
     valid = [episode for group in groups for episode in group.valid]
     counts = Counter({f"info/{name}": len(values) for name, values in _reported(valid).items()})
     for episode in valid:
         for key, value in episode.info.items():
-            name = str(key)  # worlds may put anything there
+            name = str(key)  # environments may use any keys
             if name.startswith(PAID_BY) and isinstance(value, int | float) and math.isfinite(value):
                 counts[f"paid/{name.removeprefix(PAID_BY)}"] += 1
     return dict(counts)
@@ -311,7 +310,7 @@ DEMONSTRATED = "demonstrated_"
 
 
 def demonstrated(row: Mapping[str, float]) -> dict[str, float]:
-    """Return a row of demonstrations, whose scores get names of their own because they do not describe the team."""
+    """Return a row of demonstrations with a prefix for scores, because they do not describe the team."""
     scores = ("success", "reward", "reward_max", "return")
     return {
         f"{DEMONSTRATED}{name}" if name.partition("/")[0] in scores else name: value

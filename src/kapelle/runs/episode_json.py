@@ -1,10 +1,11 @@
-"""Episodes and traces as JSON rows, every field of an episode exact.
+"""Episodes and traces as JSON rows, with every field of an episode exact.
 
 A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by
-`step` and `group` (the number of its group within the step). `versions`, `constraint`, `caller` and `copied` stand only in turns that have them, `interventions` only in episodes that have some, `final` only where the workflow named the team's answer, `images` only in turns and messages that have some, by
-their hashes; the row's own `images` has, by hash, the type of each and its bytes in base64, unless a file holds them. Floats are written with all their digits. A reward that
-is not finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged
-in the same way.
+`step` and `group` (the number of its group within the step). Some fields are omitted if they are empty: `versions`,
+`constraint`, `caller` and `copied` of turns, `interventions`, `final` (the team's answer, if the workflow names one), and
+`images`. Turns and messages name images by their hashes. The row's own `images` has the type of each by hash, and its bytes
+in base64 unless a file holds them. Floats are written with all their digits. A reward that is not finite, which only a failed
+episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from kapelle.types import (
 def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) -> bytes:
     """Return the JSON lines of a step's groups, one line per episode; see `dump_episode` for `keep`.
 
-    Raises DataError for an episode whose `info` or `task.data` holds what JSON cannot.
+    Raises DataError for an episode whose `info` or `task.data` JSON cannot hold.
     """
     lines = [
         dump_episode(episode, keep, step=step, group=place)
@@ -53,16 +54,16 @@ def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) ->
 NAMED = re.compile(r"[0-9a-f]{32}")
 
 Keep = Callable[[Image], object]
-"""Writes an image down elsewhere."""
+"""Stores an image elsewhere."""
 Find = Callable[[str], bytes]
-"""Returns an image's bytes by the name of its file; empty where they are gone."""
+"""Returns an image's bytes by the name of its file; empty if the file is missing."""
 
 
 def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> bytes:
     """Return one JSON line: the labels, then the fields of the episode.
 
-    With `keep`, which gets every image, the line names images and does not hold them, and leaves out which experts turns took
-    (`Turn.routing`): nothing is learned from it any more.
+    With `keep`, which is called with every image, the line holds only the names of images, and no routing to experts
+    (`Turn.routing`), which only training needs.
     """
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
@@ -119,13 +120,13 @@ def b64(data: bytes) -> str:
 def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
     """Return the episode of a row; raises DataError for a row in another form.
 
-    `find` gives the bytes of images that the row names and does not hold.
+    `find` returns the bytes of images that the row only names.
     """
     try:
         images: dict[str, Image] = {}
         for name, each in row.get("images", {}).items():
             if not NAMED.fullmatch(name) or each["media"] not in SIGNATURES:  # they name a file
-                raise ValueError(f"no name of an image: {name!r:.60}")
+                raise ValueError(f"an invalid image name: {name!r:.60}")
             image = Image(name, each["media"], base64.b64decode(each.get("data", "")))
             if "data" not in each and find is not None:
                 image = replace(image, data=find(image.file))
@@ -151,14 +152,14 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
 
 
 def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) -> list[Group]:
-    """Return the groups of one step's rows, in the order in which they were recorded; DataError for damaged rows."""
+    """Return the groups of one step's rows, in the order of the record; raises DataError for damaged rows."""
     episodes: dict[int, list[Episode]] = {}
     for row in rows:
         episodes.setdefault(row["group"], []).append(load_episode(row, find))
     try:
         return [Group(members[0].task, tuple(members)) for members in episodes.values()]
     except AssertionError as error:
-        raise DataError(f"The rows of a group do not belong together: {error}.") from error
+        raise DataError(f"The rows of a group belong to different tasks: {error}.") from error
 
 
 def _fields(
@@ -195,7 +196,7 @@ def _intervention(row: Mapping[str, Json]) -> Intervention:
 
 
 def _by_hash(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the hashes of its images, without fields of which there are none."""
+    """Return a row with the hashes of its images in place of the images."""
     images = row.pop("images")
     if row.get("structured", "") is None:
         del row["structured"]
@@ -223,12 +224,12 @@ def _with_images(row: Mapping[str, Json], images: Mapping[str, Image]) -> dict[s
     return {**row, "images": tuple(images[name] for name in row.get("images", ()))}
 
 
-# -------- Traces: what each token of a few episodes was credited with, by step in the folder `traces`, in files of the form of `step_rows`.
+# -------- Traces: the credit of each token of a few episodes, by step in the folder `traces`, in files of the form of `step_rows`.
 #
-# A step of which none was kept has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its place in the step's file of episodes, from 0), `turns`
-# and `vocabulary`. A turn has its `index` and, for each of its completion tokens: `pieces` (the token as text),
-# `advantage`, `credit`, `ratio`, `entropy` (nats; absent where the engine does not say). `vocabulary` has the text of
-# each token of its prompts, by id. Numbers have six digits; one that is not finite is null.
+# A step without traced episodes has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its place in the
+# step's file of episodes, from 0), `turns` and `vocabulary`. A turn has its `index` and, for each of its completion tokens:
+# `pieces` (the token as text), `advantage`, `credit`, `ratio`, `entropy` (nats; absent if the engine does not report it).
+# `vocabulary` has the text of each token of its prompts, by id. Numbers have six digits; one that is not finite is null.
 
 FORMAT = 1
 
@@ -240,9 +241,9 @@ class TracedTurn:
     index: int
     pieces: Sequence[str]
     advantage: Sequence[float]
-    """What the algorithm credited the token with."""
+    """The token's advantage."""
     credit: Sequence[float]
-    """Its share in what the step asks of its policy: weight × advantage, over the sum of their magnitudes in the step."""
+    """Its share in the policy's update: weight × advantage, over the sum of their magnitudes in the step."""
     ratio: Sequence[float]
     """Probability after the update over the probability with which it was sampled."""
     entropy: Sequence[float] = ()

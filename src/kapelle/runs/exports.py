@@ -1,4 +1,4 @@
-"""Episodes as data for supervised fine-tuning: all or the good ones, turn by turn, as JSON lines or one JSON array.
+"""Episodes as data for supervised fine-tuning, turn by turn, as JSON lines or one JSON array.
 
 One line is one turn, in the order of the episode:
 
@@ -7,8 +7,8 @@ One line is one turn, in the order of the episode:
      "policy": "actor", "version": 50, "weights_hash": "v2-…"}
 
 `messages` is the agent's own conversation up to this turn and `completion` its answer, so that a line is one SFT
-example for that agent. `reward` is the episode's: the team's score where the environment has one,
-else the mean of what its agents earned.
+example for that agent. `reward` is that of the episode: the team's score if the environment has one, else the agents' mean
+return.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kapelle.types import Episode, Group, Message, conversation
 
 
 def episode_reward(episode: Episode) -> float:
-    """Return the team's score of an episode, or the mean return of its agents where it has none."""
+    """Return the team's score of an episode, or without a score the mean return of its agents."""
     if episode.success is not None:
         return episode.success
     return sum(episode.total(agent) for agent in episode.agents) / len(episode.agents)
 
 
 def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, Episode]]:
-    """Yield every episode that did not fail and has at least this reward, with its number in its group."""
+    """Yield every episode without an error and with at least this reward, with its number in its group."""
     for group in groups:
         for number, episode in enumerate(group.episodes):
             if episode.error is None and episode_reward(episode) >= least:
@@ -53,7 +53,7 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
         messages = conversations.setdefault(turn.agent, [])
         before = known.get(turn.agent, ())
         if turn.prompt_ids[: len(before)] != before:
-            messages.clear()  # the agent began a new conversation
+            messages.clear()  # a new conversation of the agent
         messages.extend(turn.heard)
         known[turn.agent] = turn.prompt_ids + turn.completion_ids
         rows.append(
@@ -75,9 +75,9 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 
 
 def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return two rows of `sft_rows` for each conversation that was answered better and worse, as `preferences` pairs them.
+    """Return two rows of `sft_rows` for each conversation with a better and a worse answer, for the environment `preferences`.
 
-    They are the answers furthest apart in reward whose texts differ; a conversation without such a pair is left out.
+    They are the answers with different texts and the largest difference in reward; other conversations are excluded.
     """
     answers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -86,24 +86,20 @@ def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for given in answers.values():
         ranked = sorted(given, key=lambda row: -row["reward"])
         best, worst = ranked[0], ranked[-1]
-        # One text may have been paid best and worst: then another one stands on one side.
-        others = [row for row in ranked if row["completion"] != worst["completion"]]
-        lower = [row for row in ranked if row["completion"] != best["completion"]]
-        pairs = [(others[0], worst)] if others else []
-        pairs += [(best, lower[-1])] if lower else []
-        better, worse = max(
-            pairs, key=lambda pair: pair[0]["reward"] - pair[1]["reward"], default=(best, best)
-        )
+        # One text may have the best and the worst reward: then one side takes another text.
+        pairs = [(row, worst) for row in ranked if row["completion"] != worst["completion"]][:1]
+        pairs += [(best, row) for row in ranked if row["completion"] != best["completion"]][-1:]
+        better, worse = max(pairs, key=lambda p: p[0]["reward"] - p[1]["reward"], default=(best, best))
         if better["reward"] > worse["reward"]:
             kept += [better, worse]
     return kept
 
 
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
-    """Return rows as JSON lines; everything but ASCII is escaped, which keeps what UTF-8 cannot hold.
+    """Return rows as JSON lines; everything but ASCII is escaped, because UTF-8 cannot hold lone surrogates.
 
-    For a file `out` that ends in `.jsonl.zst` they are compressed as a run's episodes are, under this number of a step; for one
-    that ends in `.json` they are one array.
+    For a file `out` with the suffix `.jsonl.zst` they are compressed like a run's episodes, with this step number; for the
+    suffix `.json` they are one array.
     """
     if out is not None and out.name.endswith(".json"):
         array = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
@@ -112,21 +108,21 @@ def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number
     return pack(number, lines) if out is not None and out.name.endswith(PACKED) and lines else b"".join(lines)
 
 
-# -------- Graded answers as data for a verifier: written from episodes, balanced question by question, and summarised.
+# -------- Graded answers as data for a verifier: from episodes, balanced by question, and summarised.
 #
-# One line is one answer; the environment `labelled` reads such a file as it is:
+# One line is one answer; the environment `labelled` reads such a file:
 #
 #     {"question": "48/2", "solution": "24", "is_correct": 1.0, "agent": "ada", "round": 1,
 #      "task": "train-17", "policy": "ada", "version": 0, "weights_hash": "v2-…"}
 #
-# `round` is the number of the agent's own turn in its episode, from 1. An answer is right when `is_correct` is above ½.
+# `round` is the number of the agent's own turn in its episode, from 1. An answer is correct if `is_correct` is above ½.
 
 HELD_OUT = 0.2
 """Share of the questions that the recipe `verifier_file` holds out."""
 
 
 def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for every graded turn of every episode that did not fail; the module's docstring shows the form."""
+    """Return a row for every graded turn of every episode without an error; the comment above shows the form."""
     rows = []
     for episode in (episode for group in groups for episode in group.valid):
         taken: dict[str, int] = {}
@@ -152,24 +148,24 @@ def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Graded answers after balancing: as many right as wrong ones for each question."""
+    """Graded answers after balancing: as many correct as incorrect ones for each question."""
 
     rows: tuple[Mapping[str, Any], ...]
-    """The answers kept: different texts, and for each question as many right as wrong ones."""
+    """The remaining answers: different texts, and for each question as many correct as incorrect ones."""
     graded: int
     repeated: int
-    """Answers that repeat another answer to their question word for word."""
+    """Answers with the same text as another answer to their question."""
     one_kind: int
-    """Different answers to questions with only right or only wrong answers; all are dropped."""
+    """Different answers to questions with only correct or only incorrect answers; all are excluded."""
     one_kind_questions: int
     surplus: int
-    """Different answers without a counterpart of the other kind."""
+    """Different answers in excess of the other kind."""
 
 
 def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True) -> Balance:
-    """Return as many right as wrong answers to each question, drawn with a seed; `equal` False keeps all of them.
+    """Return as many correct as incorrect answers to each question, drawn with a seed; `equal` False keeps all.
 
-    The draw is over the answers as given, so that frequent answers are more likely; each text is then kept once.
+    The draw is over all answers, so that frequent answers are more likely; each text is then kept once.
     """
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -196,23 +192,23 @@ def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The content of a file of graded answers, in numbers."""
+    """Statistics of a file of graded answers."""
 
     answers: int
     right: int
     questions: int
     both: int
-    """Questions with both right and wrong answers; others teach nothing with `balance: question`."""
+    """Questions with both correct and incorrect answers; `balance: question` excludes the others."""
     only_right: int
     only_wrong: int
     per_question: tuple[int, float, int]
     """Smallest, median and largest number of answers to one question."""
     held_out: int
-    """Questions that `labelled` would test on, with its default `test_share`; no answer to them is trained on."""
+    """Questions in the test split of `labelled`, with its default `test_share`."""
     by_agent: Mapping[str, AnswerCount]
     by_round: Mapping[str, AnswerCount]
     examples: tuple[Mapping[str, Any], ...]
-    """Right and wrong answers to the first questions that have both."""
+    """Correct and incorrect answers to the first questions that have both."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -220,7 +216,7 @@ class Survey:
 
 
 def survey(file: Path, shown: int = 3) -> Survey:
-    """Read and summarise a file of graded answers; DataError names the first row in another form."""
+    """Read and summarise a file of graded answers; raises DataError, which names the first row in another form."""
     rows: list[Mapping[str, Any]] = []
     for read in read_rows(file):
         row, label = read.fields, read.fields.get("is_correct")
@@ -228,7 +224,7 @@ def survey(file: Path, shown: int = 3) -> Survey:
         if not (texts and isinstance(label, bool | int | float) and 0 <= label <= 1):
             raise DataError(
                 f"{read.place} is not a graded answer: it needs text in `question` and `solution`, and true, false or a number from 0 "
-                "to 1 in `is_correct`. Fix or drop the row."
+                "to 1 in `is_correct`. Fix or remove the row."
             )
         rows.append(row)
     if not rows:
@@ -261,7 +257,7 @@ def survey(file: Path, shown: int = 3) -> Survey:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCount:
-    """Answers of one kind: their number, and the share that is right."""
+    """Answers of one kind: their number, and the share that is correct."""
 
     answers: int
     right: float

@@ -1,11 +1,10 @@
-"""What commands measured on a run afterwards, and what people note of it, kept in its directory for the viewer.
+"""Later results of commands on a run, and people's notes, stored in its directory for the viewer.
 
     exact.json        `kapelle play RUN --exact`: format 1, `rows` with part, step, nash_conv, exploitability, legal, legal_mean, returns
-    evaluated.jsonl   one row for each `kapelle eval RUN`: what it prints as JSON, with `format` (1), `time` and the
-                      `settings` that it was given
+    evaluated.jsonl   one row for each `kapelle eval RUN`: its JSON output, with `format` (1), `time` and its `settings`
     notes.json        `kapelle runs note RUN`: format 1, `tags` and `note`
 
-A run does without these files, and no resume reads them: they are left out where they cannot be written, and what cannot be read counts as absent.
+A run does not need these files, and a resume does not read them. Failures to write them are ignored; unreadable parts count as absent.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ EXACT, EVALUATED, NOTES = FINDINGS = ("exact.json", "evaluated.jsonl", "notes.js
 
 
 def keep_exact(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep exact values of checkpoints, in place of earlier ones."""
+    """Store exact values of checkpoints, in place of earlier ones."""
     with suppress(OSError):
         replace_file(run / EXACT, json.dumps({"format": FORMAT, "rows": list(rows)}).encode(), sync=False)
 
@@ -41,7 +40,7 @@ def read_exact(run: Path) -> list[dict[str, Any]]:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    """Return the JSON mapping that a file holds; empty where it cannot be read."""
+    """Return the JSON mapping in a file; empty if it cannot be read."""
     try:
         found = json.loads(plain_bytes(file))
     except (OSError, ValueError, RecursionError):
@@ -84,9 +83,9 @@ def read_evaluated(run: Path) -> list[dict[str, Any]]:
 
 
 def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
-    """Return (set, metric, value, standard error) of every rate of one evaluation, in the order in which they were measured.
+    """Return (set, metric, value, standard error) of every rate of one evaluation, in the order of measurement.
 
-    The set's name is empty for the run's own environment. Its metric is `success`, or each agent's return where nothing is solved.
+    The set's name is empty for the run's own environment. Its metric is `success`, or each agent's return without a success.
     """
     team = row["team"]
     found = []
@@ -105,17 +104,17 @@ def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None
     return found
 
 
-# -------- What people note of a run
+# -------- Notes and tags
 
 TAG = re.compile(r"[\w.:+-]{1,40}")
-"""What a tag may be: a word without spaces."""
+"""A tag is a word without spaces."""
 MOST_TAGS, LONGEST_NOTE = 32, 10_000
 """Tags of a run; characters of a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """What people note of one run."""
+    """The notes on one run."""
 
     tags: tuple[str, ...] = ()
     text: str = ""
@@ -124,33 +123,32 @@ class RunNotes:
 def keep_notes(
     run: Path, *, text: str | None = None, add: Sequence[str] = (), remove: Sequence[str] = ()
 ) -> RunNotes:
-    """Change a run's note (None leaves it) and tags, and return what it has now.
+    """Change a run's note (None keeps it) and tags, and return the result.
 
-    Raises ConfigError for a tag that is no word, too many tags or too long a note, RunDirectoryError where the disk refuses.
+    Raises ConfigError for an invalid tag, too many tags or a note that is too long, RunDirectoryError if the disk fails.
     """
     wrong = next((tag for tag in add if not TAG.fullmatch(tag)), None)
     if wrong is not None:
         raise ConfigError(
-            f"'{wrong}' is no tag. Use letters, digits and . : + - _ without spaces, 40 at most."
+            f"'{wrong}' is not a valid tag. Use at most 40 letters, digits and . : + - _ without spaces."
         )
     before = read_notes(run)
     tags = tuple(tag for tag in dict.fromkeys((*before.tags, *add)) if tag not in remove)
-    said = before.text if text is None else text
-    if len(tags) > MOST_TAGS or len(said) > LONGEST_NOTE:
+    note = before.text if text is None else text
+    if len(tags) > MOST_TAGS or len(note) > LONGEST_NOTE:
         raise ConfigError(
-            f"A run has {MOST_TAGS} tags and a note of {LONGEST_NOTE:,} characters at most. Remove some with --untag, or write less."
+            f"A run can have {MOST_TAGS} tags and a note of {LONGEST_NOTE:,} characters. Remove tags with --untag, or shorten the note."
         )
     with writing(run / NOTES):
-        row = {"format": FORMAT, "tags": list(tags), "note": said}
+        row = {"format": FORMAT, "tags": list(tags), "note": note}
         replace_file(run / NOTES, json.dumps(row, indent=1).encode(), sync=False)
-    return RunNotes(tags, said)
+    return RunNotes(tags, note)
 
 
 def read_notes(run: Path) -> RunNotes:
-    """Return what is noted of a run; nothing where the file cannot be read."""
+    """Return the notes on a run; none if the file cannot be read."""
     found = _mapping(run / NOTES)
     tags, text = found.get("tags"), found.get("note")
-    known = (
-        [tag for tag in tags if isinstance(tag, str) and TAG.fullmatch(tag)] if isinstance(tags, list) else []
-    )
-    return RunNotes(tuple(known[:MOST_TAGS]), text[:LONGEST_NOTE] if isinstance(text, str) else "")
+    listed = tags if isinstance(tags, list) else []
+    valid = [tag for tag in listed if isinstance(tag, str) and TAG.fullmatch(tag)]
+    return RunNotes(tuple(valid[:MOST_TAGS]), text[:LONGEST_NOTE] if isinstance(text, str) else "")

@@ -1,11 +1,11 @@
 """One trainer per run directory: locks of the operating system, which end with their process.
 
-Two things are locked: the directory itself, and the file `lock` in it, which names the owner. The lock of the directory
-is the one that counts: a file can be removed or replaced, and whoever then locks the new file has locked something
-else. The file serves people, and disks that cannot lock directories (NFS), where it is the only lock.
+Two things are locked: the directory, and the file `lock` in it, which names the owner. The lock of the directory
+decides, because the file can be removed or replaced, and then a lock of the new file is a different lock.
+The file informs people, and is the only lock on disks that cannot lock directories (NFS).
 
-Before each write the owner checks whether the path still leads to what it has locked (`RunLock.recheck`): nothing is
-written to a directory that was moved, deleted or replaced.
+Before each write the owner checks that the path still leads to the directory that it has locked (`RunLock.recheck`), so that it
+never writes to a directory that was moved, deleted or replaced.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ATTEMPTS = 100
 class RunLock:
     """Exclusive use of a directory by this process, until `release` or its death.
 
-    `path` is the file `lock` in the directory. The file stays behind; only the locks of the operating system count.
-    Forked children do not keep them: a grader that outlives its killed trainer does not block the next one.
+    `path` is the file `lock` in the directory. The file remains after a release; only the locks of the operating system count.
+    Forked children do not keep them: a grader that outlives its killed trainer does not block the next trainer.
 
-    Raises RunDirectoryError when another process holds one of them, when `lock` is not a plain file, or when the disk
+    Raises RunDirectoryError if another process holds one of them, if `lock` is not a plain file, or if the disk
     has no locks.
     """
 
@@ -69,28 +69,28 @@ class RunLock:
             raise
 
     def recheck(self) -> None:
-        """Make sure, before a write, that this process is still the only owner of the directory at this path.
+        """Check, before a write, that this process is still the only owner of the directory at this path.
 
-        A file `lock` that was removed is made again where the directory is locked, because then no other process can have
-        taken the run. Raises RunDirectoryError when the directory was moved, deleted or replaced, or when another process may own it.
+        If the directory is locked, a missing file `lock` is made again, because no other process can have taken the run.
+        Raises RunDirectoryError if the directory was moved, deleted or replaced, or if another process may own it.
         """
         if self._portable is not None and self._path.parent.is_dir():
             return
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
-                f"{self._path.parent} is no longer held by this process, so nothing is written there."
+                f"{self._path.parent} is no longer held by this process, which may not write there."
             )
         if not _is_same(self._path.parent.stat, self._folder):
             raise RunDirectoryError(
-                f"{self._path.parent} was moved, deleted or replaced while this process was writing to it, so it stops here. "
-                "What was recorded is where the directory is now; put it back, or continue from there with --resume."
+                f"{self._path.parent} was moved, deleted or replaced while this process was writing to it, so it stops. "
+                "Move the directory back, or resume it at its new place with --resume."
             )
         if _is_same(self._path.lstat, self._file):
             return
         if not self._folder_locked:
             raise RunDirectoryError(
                 f"The file {self._path} was removed or replaced, so that another trainer may own this run now; this one "
-                "stops and writes nothing more. End all others, then continue with --resume."
+                "stops. End all others, then continue with --resume."
             )
         try:
             file = self._take_file()
@@ -106,7 +106,7 @@ class RunLock:
             self._portable = None
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
-                # Unlocked explicitly, because a process forked outside of Python may still have the descriptor.
+                # Unlock explicitly: a process that was forked outside of Python may still have the descriptor.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_UN)
         self._close()
@@ -133,7 +133,7 @@ class RunLock:
         self._portable = lock
 
     def _lock_folder(self, folder: int) -> bool:
-        """Lock the directory; False where the disk cannot lock directories."""
+        """Lock the directory; return False if the disk cannot lock directories."""
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -143,12 +143,12 @@ class RunLock:
         return True
 
     def _take_file(self) -> int:
-        """Open `lock`, lock it and write the owner into it; does not catch OSError."""
+        """Open `lock`, lock it and write the owner into it; may raise OSError."""
         for _ in range(_ATTEMPTS):
             descriptor = self._open_file()
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_same(self._path.lstat, descriptor):  # else it was replaced between the two calls
+                if _is_same(self._path.lstat, descriptor):  # otherwise it was replaced between the two calls
                     os.ftruncate(descriptor, 0)
                     owner = {
                         "pid": os.getpid(),
@@ -166,21 +166,23 @@ class RunLock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise RunDirectoryError(f"Cannot lock {self._path}: something keeps replacing it. End that.")
+        raise RunDirectoryError(
+            f"Cannot lock {self._path}: another program keeps replacing it. End that program."
+        )
 
     def _open_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if self._path.is_symlink() or (self._path.exists() and not self._path.is_file()):
             raise RunDirectoryError(
-                f"{self._path} is not a plain file but a link or folder, which locks nothing. Remove it."
+                f"{self._path} is not a plain file but a link or folder, which cannot be locked. Remove it."
             )
         descriptor = os.open(self._path, flags, 0o644)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise RunDirectoryError(f"{self._path} is not a plain file, so it locks nothing. Remove it.")
+            raise RunDirectoryError(f"{self._path} is not a plain file, so it cannot be locked. Remove it.")
         if found.st_nlink > 1 and self._folder_locked:
-            # A copy by hard links: the same file is the lock of another run too.
+            # A copy by hard links: another run has the same file as its lock.
             os.close(descriptor)
             replace_file(self._path, b"", sync=False)
             descriptor = os.open(self._path, flags, 0o644)
@@ -198,7 +200,7 @@ class RunLock:
 
 
 LEFT_BEHIND = frozenset({"lock", f".lock{PARTIAL}"})
-"""Names that a lock leaves in its directory."""
+"""Names of the files that a lock leaves in its directory."""
 
 _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -219,21 +221,21 @@ def now() -> str:
 
 
 def is_another_process(lock: Path, pid: int) -> bool:
-    """Return whether a living process merely has the process number of the one that last held a lock.
+    """Return whether a living process only has the same process number as the last owner of a lock.
 
-    The system reuses numbers. False where this cannot be determined.
+    The system reuses numbers. Returns False if this cannot be determined.
     """
     try:
         owner = json.loads(_text_of(lock))
-        then = owner["born"] if owner["pid"] == pid else None
+        recorded = owner["born"] if owner["pid"] == pid else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
     born = _born(pid)
-    return None not in (then, born) and then != born
+    return None not in (recorded, born) and recorded != born
 
 
 def _born(pid: int) -> str | None:
-    """Return what distinguishes a process from all others with its number; None where the system does not provide it."""
+    """Return boot and start time, which identify a process among all with its number; None if the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         # The program's name is in parentheses and may hold any character; field 22 is the start in clock ticks.

@@ -1,4 +1,4 @@
-"""A model card from a run's files: what was trained, with which settings, how it went and how well it does."""
+"""A model card from a run's files: algorithm, settings, training curve and evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 ROWS = 20
-"""Rows of the curve that a card shows at most."""
+"""Most rows of the curve on a card."""
 
 UNMEASURED = (
     "Not measured. `kapelle eval RUN` before the export measures the team and, with the same number of tokens, one agent "
@@ -36,7 +36,7 @@ class Exported:
     policy: str
     agents: Sequence[str]
     folder: str
-    """Relative to the export; `.` where it is alone."""
+    """Relative to the export; `.` if it is the only one."""
     base: str
     form: str
     """`peft`, `hf` or `gguf-ready`."""
@@ -46,10 +46,10 @@ class Exported:
 def model_card(
     run: Path, step: int, policies: Sequence[Exported], licence: str | None = None, *, team: bool = False
 ) -> str:
-    """Return the card of policies of a run after `step` updates; text of the run stands in it as text, paths by their name.
+    """Return the card of policies of a run after `step` updates; text is escaped, and paths are reduced to their names.
 
-    `licence` is the Hub's name of one (`apache-2.0`); without it the card has the one that the base's own card names, if there is one.
-    `team` says that a `team.yaml` lies beside, from which the whole team plays.
+    `licence` is the Hub's name of one (`apache-2.0`); the default is that of the base's own card, if it has one.
+    `team`: the export has a `team.yaml`, with which the whole team can be loaded.
     """
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
@@ -68,7 +68,7 @@ def model_card(
         ],
     )
 
-    # How to load the first of them.
+    # How to load the first policy.
     if first.form in ("peft", "hf"):
         library, made = {
             "peft": ("peft", "AutoPeftModelForCausalLM"),
@@ -82,7 +82,7 @@ def model_card(
 
     if team:
         lines += [
-            *("The whole team plays from `team.yaml`, in this folder:", "", "```sh"),
+            *("`team.yaml` in this folder loads the whole team:", "", "```sh"),
             *("kapelle chat .", "kapelle serve policy .", "kapelle eval ."),
             *("kapelle serve policy . --print vllm  # commands that serve each agent with vLLM", "```", ""),
         ]
@@ -95,8 +95,8 @@ def model_card(
         rows = [("team", row.get("team", {}))]
         for each in [each for each in _listed(row.get("baselines")) if isinstance(each, Mapping)]:
             answers = each.get("answers", 1)
-            who = ", ".join(map(str, _listed(each.get("agents"))))
-            rows.append((f"{who} alone" if answers == 1 else f"{who}, majority of {answers}", each))
+            agents = ", ".join(map(str, _listed(each.get("agents"))))
+            rows.append((f"{agents} alone" if answers == 1 else f"{agents}, majority of {answers}", each))
         lines += [
             f"Unseen problems of {_plain(row.get('environment'))}, 95 % intervals, after {row.get('steps')} steps.",
             "",
@@ -120,7 +120,7 @@ def model_card(
             "",
         ]
 
-    lines += ["## Settings", "", "Those that are no defaults.", ""]
+    lines += ["## Settings", "", "Settings other than the defaults.", ""]
     own = [
         (key, _place(value) if isinstance(value, str) else json.dumps(value))
         for key, (value, _) in own_settings(run).items()
@@ -134,7 +134,7 @@ def _metadata(
     evaluated: Sequence[Mapping[str, Any]],
     licence: str | None,
 ) -> str:
-    """Return the front matter by which the Hub finds a model and shows its results, between its two lines of dashes."""
+    """Return the front matter with which the Hub finds a model and shows its results, between two lines of dashes."""
     from huggingface_hub import ModelCardData
 
     environment = settings["environment"]
@@ -142,7 +142,7 @@ def _metadata(
     trained_on = str(environment.get("path") or "")
     on_hub = _HUB_NAME.fullmatch(trained_on) and not Path(trained_on).exists()
     results = []
-    with suppress(KeyError, TypeError, AttributeError, ValueError):  # a row that somebody changed
+    with suppress(KeyError, TypeError, AttributeError, ValueError):  # a damaged row
         results = eval_results(evaluated[-1:])
     data = ModelCardData(
         library_name="peft" if policies[0].form == "peft" else "transformers",
@@ -161,7 +161,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
-    """Return the rates of evaluations, rows as `kapelle eval --json` prints them, as the Hub's results on the split `test`."""
+    """Return the rates of evaluations, rows of `kapelle eval --json`, as the Hub's results on the split `test`."""
     from huggingface_hub import EvalResult
 
     return [
@@ -180,7 +180,7 @@ def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
 
 
 def licence_of(base: str) -> str | None:
-    """Return the licence that a base's card names, which lies in the Hub's cache or is None: no network is asked."""
+    """Return the licence in a base's card in the Hub's cache, or None; sends no request."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     card = try_to_load_from_cache(base, "README.md")
@@ -226,7 +226,7 @@ def _is_path(text: str) -> bool:
 
 
 def _place(text: str) -> str:
-    """Return a path of this machine by its name alone; other text as it is."""
+    """Return the name of a path of this machine; other text as it is."""
     return Path(text).name if _is_path(text) else text
 
 
@@ -238,16 +238,16 @@ def _plain(text: object) -> str:
     return words
 
 
-# -------- Sending an export to a hub of models, by `huggingface_hub`: only when asked, and only what was listed.
+# -------- Sending an export to a hub of models with `huggingface_hub`: only with `--push`, and only the listed files.
 
 NEVER = ("*.partial", ".*", "**/.*", "kapelle.json", "**/kapelle.json")
-"""What stays here."""
+"""Files that are never sent."""
 
 
 def check_push(repo: str, *, asking: bool = True) -> None:
-    """Raise ConfigError or EngineError, within seconds, where nothing can be sent, before anything is read or computed.
+    """Raise ConfigError or EngineError, within seconds, if an export cannot be sent.
 
-    The hub is asked whose the token is, unless `asking` is False: then only the name is held against its rules.
+    Queries the hub with the token, unless `asking` is False: then only the name and the environment are checked.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -260,7 +260,7 @@ def check_push(repo: str, *, asking: bool = True) -> None:
         why = " ".join(str(error).split()).removesuffix(f": '{repo}'.").rstrip(".")
         raise ConfigError(f"--push takes a repository, `OWNER/NAME`, and got '{repo}'. {why}.") from None
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise ConfigError("HF_HUB_OFFLINE is set, so nothing is sent. Unset it, or leave out --push.")
+        raise ConfigError("HF_HUB_OFFLINE is set, so nothing is sent. Unset it, or remove --push.")
     if not asking:
         return
     if get_token() is None:
@@ -273,24 +273,17 @@ def check_push(repo: str, *, asking: bool = True) -> None:
         raise EngineError(
             f"Nothing was sent to '{repo}': the hub cannot be reached ({error.reason})."
         ) from None
-    if answer is None or answer.status not in (200, 401):
-        return  # not every hub knows this question, and what it says to the export is what counts
-    reads_only = False
-    if answer.status == 200:
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            reads_only = bool(json.loads(answer.body)["auth"]["accessToken"]["role"] == "read")
-    if answer.status == 401 or reads_only:
-        what = "does not know the token" if answer.status == 401 else "lets the token read only; it is"
+    if answer is not None and answer.status == 401:  # other hubs may not know this request
         raise ConfigError(
-            f"Nothing was sent to '{repo}': {hub_address()} {what} that is set ({TOKEN_SOURCES}). Give it one that may write."
+            f"Nothing was sent to '{repo}': {hub_address()} rejects the token that is set ({TOKEN_SOURCES}). Set one that may write."
         )
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Send a folder to a repository of models, which is made where it is missing, and return its address.
+    """Send a folder to a repository of models, which is created if it is missing, and return its address.
 
-    The hub is `HF_ENDPOINT` or the public one; the token `HF_TOKEN` or that of `hf auth login`. Raises ConfigError without a
-    token or for a name that is no repository, EngineError when the hub cannot be reached or refuses; both say what was kept.
+    The hub is `HF_ENDPOINT` or the public one; the token is `HF_TOKEN` or that of `hf auth login`. Raises ConfigError without a
+    token or for an invalid name, EngineError if the hub cannot be reached or rejects the request; both name the export's folder.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -309,18 +302,17 @@ def push(folder: Path, repo: str, *, public: bool = False) -> str:
             repo_id=repo, folder_path=folder, commit_message="Export of a run", ignore_patterns=list(NEVER)
         )
     except HfHubHTTPError as error:
-        status, said = error.response.status_code, error.server_message
+        status, message = error.response.status_code, error.server_message
         meaning = {
-            401: f"it does not know the token that is set ({TOKEN_SOURCES})",
-            403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of your own or of an organisation that you "
-            "write for, or set a token that may write",
-            404: f"there is none of this name that the token that is set ({TOKEN_SOURCES}) can see or make",
-        }.get(status, "it took nothing")
-        words = f" It says: {' '.join(said.split())[:300].rstrip('.')}." if said else ""
+            401: f"it rejects the token that is set ({TOKEN_SOURCES})",
+            403: f"the token that is set ({TOKEN_SOURCES}) may not write there. Name a repository of yours, or set a token that may write",
+            404: f"the token that is set ({TOKEN_SOURCES}) can neither see nor create it",
+        }.get(status, "the request failed")
+        words = f" Its message: {' '.join(message.split())[:300].rstrip('.')}." if message else ""
         raise EngineError(
-            f"The hub refused '{repo}' ({status}): {meaning}.{words} Nothing was added there. {kept}"
+            f"The hub rejected '{repo}' ({status}): {meaning}.{words} Nothing was added. {kept}"
         ) from error
-    except Exception as error:  # whichever client it uses
-        what = f"Sending to '{repo}' was broken off" if made else f"Nothing was sent to '{repo}'"
+    except Exception as error:  # errors of any HTTP client
+        what = f"Sending to '{repo}' was interrupted" if made else f"Nothing was sent to '{repo}'"
         raise EngineError(f"{what}: the hub cannot be reached ({type(error).__name__}). {kept}") from error
     return str(getattr(sent, "repo_url", None) or repo)

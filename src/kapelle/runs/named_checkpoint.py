@@ -1,8 +1,8 @@
 """The best checkpoint of a run, and checkpoints by name: `RUN`, `RUN@best`, `RUN@12`.
 
-Which checkpoint is the best follows from the run's files alone, so that no kill or rollback can leave a wrong mark: among
-the whole checkpoints it is the one whose step has the best value of a metric, the earliest of equals. The value is that of the
-last evaluation at the step, or where no evaluation has the metric that of the training step.
+The best checkpoint follows from the run's files alone, so that it is correct after a kill or a rollback. It is the complete
+checkpoint whose step has the best value of a metric, the earliest of equals. The value is that of the last evaluation
+at the step, or that of the training step if no evaluation has the metric.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BEST, NEWEST = "best", "latest"
 
 
 def values_of(run: Path, metric: str) -> dict[int, float]:
-    """Return the value of a metric at each step that has one; raises the errors of the reader for damaged rows.
+    """Return the value of a metric at each step that has one; raises the reader's errors for damaged rows.
 
-    A metric is named `success`, `reward/solver` or `success/PART`.
+    Names of metrics are `success`, `reward/solver` or `success/PART`.
     """
     group, _, name = metric.partition("/")
     tables: tuple[Callable[[Path], Iterable[Mapping[str, Any]]], ...] = (read_evaluations, read_metrics)
@@ -53,7 +53,7 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
 
 
 def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
-    """Return the best whole checkpoint, None where no checkpoint's step has the metric."""
+    """Return the best complete checkpoint; None if no checkpoint's step has the metric."""
     values = values_of(run, metric)
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) in values]
     sign = 1.0 if lowest else -1.0
@@ -64,7 +64,7 @@ def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
 
 
 def why_no_best(run: Path, metric: str) -> str:
-    """Return why none of a run's checkpoints is the best by a metric, with the one that may have been meant."""
+    """Return why a run has no best checkpoint by a metric, with a similar name if there is one."""
     rows = [*read_metrics(run)[-1:], *read_evaluations(run)[-1:]]
     known = [
         name
@@ -72,11 +72,11 @@ def why_no_best(run: Path, metric: str) -> str:
         for name, value in row.items()
         if isinstance(value, int | float) and name != "step"
     ]
-    return f"no checkpoint so far is of a step that has the metric '{metric}' (`checkpoint.best`).{did_you_mean(metric, known)}"
+    return f"no checkpoint so far has a step with the metric '{metric}' (`checkpoint.best`).{did_you_mean(metric, known)}"
 
 
 def split_run(word: str) -> tuple[Path, str | None]:
-    """Return the run that a word names and which of its checkpoints: `best`, a step, or None for the newest."""
+    """Return the run in `RUN@WHICH` and the checkpoint: `best`, a step, or None for the newest."""
     run, mark, which = word.rpartition("@")
     if not mark or not run or Path(word).exists():
         return Path(word), None
@@ -87,14 +87,14 @@ def split_run(word: str) -> tuple[Path, str | None]:
             if meant
             else f"Write {run}@best, {run}@STEP, or {run} for the newest."
         )
-        raise ConfigError(f"'{word}' names no checkpoint. {hint}")
+        raise ConfigError(f"'{word}' is not a checkpoint. {hint}")
     return Path(run), None if which == NEWEST else which
 
 
 def named_checkpoint(run: Path, which: str | None) -> Path | None:
-    """Return the checkpoint that `split_run` has read; None for the newest.
+    """Return the checkpoint that the second result of `split_run` names; None for the newest.
 
-    Raises ConfigError where the run keeps no best one, CheckpointError where the step has no whole checkpoint.
+    Raises ConfigError if the run keeps no best checkpoint, CheckpointError if the step has no complete checkpoint.
     """
     if which is None:
         return None
@@ -109,7 +109,7 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
         found = best_checkpoint(run, metric, lowest=kept.get("best_is") == "lowest")
         if found is None:
             raise CheckpointError(
-                f"No checkpoint of {run} is of a step that has the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
+                f"No checkpoint of {run} has a step with the metric '{metric}'. Name a step.{_nearest(run, 10**12)}"
             )
         return found
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) == int(which)]
@@ -120,11 +120,11 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
 
 
 NEAREST = 3
-"""Checkpoints that a message names."""
+"""Number of checkpoints in a message."""
 
 
 def _nearest(run: Path, step: int) -> str:
-    """Return the checkpoints of a run that are nearest to a step, as they are written."""
+    """Return the checkpoints of a run nearest to a step, as a phrase."""
     kept = sorted({step_of(folder) or 0 for folder in list_checkpoints(run / "checkpoints")})
     if not kept:
         return " It has no checkpoint yet."
@@ -134,7 +134,7 @@ def _nearest(run: Path, step: int) -> str:
 
 
 def resumed_run(word: str) -> Path:
-    """Return the run that `kapelle train --resume` continues; ConfigError for a checkpoint other than its newest."""
+    """Return the run that `kapelle train --resume` continues; raises ConfigError for an older checkpoint of it."""
     run, which = split_run(word)
     if which is None or not is_run(run):
         return run if is_run(run) else Path(word)
@@ -143,31 +143,31 @@ def resumed_run(word: str) -> Path:
     if newest is not None and step == step_of(newest):
         return run
     raise ConfigError(
-        f"A run goes on from its newest checkpoint, and '{word}' is an earlier one. Go back to it first (`kapelle runs rollback "
-        f"{shlex.quote(str(run))} --to {step}`), or begin another run with its weights (`kapelle train RECIPE --start-from {shlex.quote(word)}`)."
+        f"A run resumes from its newest checkpoint, and '{word}' is older. Roll back first (`kapelle runs rollback "
+        f"{shlex.quote(str(run))} --to {step}`), or start another run with its weights (`kapelle train RECIPE --start-from {shlex.quote(word)}`)."
     )
 
 
-# -------- Where a checkpoint keeps policies, and whether saved weights fit a team; no torch, so that a dry run answers at once.
+# -------- Policies in a checkpoint, and whether saved weights fit a team. No torch: a dry run must be quick.
 
 _POLICIES = "policies"
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path:
-    """Return where a checkpoint keeps a trained policy in the form that other programs load."""
+    """Return the folder of a trained policy in a checkpoint, in a form that other programs load."""
     return checkpoint / _POLICIES / policy.replace(":", "_").replace("/", "_")
 
 
 def names_a_run(source: str) -> bool:
-    """Return whether weights are named by a run: `RUN`, `RUN@best`, `RUN@STEP`."""
+    """Return whether a source of weights is a run: `RUN`, `RUN@best`, `RUN@STEP`."""
     return is_run(split_run(source)[0])
 
 
 def weights_of(policy: str, source: str, setting: str) -> Path:
-    """Return the folder of a policy's weights that `source` names: a run or one of its checkpoints, an adapter, a model.
+    """Return the folder with a policy's weights; `source` is a run, one of its checkpoints, an adapter or a model.
 
-    A checkpoint gives the policy's own weights, or those of its only policy. Raises ConfigError and CheckpointError, which
-    name the `setting`, for a source without any.
+    From a checkpoint, take the policy of the same name, or its only policy. Raises ConfigError and CheckpointError, which
+    name the `setting`, for a source without weights.
     """
     place, which = split_run(source)
     if is_run(place):
@@ -183,8 +183,8 @@ def weights_of(policy: str, source: str, setting: str) -> Path:
         return place
     if not place.exists():
         raise ConfigError(
-            f"`{setting}` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), a PEFT "
-            "folder or a model's."
+            f"`{setting}` names '{source}', but there is no {place.absolute()}. Name a run (RUN, RUN@best, RUN@STEP), or the "
+            "folder of a PEFT adapter or model."
         )
     raise ConfigError(
         f"`{setting}` names '{source}', which is no run, checkpoint, PEFT adapter or model: it has no config.yaml, "
@@ -201,7 +201,7 @@ def _kept(policy: str, checkpoint: Path, named: Path, setting: str) -> Path:
         return others[0]
     names = ", ".join(path.name for path in others) or "none"
     raise ConfigError(
-        f"`{setting}`: {named} has no weights of '{policy}'; it has those of: {names}. Name the folder of one: "
+        f"`{setting}`: {named} has no weights of '{policy}', only of: {names}. Name the folder of one: "
         f"{checkpoint / _POLICIES}/NAME."
     )
 
@@ -212,7 +212,7 @@ def check_start(
     models: Mapping[str, Outline],
     verifiers: Mapping[str, str],
 ) -> None:
-    """Check the folders that policies start from, and those of verifiers by critic, before a model is loaded.
+    """Check the folders of starting weights by policy, and of verifiers by critic, before a model is loaded.
 
     `models` are the outlines of the team's bases. Raises ConfigError or ModelError for the first fault.
     """
@@ -230,10 +230,10 @@ def check_start(
 
 
 def check_verifier(folder: Path, least_auc: float) -> None:
-    """Raise ConfigError unless a verifier's folder records that it judges held-out answers this well.
+    """Raise ConfigError unless a verifier's folder records sufficient accuracy on held-out answers.
 
-    Required is an AUC of `least_auc` among answers to one question, whose 95 % interval lies above ½.
-    `training/held_out.py` explains how it is measured, and why not over all answers.
+    Required is an AUC of `least_auc` within questions, whose 95 % interval lies above ½.
+    `training/held_out.py` explains the measurement, and why it is within questions.
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]
@@ -241,28 +241,27 @@ def check_verifier(folder: Path, least_auc: float) -> None:
         found = None
     if not found or "interval_within" not in found:
         raise ConfigError(
-            f"There is no record of how well the verifier '{folder}' judges, but `algorithm.least_auc` asks for "
-            f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, which measures it, or set "
-            "`algorithm.least_auc: null`."
+            f"The verifier '{folder}' has no record of its accuracy, but `algorithm.least_auc` requires "
+            f"{least_auc:g}. Name the folder `verifier` in a checkpoint of a run, or set `algorithm.least_auc: null`."
         )
     about = (
-        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them right and "
-        f"{found['both']} questions with both kinds; `algorithm.least_auc` asks for {least_auc:g} and an interval above 0.5"
+        f"{found['answers']} answers to {found['questions']} held-out questions, {found['right']:.1%} of them correct and "
+        f"{found['both']} questions with both kinds; `algorithm.least_auc` requires {least_auc:g} and an interval above 0.5"
     )
     remedy = (
-        "Train it for more steps or on more questions, start from a team that is right more often (`warmup.steps`, "
-        "another `model.path`), or let the environment pay (`algorithm.verifier: null`, `workflow.score_rounds: true`). "
-        "With `algorithm.least_auc: null` the run starts all the same."
+        "Train it for more steps or on more questions, start from a team that is correct more often (`warmup.steps`, "
+        "another `model.path`), use the environment's reward (`algorithm.verifier: null`, `workflow.score_rounds: true`), "
+        "or set `algorithm.least_auc: null` to start anyway."
     )
     if found["interval_within"] is None:
         raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, but too few questions have both right and wrong answers to "
-            f"measure how well it judges: {about}. {remedy}"
+            f"The verifier '{folder}' cannot reward this team: too few questions have both correct and incorrect answers to "
+            f"measure its accuracy: {about}. {remedy}"
         )
     low, high = found["interval_within"]
     if found["auc_within"] < least_auc or low <= 0.5:
         raise ConfigError(
-            f"The verifier '{folder}' is to pay this team, but it separates right from wrong answers to one question with "
+            f"The verifier '{folder}' cannot reward this team: it separates correct from incorrect answers to one question with "
             f"an AUC of only {found['auc_within']:.3f} [{low:.3f}, {high:.3f}] (95 %; {found['auc']:.3f} over all answers), "
             f"measured on {about}. {remedy}"
         )

@@ -1,13 +1,13 @@
-"""What each of several ranks does: `<run>/ranks/0003.log`, text with a time on every line.
+"""The log of each of several ranks: `<run>/ranks/0003.log`, text with a time on every line.
 
     2026-11-26 11:02:07.512 rank 3 of 8 on node1, process 4711: kapelle 0.1.0, python 3.12.3, torch 2.13.0, …
     2026-11-26 11:02:07.514 NCCL_SOCKET_IFNAME=eth0
     2026-11-26 11:03:30.108 step 12, rollout
     2026-11-26 11:03:41.733 step 12 took 14.21 s (generate 11.02, update 2.91); waited 3.40 s for other ranks: tokens 3.11, sums 0.29
 
-A rank that waits little is the one for which the others wait. Errors come with their traceback, in the log of the rank that raised
-them; a crash inside a library leaves the stacks of all threads. `kill -USR1 PROCESS` writes these stacks of a living rank, which
-shows where it hangs. A log is appended to when the run resumes, and a log that cannot be written stops nothing.
+The others wait for the rank that waits least. An error and its traceback are in the log of the rank that raised it; a
+crash inside a library writes the stacks of all threads. `kill -USR1 PROCESS` writes the stacks of a running rank, which
+shows where it hangs. A resumed run appends to its logs. A log that cannot be written does not stop the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TELLING = (
     "KAPELLE_STALLED_AFTER",
     "KAPELLE_STOP_WITHIN",
 )
-"""Beginnings of the environment variables that decide how ranks reach one another."""
+"""Prefixes of the environment variables that affect how ranks communicate."""
 
 
 def telling_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -54,13 +54,13 @@ def telling_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def log_path(run: Path, rank: int) -> Path:
-    """Return where a rank's log lies in a run directory."""
+    """Return the path of a rank's log in a run directory."""
     return run / FOLDER / f"{rank:04}.log"
 
 
 @contextmanager
 def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
-    """Inside the block, write this rank's log; a single process has none. The run directory exists already."""
+    """Write this rank's log inside the block; a single process has none. The run directory must exist."""
     if ranks.size == 1:
         yield
         return
@@ -80,7 +80,7 @@ def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Write to a file what this rank reports, warnings, what libraries log, and the stacks of a crash."""
+    """Write this rank's messages, warnings, logs of libraries, and the stacks of a crash to a file."""
     handler = _RankFile(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%Y-%m-%d %H:%M:%S"))
     root, showwarning = logging.getLogger(), warnings.showwarning
@@ -107,13 +107,13 @@ def _written(path: Path) -> Iterator[None]:
 
 
 class _RankFile(logging.FileHandler):
-    """A log file whose lines hold no control characters, and whose faults (a full disk) are nobody's concern."""
+    """A log file without control characters, whose failures (a full disk) are ignored."""
 
     def format(self, record: logging.LogRecord) -> str:
         return cleaned(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; a library's warning is still printed where nothing else of this process would print it."""
+        """Write a record; also print a library's warning if no other handler of this process would print it."""
         super().emit(record)
         last = logging.lastResort
         alone = logging.getLogger().handlers == [self] and record.name != RANK_LOG.name
@@ -121,9 +121,9 @@ class _RankFile(logging.FileHandler):
             last.handle(record)
 
     def close(self) -> None:
-        """Close the file; lines that found no room on the disk are lost."""
+        """Close the file; lines that do not fit on the disk are lost."""
         with suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Leave the record out."""
+        """Ignore the failure."""

@@ -1,4 +1,4 @@
-"""Reading a run directory back; `writer` documents its files."""
+"""Reading a run directory; `writer` documents its files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, get_args
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
-from kapelle.runs.recorded import in_words, losses, refuse_loss
+from kapelle.runs.recorded import as_lines, check_step, losses
 from kapelle.runs.step_rows import (
     Stored,
+    check_damage,
     last_step,
     lines_of,
     reading,
-    refuse_damage,
     stored_step,
     stored_steps,
 )
@@ -43,7 +43,7 @@ class Status:
 
     state: State
     phase: str
-    """What the loop is doing: `rollout`, `update`, `evaluate`, …"""
+    """The phase of the loop: `rollout`, `update`, `evaluate`, …"""
     step: int
     pid: int
     host: str
@@ -53,7 +53,7 @@ class Status:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run, even one whose file `lock` was removed."""
+    """Return whether a folder holds a run, even without its file `lock`."""
     known = ("lock", "metrics.jsonl")
     return (path / "config.yaml").is_file() and any((path / name).is_file() for name in known)
 
@@ -64,7 +64,7 @@ def episode_folder(run: Path, split: Split) -> Path:
 
 
 def tag_hint(word: Path) -> str:
-    """Return what to write in place of `RUN@STEP`, or a folder in a run, where a whole run is meant; empty for what names neither."""
+    """Return a hint for `RUN@STEP`, or a folder inside a run, given in place of a run; empty for other paths."""
     run, mark, which = str(word).rpartition("@")
     if mark and is_run(Path(run)):
         return f" '@{which}' names one of its checkpoints; write {run} here, or begin a new run from it: `--start-from {word}`."
@@ -78,7 +78,7 @@ def tag_hint(word: Path) -> str:
 
 
 def read_config(run: Path) -> str:
-    """Return the text of the resolved config; raises RunDirectoryError where there is no run."""
+    """Return the text of the resolved config; raises RunDirectoryError without a run."""
     if not is_run(run):
         raise RunDirectoryError(
             f"There is no run of kapelle at {run}.{tag_hint(run) or ' Name a folder that holds config.yaml and lock.'}"
@@ -92,20 +92,18 @@ def read_config(run: Path) -> str:
 
 
 def read_provenance(run: Path) -> dict[str, Json]:
-    """Return where each value of the config came from; RunDirectoryError when the file is damaged or cannot be read."""
+    """Return where each value of the config came from; raises RunDirectoryError for a damaged or unreadable file."""
     path = run / "provenance.json"
     try:
         found = {str(key): value for key, value in json.loads(_bytes(path)).items()}
     except (ValueError, AttributeError, RecursionError):
-        raise RunDirectoryError(
-            f"{path} is damaged. It only records where settings came from: remove it, and the run continues without it."
-        ) from None
+        raise RunDirectoryError(f"{path} is damaged. Remove it: the run does not need it.") from None
     found.pop(STARTS, None)
     return found
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Return the circumstances of each start and resume, oldest first (see `training.provenance`); empty without a record."""
+    """Return a record of each start and resume, oldest first (see `training.provenance`); empty without a record."""
     try:
         found = json.loads(plain_bytes(run / "provenance.json"))[STARTS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -115,28 +113,26 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_left_out(run: Path) -> list[str]:
-    """Return how many tasks and rows the last start has left out, and why, a sentence each; empty where none are recorded."""
+    """Return how many tasks and rows the last start has excluded, and why, as messages."""
     starts = read_starts(run)
     found = starts[-1].get("left_out") if starts else None
     return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
 
 
 def planned_steps(run: Path, config: RunConfig) -> int:
-    """Return the steps that a run takes: those of its settings, or what it has made of `training.epochs` if it has begun."""
+    """Return the steps of a run: those of its settings, or the steps that it has computed from `training.epochs`."""
     if config.training.epochs is None or not is_run(run):
         return config.training.steps
-    from kapelle.settings.overlays import (
-        parse_yaml,  # reading anything else of a run needs the standard library alone
-    )
+    from kapelle.settings.overlays import parse_yaml  # here: the rest of this module needs no YAML
 
     written = parse_yaml(read_config(run))
     return int(written["training"]["steps"])
 
 
 def read_status(run: Path) -> Status:
-    """Return what the run is doing; `interrupted` where its process on this host is gone.
+    """Return the state of a run; `interrupted` if its process on this host has ended.
 
-    Raises RunDirectoryError when the file is damaged or cannot be read.
+    Raises RunDirectoryError for a damaged or unreadable file.
     """
     path = run / "status.json"
     try:
@@ -145,33 +141,33 @@ def read_status(run: Path) -> Status:
             raise ValueError(path)
     except (ValueError, TypeError, RecursionError):
         raise RunDirectoryError(
-            f"{path} is damaged. Resuming the run writes it anew: `kapelle train --resume {shlex.quote(str(run))}`."
+            f"{path} is damaged. A resume writes it again: `kapelle train --resume {shlex.quote(str(run))}`."
         ) from None
     if status.state == "running" and status.host == socket.gethostname():
-        gone = False
         try:
             os.kill(status.pid, 0)
+            ended = False
+        except PermissionError:  # the process of another user
+            ended = False
         except (ProcessLookupError, OverflowError):
-            gone = True
-        except PermissionError:  # another user's
-            pass
-        if gone or is_another_process(run / "lock", status.pid):
+            ended = True
+        if ended or is_another_process(run / "lock", status.pid):
             return replace(status, state="interrupted")
     return status
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the rows of all steps, each with its `step`, in the order of training; DataError for a damaged one."""
+    """Return the rows of all steps, each with its `step`, in the order of training; raises DataError for a damaged row."""
     return list(_rows(run / "metrics.jsonl", metrics_fault))
 
 
 def read_evaluations(run: Path) -> list[dict[str, Json]]:
-    """Return the rows of all evaluations, each with its `step`; DataError for a damaged one."""
+    """Return the rows of all evaluations, each with its `step`; raises DataError for a damaged row."""
     return list(_rows(run / "evaluations.jsonl", evaluation_fault))
 
 
 def episode_steps(run: Path, split: Split = "train") -> list[int]:
-    """Return the steps whose episodes are recorded and not damaged, in ascending order."""
+    """Return the steps with complete episodes, in ascending order."""
     return list(stored_steps(episode_folder(run, split)))
 
 
@@ -181,53 +177,55 @@ def last_episode_step(run: Path, split: Split = "train") -> int:
 
 
 WHOLE = 1 << 30
-"""Bytes of a step's rows that are read at once."""
+"""Most bytes of a step's rows that are read at once."""
 
 
 def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
-    """Return the groups of one step as they were recorded, all at once; raises RunDirectoryError if there are none.
+    """Return the groups of one step as they were recorded; raises RunDirectoryError if there are none.
 
-    DataError for damage, and for a step of more than `WHOLE` bytes: `read_episodes` yields those one after another.
+    Raises DataError for damage, and for a step of more than `WHOLE` bytes: `read_episodes` yields its episodes one by one.
     """
-    stored = stored_step(episode_folder(run, split), step)
-    refuse_loss(run, f"episodes/{split}", step, stored)
-    if stored is None:
-        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+    stored = _stored(run, step, split)
     if stored.size > WHOLE:
         raise DataError(
-            f"The {split} episodes of step {step} are {stored.size} bytes, more than {WHOLE} to hold at once ({stored.file}). Read "
-            "them one after another: read_episodes(run, step)."
+            f"The {split} episodes of step {step} have {stored.size} bytes, more than {WHOLE} ({stored.file}). Read them "
+            "one after another: read_episodes(run, step)."
         )
     with _named(stored.file):
-        return load_groups(_rows_of(stored), partial(read_image, run))
+        return load_groups(_step_rows(stored), partial(read_image, run))
+
+
+def _stored(run: Path, step: int, split: Split) -> Stored:
+    """Return where a step's episodes are; raises DataError if they differ from the record, RunDirectoryError without any."""
+    stored = stored_step(episode_folder(run, split), step)
+    check_step(run, f"episodes/{split}", step, stored)
+    if stored is None:
+        raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
+    return stored
 
 
 def read_episodes(run: Path, step: int | None = None, split: Split = "train") -> Iterator[Episode]:
-    """Yield the episodes of one step, or of all steps in order; DataError where some are damaged."""
+    """Yield the episodes of one step, or of all steps in order; raises DataError for damaged episodes."""
     folder = episode_folder(run, split)
     if step is None:
-        refuse_damage(folder)
-        lost = in_words(losses(run, f"episodes/{split}"))
+        check_damage(folder)
+        lost = as_lines(losses(run, f"episodes/{split}"))
         if lost:
             raise DataError(
                 f"{run}: {'; '.join(lost)}. Restore them from a copy, or read the other steps one by one."
             )
         found = list(stored_steps(folder).values())
     else:
-        one = stored_step(folder, step)
-        refuse_loss(run, f"episodes/{split}", step, one)
-        if one is None:
-            raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
-        found = [one]
+        found = [_stored(run, step, split)]
     for stored in found:
-        for row in _rows_of(stored):
+        for row in _step_rows(stored):
             with _named(stored.file):
                 episode = load_episode(row, partial(read_image, run))
             yield episode
 
 
 def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "train") -> list[Group]:
-    """Return the groups of some episodes of a step, which are given by their lines, from 0; other episodes are left out."""
+    """Return the groups of a step with only the episodes on some lines, from 0."""
     stored = stored_step(episode_folder(run, split), step)
     if stored is None:
         raise RunDirectoryError(f"{run} holds no {split} episodes of step {step}.")
@@ -238,16 +236,16 @@ def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "tra
 
 
 def read_image(run: Path, name: str) -> bytes:
-    """Return the file of an image that agents saw; empty where it is gone."""
+    """Return the bytes of an image in prompts; empty if its file is missing."""
     with suppress(FileNotFoundError):
         return (run / "images" / name).read_bytes()
     return b""
 
 
 def read_latest(run: Path) -> Path | None:
-    """Return the newest checkpoint that is whole, None before the first; every content is read for that.
+    """Return the newest complete checkpoint, None before the first; reads all of its content.
 
-    The file `latest` is not read: a run that was killed between a save and the next write of that file left an old one.
+    It does not read the file `latest`: a run that was killed between a save and the next write of that file left an old one.
     """
     return newest_valid(run / "checkpoints").folder
 
@@ -260,7 +258,7 @@ def saved_steps(run: Path) -> int:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in errors about its rows."""
+    """Name the file in errors about its rows, as DataError."""
     try:
         yield
     except (DataError, KeyError, TypeError, AttributeError) as error:
@@ -271,13 +269,12 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _rows(path: Path, fault_of: Callable[[Mapping[str, Json]], str | None]) -> Iterator[dict[str, Any]]:
-    # After the last newline there is nothing, or half a row that is being written.
+    # The rest after the last newline is empty or half of a row that is being written.
     return _parsed(f"{path}, line", _bytes(path).split(b"\n")[:-1], fault_of)
 
 
-def _rows_of(stored: Stored) -> Iterator[dict[str, Any]]:
-    where = f"step {stored.step}, row" if stored.frames else "line"
-    return _parsed(f"{stored.file}, {where}", lines_of(stored), lambda _: None)
+def _step_rows(stored: Stored) -> Iterator[dict[str, Any]]:
+    return _parsed(f"{stored.file}, step {stored.step}, row", lines_of(stored), lambda _: None)
 
 
 def _parsed(
@@ -301,19 +298,19 @@ def _bytes(path: Path) -> bytes:
         return plain_bytes(path)
 
 
-# -------- Rows: what a row of `metrics.jsonl` or `evaluations.jsonl` must hold; anything else counts as damage.
+# -------- Checks of rows of `metrics.jsonl` and `evaluations.jsonl`.
 #
-# Rows carry no hash: a changed digit goes unnoticed; a changed name or a value of the wrong type is reported.
+# Rows have no hash: a changed name or a value of the wrong type counts as damage; a changed digit cannot be detected.
 
 
 def metrics_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with the metrics of a step, in words; None when nothing is wrong."""
-    odd = next((name for name, value in row.items() if not _is_number(value)), None)
-    return _step_fault(row) or (None if odd is None else f"{odd!r} is not a number")
+    """Return what is wrong with the metrics of a step; None if they are valid."""
+    wrong = next((name for name, value in row.items() if not _is_number(value)), None)
+    return _step_fault(row) or (None if wrong is None else f"{wrong!r} is not a number")
 
 
 def evaluation_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with an evaluation's row, in words; None when nothing is wrong."""
+    """Return what is wrong with an evaluation's row; None if it is valid."""
     try:
         _form_of_evaluations().validate_python(row, strict=True)
     except ValidationError as error:
@@ -341,21 +338,8 @@ Count = Annotated[int, Field(ge=0)]
 Ends = Annotated[list[float], Field(min_length=2, max_length=2)] | None
 
 
-class _Judgement(TypedDict):
-    """How well a verifier judges."""
-
-    auc_within: float | None
-    interval_within: Ends
-
-
-def _whole(found: _Judgement) -> _Judgement:
-    if found["auc_within"] is None and found["interval_within"] is not None:
-        raise ValueError("an interval around no AUC")
-    return found
-
-
 class _EvaluationRow(TypedDict):
-    """A row of `evaluations.jsonl`; what is required stands in rows of every version."""
+    """A row of `evaluations.jsonl`."""
 
     step: Count
     problems: Count
@@ -368,7 +352,7 @@ class _EvaluationRow(TypedDict):
     reason: NotRequired[str]
     fewer: NotRequired[str]
     parts: NotRequired[dict[str, dict[str, Any]]]
-    verifier: NotRequired[Annotated[_Judgement, AfterValidator(_whole)] | None]
+    verifier: NotRequired[dict[str, Any] | None]
     games: NotRequired[bool]
     part_reward: NotRequired[dict[str, dict[str, float]]]
 
@@ -379,6 +363,6 @@ def _form_of_evaluations() -> TypeAdapter[_EvaluationRow]:
 
 
 STARTS = "starts"
-"""Key of `provenance.json` in addition to those of the settings."""
+"""A key of `provenance.json` besides the settings."""
 
 State = Literal["running", "finished", "interrupted", "failed"]

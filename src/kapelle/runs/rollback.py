@@ -1,15 +1,15 @@
 """Going back to an earlier checkpoint of a run: everything later is moved aside, never deleted.
 
     <run>/rolled-back/20261122-015208-to-12/
-      checkpoints/00000015/      the checkpoints that came after
-      episodes/train/…           the episodes, likewise; so `traces/…`
-      metrics.jsonl              the rows that were cut off, as those of evaluations
+      checkpoints/00000015/      later checkpoints
+      episodes/train/…           later episodes; later traces are in `traces/…`
+      metrics.jsonl              the removed rows, also of the other tables
       stages/02-ppo/             stages that had continued from this one
-      rollback.json              written last: when, to which step, what was moved
+      rollback.json              written last: time, step, and what was moved
 
-A run that was rolled back equals one that was stopped right after that checkpoint was saved. Everything is copied
-before anything is removed, the newest checkpoint is moved first, and rows are cut last. If the command is killed at any
-moment, the run can still be resumed from a checkpoint that it holds, and the same command continues where it was.
+A run after a rollback equals a run that was stopped right after that checkpoint was saved. Everything is copied
+before anything is removed, the newest checkpoint is moved first, and rows are removed last. If the command is killed at
+any time, the run can still be resumed from one of its checkpoints, and the same command finishes the rollback.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.named_checkpoint import NEAREST
 from kapelle.runs.reader import is_run, tag_hint
-from kapelle.runs.recorded import FOLDERS, refuse_losses
+from kapelle.runs.recorded import FOLDERS, check_recorded
 from kapelle.runs.step_rows import LaterRows, later_parts
 from kapelle.runs.writer import TABLES, RunDirectory, last_counted
 from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
-"""Folder in a run that holds what rollbacks have moved aside."""
+"""Folder in a run for the files that rollbacks have moved."""
 DONE = "rollback.json"
 _STAGE = re.compile(r"(\d\d+)-\w+")
 
@@ -52,21 +52,21 @@ class RollbackPlan:
     to: Path
     """The checkpoint that becomes the newest."""
     aside: Path
-    """The folder that takes what came later."""
+    """The folder that everything later is moved to."""
     positions: Mapping[str, int]
     checkpoints: tuple[Path, ...]
     rows: Mapping[str, int]
-    """Table → rows after the checkpoint's."""
+    """Table → number of rows after the checkpoint."""
     episodes: tuple[LaterRows, ...]
-    """Parts of files of episodes, and of their traces."""
+    """Parts of the files of episodes and traces."""
     stages: tuple[Path, ...]
     """Later stages of the same recipe."""
     unfinished: bool
-    """Whether a killed rollback to this step has left something to do."""
+    """Whether a killed rollback to this step must be finished."""
 
     @property
     def nothing(self) -> bool:
-        """Whether the run is at that step already."""
+        """Whether the run is already at that step."""
         moved = self.checkpoints or self.episodes or self.stages or any(self.rows.values())
         return not moved and not self.unfinished
 
@@ -85,17 +85,17 @@ class RollbackPlan:
 
 
 def plan_rollback(run: Path, step: int) -> RollbackPlan:
-    """Return what going back to the checkpoint of `step` would move; changes nothing.
+    """Return what a rollback to the checkpoint of `step` would move; changes nothing.
 
-    Raises CheckpointError when that checkpoint is not sound, naming the sound ones, and RunDirectoryError for a folder
-    that is not a run.
+    Raises CheckpointError, which names the usable checkpoints, if that one is missing or damaged, and RunDirectoryError for a
+    folder that is not a run.
     """
-    _refuse_no_run(run)
+    _check_run(run)
     folders = list_checkpoints(run / "checkpoints")
-    to = _sound(run, folders, step)
+    to = _usable(run, folders, step)
     positions: Mapping[str, int] = checkpoint.read(to)["loop"]["positions"]
     rows = {table: _after(run / table, positions.get(table, 0)) for table in TABLES}
-    refuse_losses(run, positions)
+    check_recorded(run, positions)
     checkpoints = tuple(folders[folders.index(to) + 1 :])
     stages: tuple[Path, ...] = ()
     whole = run.resolve()
@@ -135,7 +135,7 @@ def plan_rollback(run: Path, step: int) -> RollbackPlan:
 def _can_continue(
     place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[LaterRows]
 ) -> bool:
-    """Return whether a killed rollback can continue: what it has copied is still the same in the run."""
+    """Return whether a killed rollback can be finished: the run still holds everything that it has copied."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
     kept = [(place / table, content) for table, content in rows.items() if content]
     aside = [(place / _aside_of(part).relative_to(run), part) for part in episodes]
@@ -151,16 +151,15 @@ def _can_continue(
 
 
 def roll_back(run: Path, step: int) -> RollbackPlan:
-    """Go back to the checkpoint of `step` and return what was moved; does nothing where the run is there already.
+    """Go back to the checkpoint of `step` and return what was moved; does nothing if the run is already there.
 
     Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later stages.
     """
-    _refuse_no_run(run)
+    _check_run(run)
     with ExitStack() as held:
         whole = run.resolve().parent
-        if (
-            whole / "stages.yaml"
-        ).is_file():  # the stages' trainer holds this lock from the first to the last
+        # A trainer of several stages holds this lock from the first to the last.
+        if (whole / "stages.yaml").is_file():
             held.callback(RunLock(whole / "lock").release)
         lock = RunLock(run / "lock")
         held.callback(lock.release)
@@ -185,7 +184,7 @@ def roll_back(run: Path, step: int) -> RollbackPlan:
 
 
 def fault_of(folder: Path) -> str | None:
-    """Return why training cannot continue from a checkpoint, None when it can; reads all of its content."""
+    """Return why training cannot continue from a checkpoint, None if it can; reads all of its content."""
     try:
         verify(folder)
         wrong = checkpoint.poison_in(folder)
@@ -194,7 +193,7 @@ def fault_of(folder: Path) -> str | None:
     return None if wrong is None else f"Checkpoint {folder} is damaged: {wrong}."
 
 
-def _refuse_no_run(run: Path) -> None:
+def _check_run(run: Path) -> None:
     if not is_run(run):
         inner = sorted(folder.name for folder in run.glob("[0-9]*-*") if is_run(folder))
         stages = (
@@ -205,19 +204,19 @@ def _refuse_no_run(run: Path) -> None:
         raise RunDirectoryError(f"There is no run of kapelle at {run}.{stages}{tag_hint(run)}")
 
 
-def _sound(run: Path, folders: Sequence[Path], step: int) -> Path:
-    """Return the newest sound checkpoint of a step."""
+def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:
+    """Return the newest usable checkpoint of a step; raises CheckpointError without one."""
     faults = {folder: fault_of(folder) for folder in folders if step_of(folder) == step}
-    sound = [folder for folder, fault in faults.items() if fault is None]
-    if sound:
-        return sound[-1]
+    usable = [folder for folder, fault in faults.items() if fault is None]
+    if usable:
+        return usable[-1]
     near = sorted((f for f in folders if f not in faults), key=lambda f: abs((step_of(f) or 0) - step))
     others = sorted({step_of(f) or 0 for f in islice((f for f in near if fault_of(f) is None), NEAREST)})
     why = " ".join(fault for fault in faults.values() if fault) or f"{run} has no checkpoint of step {step}."
     if not others:
-        raise CheckpointError(f"{why} There is no whole checkpoint to go back to.")
+        raise CheckpointError(f"{why} The run has no whole checkpoint.")
     whole = ", ".join(map(str, others))
-    raise CheckpointError(f"{why} Name with --to a step that has a whole one, the nearest: {whole}.")
+    raise CheckpointError(f"{why} Set --to to a step with a whole checkpoint, the nearest: {whole}.")
 
 
 def _after(table: Path, position: int) -> bytes:
@@ -230,7 +229,7 @@ def _after(table: Path, position: int) -> bytes:
 
 
 def _copy_aside(plan: RollbackPlan) -> None:
-    """Copy all rows and episodes that will be removed into the folder aside, unless a killed attempt already did."""
+    """Copy all rows and episodes that will be removed, except those that a killed rollback has copied."""
     for place in ("checkpoints", "stages", *FOLDERS):
         (plan.aside / place).mkdir(parents=True, exist_ok=True)
     for table in TABLES:
@@ -256,7 +255,7 @@ def _copy_aside(plan: RollbackPlan) -> None:
 
 
 def _aside_of(part: LaterRows) -> Path:
-    """Return where in the run a file with a part alone would be."""
+    """Return the path in the run of a file with this part alone."""
     return part.file.with_name(part.name)
 
 

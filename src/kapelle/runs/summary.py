@@ -1,4 +1,4 @@
-"""A summary of a run from its folder alone: what it is, how far it came, what went wrong; needs no torch."""
+"""A summary of a run from its folder alone: settings, progress and failures; needs no torch."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ SHOWN = (
 )
 """The most informative metrics, by their name or the part before the slash."""
 _COUNTS = ("scored", "samples", "failed_episodes")
-"""What a success is the mean of: said beside it where it is not all."""
+"""Counts of the episodes in a mean success, shown if some episodes are not in it."""
 
 TROUBLES = (
     ("failed_episodes", "steps had failed episodes"),
-    ("skipped/", "steps had an update that was left out"),
+    ("skipped/", "steps had an update that was skipped"),
     ("undone/", "steps had an update that was undone"),
     ("mixer_undone", "steps had a fit of the mixer that was undone"),
     (
@@ -55,7 +55,7 @@ TROUBLES = (
         "steps had tokens on which trainer and sampler differed by rounding alone (harmless when few)",
     ),
 )
-"""Metrics that are 0 in a sound step, by their name or what it begins with, and what they say when they are not."""
+"""Metrics that are 0 in a normal step, by their name or its prefix, and their meaning if they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class RunSummary:
 
     path: Path
     state: str
-    """`running`, `finished`, `interrupted`, `failed`, or `damaged` where the folder cannot be read."""
+    """`running`, `finished`, `interrupted`, `failed`, or `damaged` if the folder cannot be read."""
     recipe: str
     algorithm: str
     step: int
@@ -74,9 +74,9 @@ class RunSummary:
     size: int
     """Bytes of all files."""
     wrong: str | None = None
-    """Why it cannot be read; None when it can."""
+    """Why it cannot be read; None if it can."""
     verdict: Verdict | None = None
-    """Whether it is healthy; None where it cannot be read."""
+    """Whether it is healthy; None if it cannot be read."""
 
     def row(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -96,11 +96,11 @@ class Kept:
     step: int
     size: int
     wrong: str | None
-    """Why it is damaged; None when every file is as it was written."""
+    """Why it is damaged; None if every file is unchanged."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield every run at or under a folder, by name, without descending into runs."""
+    """Yield every run at or under a folder, in order of names, without searching inside runs."""
     for place, inner, _ in os.walk(folder):
         if is_run(Path(place)):
             inner.clear()
@@ -109,7 +109,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def summarise(run: Path) -> RunSummary:
-    """Return the summary of a run; for one that cannot be read it holds the reason, so that a list shows the others."""
+    """Return the summary of a run, which holds the reason if the run cannot be read."""
     size = size_of(run)
     try:
         config, status = settings_of(run), read_status(run)
@@ -131,7 +131,7 @@ def summarise(run: Path) -> RunSummary:
 
 
 def verdict_of(run: Path) -> Verdict:
-    """Return whether a run is healthy, flat, diverging, …; KapelleError where it cannot be read."""
+    """Return whether a run is healthy, flat, diverging, …; raises KapelleError if it cannot be read."""
     return _judged(run, read_metrics(run), settings_of(run))
 
 
@@ -155,23 +155,23 @@ def _number(value: object) -> float | None:
 
 
 def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str]) -> bool:
-    """Return whether agents of the run win what others of it lose, so that their mean return says nothing.
+    """Return whether agents of the run win what its other agents lose, so that their mean return shows no progress.
 
-    An agent that plays alone against players of the environment is paid for its strength; one that has every seat is not.
+    The return of a single agent against players of the environment shows its strength; that of an agent in all roles does not.
     """
     names = list(names)
-    seats = {
+    agents = {
         name.partition("/")[2]
         for name in names
         if name.startswith(("return/", "reward/")) and name.count("/") == 1
     }
     environment = settings.get("environment")
-    strangers = isinstance(environment, Mapping) and bool(environment.get("opponents"))
-    return (len(seats) > 1 or not strangers) and plays_against(settings, last, names)
+    has_opponents = isinstance(environment, Mapping) and bool(environment.get("opponents"))
+    return (len(agents) > 1 or not has_opponents) and plays_against(settings, last, names)
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
-    """Return whether settings, the numbers of the last step or the names of any step's show agents that play against others, or in a league."""
+    """Return whether settings, the last step's metrics or the names of metrics show agents that play against others or in a league."""
 
     def at(found: Any, name: str) -> Any:
         return found.get(name) if isinstance(found, Mapping) else None
@@ -183,17 +183,16 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names:
     environments = [each for each in (at(settings, "environment"), *rows) if isinstance(each, Mapping)]
     if any(each.get("opponents") or each.get("reward") == "zero_sum" for each in environments):
         return True
-    if rows:  # the numbers of a mixture are those of all its parts together
+    if rows:  # a mixture has one number for all its parts
         return any(each.get("name") == "openspiel" for each in environments)
-    # OpenSpiel's games in which one wins what others lose; a step whose episodes failed has none of these numbers, and of
-    # many names that a game reports the last ones in the alphabet are left out.
+    # Zero-sum games of OpenSpiel report these numbers, except in steps in which all episodes failed.
     if any(name.startswith("info/won/") or name == "info/draw" for name in (*last, *names)):
         return True
-    # What is paid between turns, such as penalties for invalid moves, is in returns and need not sum to 0.
+    # Returns include rewards between turns, such as penalties for invalid moves, which need not sum to 0.
     kinds = [
         [value for name, value in last.items() if name.startswith(kind)] for kind in ("return/", "reward/")
     ]
-    return any(len(paid) > 1 and abs(sum(paid)) < 1e-6 < max(map(abs, paid)) for paid in kinds)
+    return any(len(values) > 1 and abs(sum(values)) < 1e-6 < max(map(abs, values)) for values in kinds)
 
 
 def settings_of(run: Path) -> dict[str, Any]:
@@ -212,18 +211,18 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def telling(row: Mapping[str, float]) -> dict[str, float]:
     """Return the most informative metrics of a row, in the order of `SHOWN`."""
-    whole = row.get("scored", 0.0) == row.get("samples", 0.0) and not row.get("failed_episodes")
+    all_scored = row.get("scored", 0.0) == row.get("samples", 0.0) and not row.get("failed_episodes")
     return {
         name: value
         for shown in SHOWN
         for name, value in row.items()
-        if not (whole and name in _COUNTS)
+        if not (all_scored and name in _COUNTS)
         if name == shown or (name.startswith(f"{shown}/") and shown not in (*_COUNTS, "parity/max"))
     }
 
 
 def in_words(row: Mapping[str, float], most: int | None = None) -> str:
-    """Return `most` of the metrics that `telling` chose on one line, with what their means are over where that is not all."""
+    """Return `most` of the metrics chosen by `telling` on one line, with the counts if some episodes are not in the means."""
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COUNTS][:most]
     if "samples" in row:
         failed = round(row.get("failed_episodes", 0.0) * row["samples"])
@@ -238,10 +237,12 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
 
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
-    """Return every setting that is not a default with where it came from; empty where the run has no record of it."""
+    """Return every setting that is not a default, with its source; empty if the run has no record of sources."""
     settings = settings_of(run)
     values = flat(settings)
-    for key, value in _lists(settings):  # a list of plain values was set as one, `optimizer.betas`
+    for key, value in _lists(
+        settings
+    ):  # the source of a list such as `optimizer.betas` is recorded for the list
         values.setdefault(key, value)
     origin = read_provenance(run)
     return {
@@ -260,19 +261,20 @@ def _lists(value: Any, at: str = "") -> Iterator[tuple[str, list[Any]]]:
 
 def kept_checkpoints(run: Path) -> list[Kept]:
     """Return a run's checkpoints, oldest first; reads all of their content."""
-    found = []
-    for folder in list_checkpoints(run / "checkpoints"):
-        wrong = None
+
+    def fault(folder: Path) -> str | None:
         try:
             verify(folder)
         except CheckpointError as error:
-            wrong = str(error)
-        found.append(Kept(folder, step_of(folder) or 0, size_of(folder), wrong))
-    return found
+            return str(error)
+        return None
+
+    folders = list_checkpoints(run / "checkpoints")
+    return [Kept(folder, step_of(folder) or 0, size_of(folder), fault(folder)) for folder in folders]
 
 
 def failures(run: Path) -> list[str]:
-    """Return what went wrong during training, in words."""
+    """Return what went wrong during training, as messages."""
     status, rows = read_status(run), read_metrics(run)
     lines = (
         [f"{status.state} in phase '{status.phase}' at step {status.step}"]
@@ -285,7 +287,7 @@ def failures(run: Path) -> list[str]:
 
 
 def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """Return in how many steps each of `TROUBLES` occurred, in words; `columns` have a value for each of `steps` or None."""
+    """Return in how many steps each of `TROUBLES` occurred, as messages; `columns` have a value or None for each of `steps`."""
     lines = []
     for name, description in TROUBLES:
         own = [
@@ -306,7 +308,7 @@ def last_evaluation(run: Path) -> dict[str, Any] | None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; a file that vanishes meanwhile counts as 0."""
+    """Return the bytes of all files below a folder; a file that disappears counts as 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

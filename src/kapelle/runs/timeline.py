@@ -1,7 +1,7 @@
-"""Where the seconds of a step went: every moment counts towards one activity, so that the parts sum to the whole.
+"""The time of each activity in a step: every moment counts towards one activity, so that the parts add up to the whole.
 
-While code of an activity runs, the time is that activity's. While all code waits, the time belongs to the first of
-`ACTIVITIES` that something waits for; the rest is `idle`.
+While code of an activity runs, the time counts as that activity. While all code waits, the time counts as the first of
+`ACTIVITIES` that some code waits for; the rest is `idle`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Timeline:
         """What the time since `_last` counts as."""
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of every activity and of `idle`; they sum to the time since the start."""
+        """Return the seconds of every activity and of `idle`; they add up to the time since the start."""
         self._turn()
         return dict(self._seconds)
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
-        """Await `work`; the time in which it computes, or in which everything waits for it, counts as `activity`."""
+        """Await `work`; the time while it computes, or while all code waits for it, counts as `activity`."""
         self._waiting[activity] += 1
         try:
             return await HookedAwaitable(work, partial(self.enter, activity), self.leave)
@@ -68,7 +68,7 @@ class Timeline:
         self._turn()
 
     def _turn(self) -> None:
-        """Count the time up to now as what it was, and find what it is from now on."""
+        """Add the time up to now to the current activity, and choose the next activity."""
         now = time.perf_counter()
         self._seconds[self._current] += now - self._last
         self._last = now

@@ -1,15 +1,15 @@
-"""Conversations of programs that were only watched, from OpenTelemetry's spans, as data for SFT, DPO and verifiers.
+"""Recorded model calls of other programs, from OpenTelemetry spans, as data for SFT, DPO and verifiers.
 
-A program whose calls cannot be sent to kapelle can still be recorded by whatever instruments it. Read are spans as the collector's
-file exporter writes them (OTLP as JSON) and as the SDK of Python prints them, with what was said in any of four forms:
+This reads programs that cannot send their calls to kapelle but are instrumented. It reads spans as the collector's
+file exporter writes them (OTLP as JSON) and as Python's SDK prints them, with messages in any of four forms:
 
     gen_ai.input.messages, gen_ai.output.messages     the GenAI conventions since 1.37, on the span or its details event
-    gen_ai.user.message, …, gen_ai.choice             their events before that
+    gen_ai.user.message, …, gen_ai.choice             their earlier events
     gen_ai.prompt.0.content, gen_ai.completion.0.…    OpenLLMetry
     llm.input_messages.0.message.content, …           OpenInference
 
-A call has no log-probs and names no weights of ours: it demonstrates, and no policy gradient can be taken of it. What a call is
-worth is the `gen_ai.evaluation.score.value` of its own span or of the nearest one around it, or the trace's only one.
+A call has no log-probs and no weights of ours: it is a demonstration, without a policy gradient. A call's score is the
+`gen_ai.evaluation.score.value` of its own span or of the nearest one around it, or the only score of its trace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,21 @@ from kapelle.runtime.characters import replace_surrogates
 
 Fields = Mapping[str, Any]
 """Attributes by their dotted names."""
+Row = Mapping[str, str]
+"""A message: `role` and `content`."""
 
 SCORE = "gen_ai.evaluation.score.value"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The environment variable that lets instrumentations record what is said; most leave it out by default."""
+"""The environment variable with which instrumentations record messages; most do not by default."""
 
 
 class UnusableCall(Exception):
-    """A call from which nothing can be learned, and why."""
+    """A call that cannot be learned from, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpan:
-    """One span, in nobody's form."""
+    """One span, whatever its form was."""
 
     trace: str
     name: str
@@ -51,97 +53,86 @@ class WatchedSpan:
     fields: Fields
     events: tuple[tuple[str, Fields], ...] = ()
     title: str = ""
-    """What the span is called."""
+    """The span's own name."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedCall:
-    """One call of a model: what it was told, and what it answered."""
+    """One call of a model: its prompt and its answer."""
 
     trace: str
     agent: str
     model: str
-    messages: tuple[Mapping[str, str], ...]
-    """Before the answer: `role` and `content`, tools' calls in the form `hermes`."""
+    messages: tuple[Row, ...]
+    """The prompt: `role` and `content`, tool calls in the form `hermes`."""
     completion: str
     score: float | None
-    """None where nobody evaluated it."""
+    """None without an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What was found in recordings."""
+    """The content of recordings."""
 
     calls: tuple[WatchedCall, ...]
-    """In the order in which they began, trace by trace."""
+    """In order of their start, trace by trace."""
     spans: int
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Why calls were left out → how many."""
+    """Reason → number of excluded calls."""
 
 
 def read_traces(path: Path, metric: str | None = None) -> Traces:
-    """Return the calls in a file, or in a folder's `.json`, `.jsonl` and `.log` files; `metric` names the evaluation that counts.
+    """Return the calls in a file, or in a folder's `.json`, `.jsonl` and `.log` files; `metric` names the evaluation to use.
 
-    DataError for a file that holds no spans, with the place where it cannot be read.
+    Raises DataError for a file that cannot be read, with the place, and if there are no spans.
     """
     files = [path]
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.suffix in (".json", ".jsonl", ".log"))
     spans: dict[tuple[str, str], WatchedSpan] = {}
-    loose: list[tuple[str, str, str, Fields]] = []
+    logged: list[tuple[str, str, str, Fields]] = []
     for file in files:
         for row in _documents(file):
-            for each in _spans(row):
-                spans[each.trace, each.name] = each
-            loose += _logs(row)
+            spans |= {(each.trace, each.name): each for each in _spans(row)}
+            logged += _logs(row)
     if not spans:
         raise DataError(
             f"{path} holds no spans. Name what OpenTelemetry's file exporter wrote (OTLP as JSON), or the output of a console exporter."
         )
-    for trace, name, event, fields in loose:
+    for trace, name, event, fields in logged:
         if (known := spans.get((trace, name))) is not None:
-            spans[trace, name] = WatchedSpan(
-                trace,
-                name,
-                known.parent,
-                known.started,
-                known.fields,
-                (*known.events, (event, fields)),
-                known.title,
-            )
+            spans[trace, name] = replace(known, events=(*known.events, (event, fields)))
     traces: dict[str, list[WatchedSpan]] = {}
     for span in spans.values():
         traces.setdefault(span.trace, []).append(span)
     calls: list[WatchedCall] = []
-    left: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     for own in sorted(traces.values(), key=lambda each: (min(span.started for span in each), each[0].trace)):
         scores = _scores(own, metric)
-        around = {span.name: span for span in own}
+        by_name = {span.name: span for span in own}
         for span in sorted(own, key=lambda each: (each.started, each.name)):
             try:
-                said = _said(span)
-                if said is None:
-                    continue  # no call of a model
-                messages, completion = said
+                found = _messages(span)
             except UnusableCall as why:
-                left[str(why)] += 1
+                excluded[str(why)] += 1
                 continue
-            agent, model = _who(span, around)
-            calls.append(
-                WatchedCall(span.trace, agent, model, messages, completion, _score(span, around, scores))
-            )
-    return Traces(tuple(calls), len(spans), dict(left))
+            if found is not None:
+                agent, model = _caller(span, by_name)
+                score = _score(span, by_name, scores)
+                calls.append(WatchedCall(span.trace, agent, model, *found, score))
+    return Traces(tuple(calls), len(spans), dict(excluded))
 
 
 def sft_rows(traces: Traces, least: float | None = None) -> list[dict[str, Any]]:
     """Return a row for each call in the form of `kapelle collect` (`runs/exports.py`), which `trajectories` and `preferences` read.
 
-    `least` keeps calls that were found worth so much; rows of calls without a score have no `reward`.
+    `least` keeps only calls with at least this score; rows of calls without a score have no `reward`.
     """
     rows: list[dict[str, Any]] = []
     turns: Counter[str] = Counter()
     for call in traces.calls:
-        turn, turns[call.trace] = turns[call.trace], turns[call.trace] + 1
+        turn = turns[call.trace]
+        turns[call.trace] += 1
         if least is not None and (call.score is None or call.score < least):
             continue
         rows.append(
@@ -165,15 +156,11 @@ def graded_rows(traces: Traces) -> list[dict[str, Any]]:
     for call in traces.calls:
         if call.score is None or not 0 <= call.score <= 1:
             continue
-        asked = [message for message in call.messages if message["role"] != "system"]
-        question = (
-            asked[0]["content"]
-            if len(asked) == 1
-            else "\n\n".join(f"{message['role']}: {message['content']}" for message in asked)
-        )
+        prompt = [message for message in call.messages if message["role"] != "system"]
+        question = "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
         rows.append(
             {
-                "question": question,
+                "question": prompt[0]["content"] if len(prompt) == 1 else question,
                 "solution": call.completion,
                 "is_correct": call.score,
                 "agent": call.agent,
@@ -184,30 +171,25 @@ def graded_rows(traces: Traces) -> list[dict[str, Any]]:
     return rows
 
 
-# -------- Files: OTLP as JSON, one document a line or several documents in a row, and the spans that Python's SDK prints
+# -------- Files: OTLP as JSON, one document per line or several in a row, and the spans that Python's SDK prints
 
 
 def _documents(file: Path) -> Iterator[Any]:
-    """Yield the JSON documents of a file, whatever white space is between them."""
+    """Yield the JSON documents of a file, with any white space between them."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}.") from error
     decoder = json.JSONDecoder()
+    space = re.compile(r"\s*")
     place = 0
-    while (place := _after_space(text, place)) < len(text):
+    while (place := space.match(text, place).end()) < len(text):  # type: ignore[union-attr]
         try:
             found, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, place) + 1
-            raise DataError(f"{file}, line {line} is no JSON: {error}. Fix or drop it.") from error
+            raise DataError(f"{file}, line {line} is no JSON: {error}. Fix or remove it.") from error
         yield from found if isinstance(found, list) else [found]
-
-
-def _after_space(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
 
 
 def _spans(row: Any) -> Iterator[WatchedSpan]:
@@ -216,37 +198,36 @@ def _spans(row: Any) -> Iterator[WatchedSpan]:
     for resource in _list(row.get("resourceSpans")):
         for scope in _list(resource.get("scopeSpans")):
             for span in _list(scope.get("spans")):
+                events = [
+                    (str(event.get("name", "")), _attributes(event.get("attributes")))
+                    for event in _list(span.get("events"))
+                ]
                 yield WatchedSpan(
                     str(span.get("traceId", "")),
                     str(span.get("spanId", "")),
                     str(span.get("parentSpanId") or ""),
                     _number(span.get("startTimeUnixNano")),
                     _attributes(span.get("attributes")),
-                    tuple(
-                        (str(event.get("name", "")), _attributes(event.get("attributes")))
-                        for event in _list(span.get("events"))
-                    ),
+                    tuple(events),
                     str(span.get("name", "")),
                 )
     context = row.get("context")
     if isinstance(context, Mapping) and "span_id" in context:  # as Python's SDK prints it
         attributes = row.get("attributes")
+        printed = _list(row.get("events"))
         yield WatchedSpan(
             _hex(context.get("trace_id")),
             _hex(context.get("span_id")),
             _hex(row.get("parent_id")),
             _moment(row.get("start_time")),
             attributes if isinstance(attributes, Mapping) else {},
-            tuple(
-                (str(event.get("name", "")), event.get("attributes") or {})
-                for event in _list(row.get("events"))
-            ),
+            tuple((str(event.get("name", "")), event.get("attributes") or {}) for event in printed),
             str(row.get("name", "")),
         )
 
 
 def _logs(row: Any) -> Iterator[tuple[str, str, str, Fields]]:
-    """Yield (trace, span, event, attributes) of every event that was logged beside its span."""
+    """Yield (trace, span, event, attributes) of every event that was logged outside of its span."""
     for resource in _list(row.get("resourceLogs")) if isinstance(row, Mapping) else ():
         for scope in _list(resource.get("scopeLogs")):
             for record in _list(scope.get("logRecords")):
@@ -269,15 +250,14 @@ def _value(given: Any) -> Any:
     """Return a value of OTLP as plain JSON."""
     if not isinstance(given, Mapping):
         return given
-    for kind, value in given.items():
-        if kind == "intValue":
-            return _number(value)
-        if kind == "arrayValue":
-            return [_value(each) for each in (value or {}).get("values", ())]
-        if kind == "kvlistValue":
-            return _attributes((value or {}).get("values"))
-        return value
-    return None
+    kind, value = next(iter(given.items()), ("", None))
+    if kind == "intValue":
+        return _number(value)
+    if kind == "arrayValue":
+        return [_value(each) for each in (value or {}).get("values", ())]
+    if kind == "kvlistValue":
+        return _attributes((value or {}).get("values"))
+    return value
 
 
 def _number(value: Any) -> int:
@@ -301,90 +281,93 @@ def _moment(value: Any) -> int:
         return 0
 
 
-# -------- What was said, in each of the forms
-
-Said = tuple[tuple[Mapping[str, str], ...], str]
-"""The messages before an answer, and the answer."""
+# -------- Messages, in each of the forms
 
 
-def _said(span: WatchedSpan) -> Said | None:
-    """Return what a model was told and answered; None for a span that is no call of one; raises UnusableCall."""
+def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
+    """Return prompt and answer of a call; None for a span that is no call of a model. Raises UnusableCall."""
     fields = span.fields
-    details = next(
-        (own for name, own in span.events if name == "gen_ai.client.inference.operation.details"), {}
-    )
-    for given in (fields, details):
+    details = [own for name, own in span.events if name == "gen_ai.client.inference.operation.details"]
+    for given in (fields, *details[:1]):
         if "gen_ai.output.messages" in given:
-            told = [
-                *_parsed(given.get("gen_ai.system_instructions"), system=True),
+            prompt = [
+                *_system(given.get("gen_ai.system_instructions")),
                 *_parsed(given.get("gen_ai.input.messages")),
             ]
-            return _checked(told, _parsed(given["gen_ai.output.messages"]))
+            return _checked(prompt, _parsed(given["gen_ai.output.messages"]))
     choices = [own for name, own in span.events if name == "gen_ai.choice"]
     if choices:
-        told = [
-            _event_message(name.removeprefix("gen_ai.").removesuffix(".message"), own)
+        prompt = [
+            _event_message(match[1], own)
             for name, own in span.events
-            if re.fullmatch(r"gen_ai\.(system|user|assistant|tool)\.message", name)
+            if (match := re.fullmatch(r"gen_ai\.(system|user|assistant|tool)\.message", name))
         ]
-        return _checked(told, [_event_message("assistant", own) for own in choices])
-    for told_at, said_at, inner in (
+        return _checked(prompt, [_event_message("assistant", own) for own in choices])
+    for asked, answered, inner in (
         ("gen_ai.prompt", "gen_ai.completion", ""),
         ("llm.input_messages", "llm.output_messages", "message."),
     ):
-        said = _indexed(fields, said_at, inner)
-        if said:
-            return _checked(_indexed(fields, told_at, inner), said)
+        answers = _indexed(fields, answered, inner)
+        if answers:
+            return _checked(_indexed(fields, asked, inner), answers)
     operation = fields.get("gen_ai.operation.name")
-    called = operation in ("chat", "generate_content", "text_completion") or (
+    is_call = operation in ("chat", "generate_content", "text_completion") or (
         operation is None
         and ("gen_ai.request.model" in fields or fields.get("openinference.span.kind") == "LLM")
     )
-    if called:
+    if is_call:
         raise UnusableCall(
-            f"what was said is not recorded (set {CAPTURE}=true, or your instrumentation's own switch)"
+            f"its messages are not recorded (set {CAPTURE}=true, or your instrumentation's own switch)"
         )
     return None
 
 
-def _checked(told: Sequence[Mapping[str, str]], said: Sequence[Mapping[str, str]]) -> Said:
-    if len(said) != 1:
-        raise UnusableCall("several answers to one question, of which nobody says which was taken")
-    if not told:
+def _checked(prompt: Sequence[Row], answers: Sequence[Row]) -> tuple[tuple[Row, ...], str]:
+    if len(answers) != 1:
+        raise UnusableCall("several answers to one question, and no record of the one that was used")
+    if not prompt:
         raise UnusableCall("an answer without a question")
-    return tuple(told), said[0]["content"]
+    return tuple(prompt), answers[0]["content"]
 
 
-def _loaded(given: Any, otherwise: Any) -> Any:
-    """Return what a text holds as JSON; of a text that is none `otherwise`, which is raised where it is an error."""
-    if not isinstance(given, str):
-        return given
+def _json(given: Any, complaint: str) -> Any:
+    """Return the JSON in a text, and anything else as it is; raises UnusableCall for other texts."""
     try:
-        return json.loads(given)
+        return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
-        if isinstance(otherwise, UnusableCall):
-            raise otherwise from None
-        return otherwise
+        raise UnusableCall(complaint) from None
 
 
-def _parsed(given: Any, *, system: bool = False) -> list[Mapping[str, str]]:
-    """Return messages of the conventions since 1.37: a role and parts, as JSON or as the text of it."""
-    if system:
-        given = _loaded(given, [{"type": "text", "content": given}])
-    given = _loaded(given, UnusableCall("messages that are no JSON (cut off, it seems)"))
-    if given is None:
-        return []
-    if not isinstance(given, list):
+def _json_or(given: Any, default: Any) -> Any:
+    """Return the JSON in a text, the default for other texts, and anything else as it is."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return default
+
+
+def _listed(given: Any) -> list[Any]:
+    found = _json(given, "messages that are no JSON (probably cut off)")
+    if not isinstance(found, list | None):
         raise UnusableCall("messages that are no list")
-    if system:
-        return [_message("system", "\n".join(map(_part, given)))] if given else []
+    return found or []
+
+
+def _system(given: Any) -> list[Row]:
+    """Return the system instructions of the conventions since 1.37: parts, as JSON or its text, or a plain text."""
+    parts = _listed(_json_or(given, [{"type": "text", "content": given}]))
+    return [_message("system", "\n".join(map(_part, parts)))] if parts else []
+
+
+def _parsed(given: Any) -> list[Row]:
+    """Return messages of the conventions since 1.37: a role and parts, as JSON or its text."""
     messages = []
-    for each in given:
+    for each in _listed(given):
         if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
             raise UnusableCall("a message without a role")
         parts = each.get("parts")
-        spoken = "\n".join(filter(None, map(_part, parts))) if isinstance(parts, list) else _content(each)
-        messages.append(_message(each["role"], spoken))
+        text = "\n".join(filter(None, map(_part, parts))) if isinstance(parts, list) else _content(each)
+        messages.append(_message(each["role"], text))
     return messages
 
 
@@ -403,23 +386,22 @@ def _part(part: Any) -> str:
     raise UnusableCall(f"a part of the kind `{kind}`, which is no text")
 
 
-def _event_message(role: str, fields: Fields) -> Mapping[str, str]:
-    """Return the message of one of the events before 1.37, whose content is a text, JSON, or attributes of its own."""
+def _event_message(role: str, fields: Fields) -> Row:
+    """Return the message of an event before 1.37, whose content is a text, JSON, or separate attributes."""
     content = fields.get("gen_ai.event.content")
-    body = _loaded(content, {"content": content}) if content is not None else fields
+    body = fields if content is None else _json_or(content, {"content": content})
     if not isinstance(body, Mapping):
         raise UnusableCall("an event without a message")
     message = body.get("message", body)
-    message = _loaded(message, {"content": message})
+    message = _json_or(message, {"content": message})
     return _message(role, _content(message if isinstance(message, Mapping) else {}))
 
 
 def _content(message: Fields) -> str:
-    """Return the words and calls of a message in OpenAI's form."""
+    """Return the text and tool calls of a message in OpenAI's form."""
     content = message.get("content")
     lines = [_text(content)] if content else []
-    calls = _loaded(message.get("tool_calls"), UnusableCall("calls of tools that are no JSON"))
-    for call in _list(calls):
+    for call in _list(_json(message.get("tool_calls"), "tool calls that are no JSON")):
         function = call.get("function")
         own = function if isinstance(function, Mapping) else call
         lines.append(_tool_call(own.get("name"), own.get("arguments")))
@@ -428,19 +410,19 @@ def _content(message: Fields) -> str:
     return "\n".join(lines)
 
 
-def _indexed(fields: Fields, start: str, inner: str) -> list[Mapping[str, str]]:
-    """Return messages whose fields are attributes by number: `START.0.role`, `START.0.content`, `START.0.tool_calls.0.name`."""
+def _indexed(fields: Fields, start: str, inner: str) -> list[Row]:
+    """Return messages in numbered attributes: `START.0.role`, `START.0.content`, `START.0.tool_calls.0.name`."""
     found: dict[int, dict[str, Any]] = {}
     calls: dict[int, dict[int, dict[str, Any]]] = {}
+    pattern = re.compile(rf"{re.escape(start)}\.(\d{{1,6}})\.{re.escape(inner)}(.+)")
+    call_pattern = re.compile(r"tool_calls\.(\d{1,6})\.(?:tool_call\.)?(?:function\.)?(name|arguments)")
     for key, value in fields.items():
-        match = re.fullmatch(rf"{re.escape(start)}\.(\d{{1,6}})\.{re.escape(inner)}(.+)", key)
+        match = pattern.fullmatch(key)
         if match is None:
             continue
         number, name = int(match[1]), match[2]
         own = found.setdefault(number, {})
-        if call := re.fullmatch(
-            r"tool_calls\.(\d{1,6})\.(?:tool_call\.)?(?:function\.)?(name|arguments)", name
-        ):
+        if call := call_pattern.fullmatch(name):
             calls.setdefault(number, {}).setdefault(int(call[1]), {})[call[2]] = value
         elif re.fullmatch(r"contents\.\d+\.message_content\.text", name):
             own["content"] = "\n".join(filter(None, [own.get("content", ""), _text(value)]))
@@ -448,63 +430,53 @@ def _indexed(fields: Fields, start: str, inner: str) -> list[Mapping[str, str]]:
             own[name] = value
     messages = []
     for number, own in sorted(found.items()):
-        asked = [call for _, call in sorted(calls.get(number, {}).items())]
-        role = own.get("role") or "assistant"
-        messages.append(_message(str(role), _content({"content": own.get("content"), "tool_calls": asked})))
+        own["tool_calls"] = [call for _, call in sorted(calls.get(number, {}).items())]
+        messages.append(_message(str(own.get("role") or "assistant"), _content(own)))
     return messages
 
 
 def _text(content: Any) -> str:
-    """Return content as text: as it is, of OpenAI's parts their texts, of anything else its JSON."""
+    """Return content as text: a text as it is, the texts of OpenAI's parts, anything else as JSON."""
     if isinstance(content, str):
         return content
     parts = _list(content)
-    if (
-        parts
-        and len(parts) == len(content)
-        and all(part.get("type") in ("text", "input_text", "output_text") for part in parts)
-    ):
-        return "".join(str(part.get("text", part.get("content", ""))) for part in parts)
-    if parts and any("image" in str(part.get("type")) for part in parts):
-        raise UnusableCall("a message with a picture")
+    texts = [part for part in parts if part.get("type") in ("text", "input_text", "output_text")]
+    if parts and len(texts) == len(content):
+        return "".join(str(part.get("text", part.get("content", ""))) for part in texts)
+    if any("image" in str(part.get("type")) for part in parts):
+        raise UnusableCall("a message with an image")
     return json.dumps(content, ensure_ascii=False)
 
 
 def _tool_call(name: Any, arguments: Any) -> str:
     if not isinstance(name, str):
-        raise UnusableCall("a call of a tool without a name")
-    arguments = _loaded(arguments, UnusableCall("a call of a tool whose arguments are no JSON"))
-    called = json.dumps({"name": name, "arguments": arguments or {}}, ensure_ascii=False)
-    return f"<tool_call>\n{called}\n</tool_call>"
+        raise UnusableCall("a tool call without a name")
+    arguments = _json(arguments, "a tool call whose arguments are no JSON")
+    call = json.dumps({"name": name, "arguments": arguments or {}}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 
 
-def _message(role: str, content: str) -> Mapping[str, str]:
+def _message(role: str, content: str) -> Row:
     role = ROLES.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
         raise UnusableCall(f"a message of the role `{role}`")
     return {"role": role, "content": replace_surrogates(content)}
 
 
-# -------- Who called, and what it was worth
+# -------- Agents and scores
 
 NAMES = ("gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph_node")
-"""Attributes that name the agent, as instrumentations write them; the first that a span around the call has counts."""
+"""Attributes of different instrumentations that name the agent; the first one on the nearest span counts."""
+MODELS = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 
 
-def _who(span: WatchedSpan, around: Mapping[str, WatchedSpan]) -> tuple[str, str]:
-    """Return the agent that called, and the model: the agent's name stands on the call or on the nearest span around it."""
-    model = next(
-        (
-            str(span.fields[key])
-            for key in ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
-            if key in span.fields
-        ),
-        "unknown",
-    )
-    for each in _outwards(span, around):
+def _caller(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> tuple[str, str]:
+    """Return agent and model of a call; the agent's name is on the call or on the nearest span around it."""
+    model = next((str(span.fields[key]) for key in MODELS if key in span.fields), "unknown")
+    for each in _outwards(span, by_name):
         for key in NAMES:
             if isinstance(each.fields.get(key), str) and each.fields[key]:
                 return each.fields[key], model
@@ -514,34 +486,34 @@ def _who(span: WatchedSpan, around: Mapping[str, WatchedSpan]) -> tuple[str, str
     return model, model
 
 
-def _outwards(span: WatchedSpan, around: Mapping[str, WatchedSpan]) -> Iterator[WatchedSpan]:
-    """Yield a span and those around it, from the inside; a circle of parents ends where it closes."""
+def _outwards(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> Iterator[WatchedSpan]:
+    """Yield a span and its ancestors; stop if they form a cycle."""
     seen: set[str] = set()
     here: WatchedSpan | None = span
     while here is not None and here.name not in seen:
         seen.add(here.name)
         yield here
-        here = around.get(here.parent)
+        here = by_name.get(here.parent)
 
 
 def _scores(spans: Sequence[WatchedSpan], metric: str | None) -> dict[str, float]:
-    """Return what spans were found worth: an evaluation's event, or attribute, of that name; the last one of each span."""
+    """Return the last score of each span with an evaluation, as an event or attribute, of that metric."""
     found: dict[str, float] = {}
     for span in spans:
-        for fields in (
-            span.fields,
-            *(own for name, own in span.events if name == "gen_ai.evaluation.result"),
-        ):
-            value, name = fields.get(SCORE), fields.get("gen_ai.evaluation.name")
-            if metric is not None and name != metric:
+        results = [own for name, own in span.events if name == "gen_ai.evaluation.result"]
+        for fields in (span.fields, *results):
+            value = fields.get(SCORE)
+            if metric is not None and fields.get("gen_ai.evaluation.name") != metric:
                 continue
             if isinstance(value, int | float) and math.isfinite(value):
                 found[span.name] = float(value)
     return found
 
 
-def _score(span: WatchedSpan, around: Mapping[str, WatchedSpan], scores: Mapping[str, float]) -> float | None:
-    for each in _outwards(span, around):
+def _score(
+    span: WatchedSpan, by_name: Mapping[str, WatchedSpan], scores: Mapping[str, float]
+) -> float | None:
+    for each in _outwards(span, by_name):
         if each.name in scores:
             return scores[each.name]
     return next(iter(scores.values())) if len(scores) == 1 else None

@@ -1,6 +1,6 @@
-"""Trackers beside the run directory: TensorBoard, Weights & Biases, MLflow and trackio, each an optional extra.
+"""Trackers besides the run directory: TensorBoard, Weights & Biases, MLflow and trackio, each an optional extra.
 
-The run directory always holds everything; a tracker is a second place to look at it.
+The run directory always holds everything; a tracker is a second view of it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from kapelle.types import Group
 
 
 class Tracker:
-    """A further place for metrics besides the run directory; this one keeps nothing."""
+    """A further place for metrics besides the run directory; this class stores nothing."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record rows of text with the same columns, such as who said what; they are shown as they are, never as markup."""
+        """Record rows of text with the same columns, such as transcripts, which are shown as plain text."""
 
     def close(self) -> None:
-        """Write what is pending and end."""
+        """Write pending data and end."""
 
 
 class TensorBoardTracker(Tracker):
     """Writes event files for TensorBoard into `<run>/tensorboard`.
 
-    `first_step` is the first step that will be logged: on resuming, TensorBoard hides what an earlier
-    process had logged from there on. Raises ConfigError when tensorboard is not installed.
+    `first_step` is the first step that will be logged: after a resume, TensorBoard hides the steps from there on that an
+    earlier process has logged. Raises ConfigError if tensorboard is not installed.
     """
 
     def __init__(self, run: Path, first_step: int = 0) -> None:
@@ -54,9 +54,9 @@ class TensorBoardTracker(Tracker):
             self._writer.add_scalar(name, value, step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Write a table as text: TensorBoard has no tables, and its own Markdown would take a model's text for markup.
+        """Write a table as text, because TensorBoard has no tables.
 
-        It is indented, because TensorBoard reads Markdown and shows code as it is.
+        It is indented: TensorBoard reads Markdown, and shows indented text as code, without markup.
         """
         text = "\n\n".join("\n".join(f"{k}: {v}" for k, v in row.items()) for row in rows)
         self._writer.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), step)
@@ -67,7 +67,7 @@ class TensorBoardTracker(Tracker):
 
 
 class _Sending(Tracker):
-    """A tracker of Weights & Biases' interface, which trackio has too."""
+    """A tracker with the interface of Weights & Biases, which trackio shares."""
 
     _library: Any
     _run: Any
@@ -78,12 +78,10 @@ class _Sending(Tracker):
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Send a table; its cells are shown as text."""
-        columns = list(rows[0]) if rows else []
-        data = [[row[column] for column in columns] for row in rows]
-        self._run.log({name: self._library.Table(columns=columns, data=data)}, step=step)
+        self._run.log({name: self._library.Table(**_split(rows))}, step=step)
 
     def close(self) -> None:
-        """Send what is pending and end."""
+        """Send pending data and end."""
         with redirect_stdout(sys.stderr):  # standard output belongs to the panel or to --json
             self._run.finish()
 
@@ -91,8 +89,8 @@ class _Sending(Tracker):
 class WandbTracker(_Sending):
     """Sends to Weights & Biases, or with `offline` writes `<run>/wandb` for `wandb sync`.
 
-    A resumed run continues the same Weights & Biases run, named and identified by its folder's name.
-    Raises ConfigError when wandb is not installed or will not start.
+    A resumed run continues the same Weights & Biases run, whose name and id are its folder's name.
+    Raises ConfigError if wandb is not installed or does not start.
     """
 
     def __init__(
@@ -118,18 +116,24 @@ class WandbTracker(_Sending):
             ) from error
 
 
+def _split(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
+    """Return the columns and the data of a table."""
+    columns = list(rows[0]) if rows else []
+    return {"columns": columns, "data": [[row[column] for column in columns] for row in rows]}
+
+
 class Guarded(Tracker):
-    """A tracker whose failures stop nothing: it is left alone after the first one, which is said."""
+    """A tracker whose failures do not stop the run: the first one is reported, and it is not used again."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker], say: Callable[[str], None]) -> None:
-        """Begin the tracker; `say` says in one line that it has failed. Raises ConfigError where settings are wrong."""
+        """Start the tracker; `say` reports a failure. Raises ConfigError for invalid settings."""
         self._name, self._say = name, say
         self._tracker: Tracker | None = None
         try:
             self._tracker = begin()
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - a server that is away stops no run
+        except Exception as error:  # noqa: BLE001 - an unreachable server must not stop a run
             self._end(error)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -141,7 +145,7 @@ class Guarded(Tracker):
         self._try(lambda tracker: tracker.table(step, name, rows))
 
     def close(self) -> None:
-        """Write what is pending and end."""
+        """Write pending data and end."""
         self._try(lambda tracker: tracker.close())
 
     def _try(self, act: Callable[[Tracker], None]) -> None:
@@ -149,29 +153,29 @@ class Guarded(Tracker):
             return
         try:
             act(self._tracker)
-        except Exception as error:  # noqa: BLE001 - whatever a tracker does, the run directory has everything
+        except Exception as error:  # noqa: BLE001 - the run directory has everything
             self._end(error)
 
     def _end(self, error: Exception) -> None:
-        """Close off a tracker that has failed, and say so once."""
+        """Stop using a tracker that has failed, and report it."""
         self._tracker = None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self._say(
-            f"the tracker '{self._name}' has failed and gets nothing more ({reason}); the run directory has it all"
+            f"the tracker '{self._name}' has failed and is not used any more ({reason}); the run directory has everything"
         )
 
 
 def open_trackers(
     settings: Sequence[Any], run: Path, config: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> list[Tracker]:
-    """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`; none stays open where one is refused.
+    """Open the trackers of a run's settings (`TrackerConfig`), like `open_tracker`; on ConfigError, close all of them.
 
-    A tracker that fails, also when it is opened, gets nothing more and is reported once by `say`; the run continues.
+    A tracker that fails, also when it is opened, is reported once by `say` and not used any more; the run continues.
     """
     saved = saved_steps(run)
     first = saved + 1 if saved else 0
     opened: list[Tracker] = []
-    with ExitStack() as refused:
+    with ExitStack() as on_error:
         for t in settings:
             begin = partial(
                 open_tracker,
@@ -183,8 +187,8 @@ def open_trackers(
                 config=config,
             )
             opened.append(Guarded(t.name, begin, say))
-            refused.callback(opened[-1].close)
-        refused.pop_all()
+            on_error.callback(opened[-1].close)
+        on_error.pop_all()
     return opened
 
 
@@ -197,7 +201,7 @@ def open_tracker(
     first_step: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """Return the tracker of a name; raises ConfigError if it is not installed."""
+    """Return the tracker with a name; raises ConfigError if it is not installed."""
     if name == "tensorboard":
         return TensorBoardTracker(run, first_step)
     if name == "wandb":
@@ -210,13 +214,13 @@ def open_tracker(
 
 
 def check_tracker(name: str) -> None:
-    """Raise ConfigError when a tracker is not installed; imports nothing."""
+    """Raise ConfigError if a tracker is not installed; imports nothing."""
     if importlib.util.find_spec(name) is None:
         raise _missing(name)
 
 
 def require(module: str) -> Any:
-    """Return a module; ConfigError, naming its extra, where it is not installed."""
+    """Return a module; raises ConfigError, which names its extra, if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -230,7 +234,7 @@ def _missing(name: str) -> AbsentPackage:
 
 
 RUN = "kapelle.run"
-"""Tag by which a resumed run finds the one that it began."""
+"""Tag by which a resumed run finds its earlier MLflow run."""
 _ODD = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
@@ -247,7 +251,7 @@ class Mlflow(Tracker):
         place = None
         if offline:
             place = (run.resolve() / "mlflow").as_uri()
-            # Its small package has no database, and without this its newer versions refuse a folder.
+            # The package mlflow-skinny has no database, and newer versions need this to use a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = mlflow.MlflowClient(tracking_uri=place)
         found = self._client.get_experiment_by_name(project)
@@ -262,25 +266,23 @@ class Mlflow(Tracker):
             self._client.log_text(self._id, json.dumps(config, indent=1, default=str), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step; characters that MLflow refuses in names become `_`."""
+        """Record the metrics of a step; characters that MLflow does not allow in names become `_`."""
         for name, value in metrics.items():
             self._client.log_metric(self._id, _ODD.sub("_", name), float(value), step=step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Record a table as JSON, in the form of pandas' `split`, which MLflow shows as a table."""
-        columns = list(rows[0]) if rows else []
-        data = {"columns": columns, "data": [[row[column] for column in columns] for row in rows]}
-        self._client.log_text(self._id, json.dumps(data), f"{_ODD.sub('_', name)}/{step:08d}.json")
+        self._client.log_text(self._id, json.dumps(_split(rows)), f"{_ODD.sub('_', name)}/{step:08d}.json")
 
     def close(self) -> None:
-        """End the run; a resumed one opens it again by writing."""
+        """End the run; a resumed run opens it again."""
         self._client.set_terminated(self._id)
 
 
 class Trackio(_Sending):
-    """Logs to trackio's own store on this machine (TRACKIO_DIR), or not `offline` to a Space of the project's name.
+    """Logs to trackio's store on this machine (TRACKIO_DIR), or unless `offline` to a Space with the project's name.
 
-    A resumed run continues the trackio run of its folder's name.
+    A resumed run continues the trackio run with its folder's name.
     """
 
     def __init__(
@@ -301,13 +303,13 @@ class Trackio(_Sending):
 # -------- Transcripts: a few episodes of a step as a table of texts.
 
 EPISODES = 4
-"""Episodes of a step in its table: the first one of as many groups."""
+"""Number of groups whose first episode is in a step's table."""
 CHARACTERS = 2000
-"""Of one text; the rest is left out, and said to be."""
+"""Most characters of one text; the table says how many follow."""
 
 
 def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return a row for each turn of a few episodes: task, agent, what it said, what it was paid, and how the episode ended."""
+    """Return a row for each turn of a few episodes: task, agent, text, reward, and how the episode ended."""
     chosen = [group.episodes[0] for group in groups if group.episodes][:EPISODES]
     return [
         {

@@ -1,46 +1,49 @@
-"""One word on a run's health from its numbers alone, with the numbers that it rests on.
+"""A one-word verdict on a run's health, from its metrics alone, with the numbers that support it.
 
-    healthy      what is learned rises, or is learned already
-    flat         it stands still, and the run is long enough to say so
-    diverging    it falls, or the policy turns into noise
-    collapsing   hardly anything but one answer is sampled, and success stands still
-    hacked       what is paid rises while success falls
+    healthy      the signal rises, or success is already near 1
+    flat         the signal does not rise, and the run is long enough to show that
+    diverging    the signal falls, or the policy becomes noise
+    collapsing   almost only one answer is sampled, and success does not rise
+    hacked       the return rises while success falls
     memorising   success on unseen problems falls while success in training does not
     failing      a fifth of the episodes or more end in an error
-    starved      almost all groups are dead: nothing is learned from them
-    unrated      its numbers do not say how well it does: one wins what others lose, or nothing is scored
-    young        too few steps, or too much noise, to say any of this
+    starved      almost all groups are dead, so that there is no gradient
+    unrated      the metrics do not show progress: agents win what others lose, or nothing is scored
+    young        too few steps, or too much noise, for any other verdict
 
-**The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); of supervised steps the pairs
-ranked rightly, or minus the nats a token; of distillation minus the divergence from the teacher; of a verifier its AUC, or the share
-of answers judged rightly. Only runs that learn from the rewards of their own episodes can be *collapsing* or *starved*. In games in
-which one wins what others lose, returns say nothing: there the signal is minus NashConv where a league measures it, else the rating of its newest member, else nothing.
+**The signal** is `success`; without it the mean return (`return/…`, else `reward/…`); for supervised steps the share of pairs
+ranked correctly, or minus the nats per token; for distillation minus the divergence from the teacher; for a verifier its AUC, or
+the share of answers judged correctly. Only runs that learn from the rewards of their own episodes can be *collapsing* or
+*starved*. In games in which one agent wins what others lose, returns show nothing: there the signal is minus NashConv if a
+league measures it, else the rating of its newest member, else none.
 
-**Noise** σ of a step is what neighbouring steps differ by (von Neumann 1941, successive differences, which a trend hardly
-moves; of a success without the two largest moves, which a collapse would be), and for a success at least that of so many
-scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ when z = difference / (σ·sqrt(1/a + 1/b)) is large.
+**Noise** σ of a step is estimated from the differences of neighbouring steps (von Neumann 1941, successive differences, which
+a trend hardly changes; for success without the two largest moves, which a collapse would cause). For success it is at least that
+of its number of scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b steps differ if z = difference / (σ·sqrt(1/a + 1/b))
+is large.
 
 **Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. The thresholds are those of
-`docs/algorithms/metrics.md` where it names one, else stated here, chosen so that no sound run of the tests is accused:
+`docs/algorithms/metrics.md` if it has one, else stated here, chosen so that no normal run of the tests is called faulty:
 - *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
-- *diverging*: a signal whose last stretch is below its best one by z ≥ 4, and by so much
-  that it matters: of a success by 0.1, or to below half and by 0.05; of returns to below the first stretch by z ≥ 3, or
-  by more than half of what was gained since then. One step of a stretch is not enough: its median must be as low as its
-  mean. A fall of success is none while success on unseen problems, measured after it began, is as good as ever (then the
-  tasks have become harder), nor while what is paid rises (then it is hacked). Or entropy that is more than twice, and 1 nat above, what it was while nothing rises; or a KL
-  above 1 nat a token, or a norm of gradients above 10, that is ten times what it was (above 10 and 100 while success rises);
-  or updates that were undone or skipped in a tenth of the last third.
-- *failing*: more than 0.2 of the episodes of the last third ended in an error, which nothing is learned from.
-- *collapsing*: entropy at a tenth of what it was, and below 0.05 nats, while the second half does not rise and success is
-  below 0.9. Entropy that is spent bounds what can still be gained (2505.22617), and GRPO spends it early (2503.14476).
-- *An unseen fall*: the last evaluation is below the best one with 95 % intervals that do not meet; they are widened where the best is
-  chosen from several (Bonferroni). It is *memorising* if success in training rises meanwhile (z ≥ 2), *hacked* if the mean return does.
-  By 0.05 or more it is a fault whatever the return does: *diverging* if success in training falls too (z ≥ 3, and by half as
-  much or to half) or is unknown, else *memorising*. That a proxy is paid while the true reward falls is 2210.10760's figure 1.
+- *diverging*: the signal's last stretch is below its best one by z ≥ 4, and by a sufficient amount: for success by 0.1, or to
+  below half and by 0.05; for returns to below the first stretch by z ≥ 3, or by more than half of the gain since then. One low
+  step is not enough: the median of the last stretch must be as low as its mean. A fall of success does not count if success on
+  unseen problems, measured after it began, is as high as ever (the tasks have become harder), or if the return rises (*hacked*).
+  Or: entropy is more than twice, and 1 nat above, its first value while nothing rises; a KL above 1 nat per token, or a
+  gradient norm above 10, is ten times its first value (above 10 and 100 while success rises); or updates were undone or
+  skipped in a tenth of the last third.
+- *failing*: more than 0.2 of the episodes of the last third ended in an error.
+- *collapsing*: entropy is a tenth of its first value, and below 0.05 nats, while the second half does not rise and success is
+  below 0.9. The entropy that remains bounds the possible gain (2505.22617), and GRPO loses it early (2503.14476).
+- *An unseen fall*: the last evaluation is below the best one, and their 95 % intervals do not overlap; they are widened for
+  the choice of the best of several (Bonferroni). It is *memorising* if success in training rises in between (z ≥ 2), *hacked* if
+  the mean return does. By 0.05 or more it is always a fault: *diverging* if success in training falls too (z ≥ 3, and by half
+  as much or to half) or is unknown, else *memorising*. A proxy reward that rises while the true reward falls is figure 1 of
+  2210.10760.
 - *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
-- *starved*: `dead_groups` is 0.9 or more in the mean of the last third, success below 0.95 and no critic. Groups whose attempts
-  earn the same have no gradient (2503.14476, section 3.2).
-- *flat*: 20 steps or more, no rise, and a rise of 0.1 (of returns: of σ) is excluded at the upper 95 % end.
+- *starved*: the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there is no critic. Groups of
+  episodes with equal returns have no gradient (2503.14476, section 3.2).
+- *flat*: 20 steps or more, no rise, and the upper 95 % end excludes a rise of 0.1 (for returns: of σ).
 """
 
 from __future__ import annotations
@@ -71,33 +74,32 @@ Column = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class WhatToDo:
-    """What a verdict means, and what one does about it."""
+    """The meaning of a verdict, and how to respond."""
 
     meaning: str
     remedy: str
     page: str
-    """Of the documentation."""
+    """A page of the documentation."""
 
 
-FLAT_PAGE, LEARN_PAGE = "docs/howto/reward_does_not_move.md", "docs/viewer.md"
 ADVICE: Mapping[Word, WhatToDo] = {
     word: WhatToDo(**about)  # type: ignore[misc]
     for word, about in tomllib.loads((files("kapelle.runs") / "advice.toml").read_text("utf-8")).items()
 }
-"""Every verdict; the first that holds is the run's: causes stand before what follows from them."""
+"""Every verdict, causes before their consequences: the first rule that holds gives the run's verdict."""
 FAULTS: tuple[Word, ...] = ("diverging", "failing", "collapsing", "hacked", "memorising", "starved", "flat")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One sentence with the numbers that speak for a verdict."""
+    """One sentence with the numbers that support a verdict."""
 
     word: Word
     sentence: str
     panel: str
-    """The family of metrics whose curve shows it."""
+    """The family of metrics with the curve."""
     step: int = 0
-    """The step from which it shows; 0 for the whole run."""
+    """The step at which it begins; 0 for the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +108,16 @@ class Verdict:
 
     word: Word
     evidence: tuple[Evidence, ...]
-    """That of the word first; others follow from it, or stand beside it."""
+    """The evidence for the word first, then for other verdicts."""
 
     @property
     def advice(self) -> WhatToDo:
-        """What the word means, and what to do."""
+        """Meaning and response."""
         return ADVICE[self.word]
 
     @property
     def at_fault(self) -> bool:
-        """Whether something should be changed before the run goes on."""
+        """Whether something should be changed before the run continues."""
         return self.word in FAULTS
 
     def row(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Verdict:
         }
 
     def lines(self) -> list[str]:
-        """Return it as text: the word with its evidence and, of a fault, what to do."""
+        """Return it as text: the word with its evidence and, for a fault, what to do."""
         first, *others = self.evidence
         found = [f"{self.word}: {first.sentence}", *(f"{each.word}: {each.sentence}" for each in others)]
         return (
@@ -144,25 +146,25 @@ WORDS = {
     "league/nash_conv": "NashConv",
     "league/rating": "the newest member's rating",
     "nll": "nats a token",
-    "preference_accuracy": "the share of pairs ranked rightly",
+    "preference_accuracy": "the share of pairs ranked correctly",
     "return": "the mean return",
     "reward": "the mean reward",
     "teacher_kl": "the divergence from the teacher",
-    "verifier_accuracy": "the share of answers judged rightly",
+    "verifier_accuracy": "the share of answers judged correctly",
     "verifier_auc": "the verifier's AUC",
 }
-"""What sentences call a signal that is not called by its own name."""
+"""Phrases for signals in sentences; others have their own name."""
 FALLING = ("nll", "league/nash_conv", "teacher_kl")
-"""Signals of which less is better."""
+"""Signals for which less is better."""
 YOUNG = 8
-"""Fewest steps that a verdict is given on."""
+"""Fewest steps for a verdict."""
 LONG = 20
-"""Fewest steps after which a signal that stands still is called flat."""
+"""Fewest steps for the verdict flat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The values of one number by step, and what chance alone moves it by from step to step."""
+    """The values of one metric by step, and its noise from step to step."""
 
     steps: Sequence[int]
     values: Sequence[float]
@@ -171,13 +173,13 @@ class Course:
     """Steps of a stretch."""
 
     def z(self, early: slice, late: slice) -> float:
-        """Return by how many standard errors the later stretch lies above the earlier one."""
+        """Return by how many standard errors the later stretch is above the earlier one."""
         a, b = self.values[early], self.values[late]
         if not a or not b:
             return 0.0
         gain = fmean(b) - fmean(a)
         error = self.sigma * math.sqrt(1 / len(a) + 1 / len(b))
-        # A course without noise moves, if it does, for certain; differences of rounding are none.
+        # Without noise any difference counts, except those of rounding.
         return gain / error if error else 0.0 if abs(gain) < 1e-9 else math.copysign(math.inf, gain)
 
     @property
@@ -200,21 +202,20 @@ class Course:
         return slice(0, size // 3), slice(size - size // 3, size)
 
     def rise(self) -> float:
-        """Return how surely it rises: the larger z of the outer stretches and of the outer thirds."""
-        lucky = median(self.values[self.last]) <= self.mean(
-            self.first
-        )  # a few steps far up, the others no better
+        """Return the larger z of the outer stretches and of the outer thirds."""
+        # A few high steps alone are no rise.
+        lucky = median(self.values[self.last]) <= self.mean(self.first)
         return max(0.0 if lucky else self.z(self.first, self.last), self.z(*self.thirds()))
 
     def since(self, below: float) -> int:
-        """Return the first step after which it never exceeds a value again."""
+        """Return the first step from which it stays at or below a value."""
         k = len(self.values)
         while k and self.values[k - 1] <= below:
             k -= 1
         return self.steps[min(k, len(self.steps) - 1)]
 
     def turn(self, start: int) -> int:
-        """Return where two levels, one before and one after, fit the values from `start` on best (least squares)."""
+        """Return the index from which a second level fits the values from `start` best (least squares)."""
         own = self.values[start:]
         whole, size, total = sum(own), len(own), 0.0
         scores = []
@@ -234,7 +235,7 @@ class Course:
 
 
 def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
-    """Return a column's course; None for fewer than 3 values. With `counts`, values are shares of so many episodes."""
+    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, values are shares of so many episodes."""
     there = [(int(step), value) for step, value in zip(steps, column, strict=True) if _known(value)]
     if len(there) < 3:
         return None
@@ -243,7 +244,7 @@ def course(steps: Sequence[float], column: Column, counts: Column | None = None)
     if counts is None:
         sigma = math.sqrt(fmean([move * move for move in moves]) / 2)
     else:
-        # A collapse is one large move or two; of a success near 0 most moves are 0, so that their median says nothing.
+        # A collapse is one or two large moves; near 0 most moves are 0, so that their median is no estimate.
         usual = moves[:-2]
         share = min(1.0, max(0.0, fmean(values)))
         known = [count for count in counts if _known(count) and count > 0]
@@ -266,12 +267,14 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `columns` hold every metric by name, one value for each of `steps` or None; `evaluations` are rows with `step`, `success`
-    and `interval`. `opposed`: seats win what others lose.
+    `columns` hold every metric by name, with a value or None for each of `steps`; `evaluations` are rows with `step`,
+    `success` and `interval`. `opposed`: agents win what others lose.
     """
     if len(steps) < YOUNG:
-        said = f"{len(steps)} of the {YOUNG} steps that a verdict needs" if steps else "no step is recorded"
-        return Verdict("young", (Evidence("young", said, "success"),))
+        sentence = (
+            f"{len(steps)} of the {YOUNG} steps that a verdict needs" if steps else "no step is recorded"
+        )
+        return Verdict("young", (Evidence("young", sentence, "success"),))
     found = _Found(steps, columns, evaluations, opposed)
     evidence: list[Evidence] = []
     for rule in (found.diverging, found.failing, found.collapsing, found.hacked, found.starved):
@@ -281,7 +284,7 @@ def judge(
 
 
 class _Found:
-    """What the rules look at."""
+    """The values that the rules use."""
 
     def __init__(
         self,
@@ -292,24 +295,23 @@ class _Found:
     ) -> None:
         self.steps, self.columns, self.opposed = steps, columns, opposed
         self.measured = [row for row in map(_measured, evaluations) if row is not None]
-        # What a run learns from, if not from the rewards of its own episodes: rules about these do not apply to it.
-        taught = bool(self._family("teacher_kl"))
+        # Rules about rewards do not apply to runs that learn from something else.
+        distilled = bool(self._family("teacher_kl"))
         verifying = any(name.startswith("verifier_") for name in columns) and not self._family("advantage")
-        self.by_rewards = not (
-            taught or verifying or any(name.startswith("demonstrated_") for name in columns)
-        )
-        if taught or verifying:
+        demonstrated = any(name.startswith("demonstrated_") for name in columns)
+        self.by_rewards = not (distilled or verifying or demonstrated)
+        if distilled or verifying:
             columns = {name: column for name, column in columns.items() if name != "success"}
             self.columns, opposed = columns, True
         self.success = self._course("success", columns.get("scored") or columns.get("samples") or ())
-        paid = [] if opposed else self._family("return") or self._family("reward")
-        self.paid = course(steps, _mean(paid)) if paid else None
+        returns = [] if opposed else self._family("return") or self._family("reward")
+        self.returns = course(steps, _mean(returns)) if returns else None
         self.name, self.signal = self._signal()
         self.rise = self.signal.rise() if self.signal else 0.0
         self.by_critic = any(name.startswith(("explained_variance/", "value_error/")) for name in columns)
 
     def _family(self, name: str) -> list[Column]:
-        """Return the columns of a family's own members, without the parts of a mixture."""
+        """Return the columns of a family, without those of the parts of a mixture."""
         return [
             column
             for key, column in self.columns.items()
@@ -320,11 +322,11 @@ class _Found:
         return course(self.steps, self.columns[name], counts) if name in self.columns else None
 
     def _signal(self) -> tuple[str, Course | None]:
-        """Return what is learned, larger being better, with its name."""
+        """Return the signal, for which larger is better, with its name."""
         if self.success is not None:
             return "success", self.success
-        if self.paid is not None:
-            return ("return" if self._family("return") else "reward"), self.paid
+        if self.returns is not None:
+            return ("return" if self._family("return") else "reward"), self.returns
         if "league/nash_conv" in self.columns:
             return "league/nash_conv", course(self.steps, _negative(self.columns["league/nash_conv"]))
         if "league/rating" in self.columns:
@@ -340,7 +342,7 @@ class _Found:
         return "", None
 
     def _fallen(self) -> list[Evidence]:
-        """Return the fall of the signal from its best stretch to its last one, if chance does not explain it and it matters."""
+        """Return the fall of the signal from its best stretch to its last one, if it is significant and large."""
         signal = self.signal
         if signal is None or len(signal.values) < YOUNG or self.name in ("nll", "league/rating"):
             return []
@@ -349,7 +351,7 @@ class _Found:
         if signal.z(best, signal.last) > -4:
             return []
         if self.name == "success":
-            # A best stretch in the midst has most of its steps above the last one, and not a lucky task or two.
+            # Most steps of the best stretch must be above the last one, not only one or two.
             lucky = best.start > 0 and median(values[best]) <= last
             apart = low < top / 2 and top - low > 0.05
             matters = not lucky and (apart or top - low > 0.1)
@@ -364,28 +366,24 @@ class _Found:
         good = range(len(values))[best.start : min(best.stop, cut)]
         shown = _percent if self.name == "success" else _figure
         sign = -1 if self.name in FALLING else 1
-        when = (
-            f"{signal.steps[good[0]]}"
-            if len(good) == 1
-            else f"{signal.steps[good[0]]} to {signal.steps[good[-1]]}"
-        )
-        said = (
+        when = f"{signal.steps[good[0]]}" + (f" to {signal.steps[good[-1]]}" if len(good) > 1 else "")
+        sentence = (
             f"{WORDS.get(self.name, self.name)} {'fell' if sign > 0 else 'rose'} from {shown(sign * fmean(values[k] for k in good))} at step{'s' * (len(good) > 1)} {when} "
             f"to {shown(sign * last)}, and stays {'low' if sign > 0 else 'high'} from step {at} on"
         )
-        return [Evidence("diverging", said, self.name, at)]
+        return [Evidence("diverging", sentence, self.name, at)]
 
     def _harder(self, since: int) -> bool:
-        """Return whether success on unseen problems, measured after a step, is as good as it ever was before."""
+        """Return whether success on unseen problems, measured after a step, is as high as ever before."""
         rows = self.measured
         return len(rows) > 1 and rows[-1][0] >= since and rows[-1][1] >= max(row[1] for row in rows[:-1])
 
     def _exploded(self) -> list[Evidence]:
-        """Return the KL and norms of gradients that are ten times what they were, and large."""
+        """Return KLs and gradient norms that are large and ten times their first value."""
         found = []
-        for family, said, bound in (
+        for family, phrase, bound in (
             ("kl", "KL to the reference of", 1.0),
-            ("grad_norm", "norm of gradients of", 10.0),
+            ("grad_norm", "gradient norm of", 10.0),
         ):
             for name, owner in self._members(family):
                 own = self._course(name)
@@ -396,12 +394,12 @@ class _Found:
                 if after > most:
                     at = next(step for step, value in zip(own.steps, own.values, strict=True) if value > most)
                     found.append(
-                        Evidence("diverging", f"{said} {owner} rose from {_figure(before)} to {_figure(after)}, above {_figure(most)} first at step {at}", family, at)
+                        Evidence("diverging", f"{phrase} {owner} rose from {_figure(before)} to {_figure(after)}, above {_figure(most)} first at step {at}", family, at)
                     )  # fmt: skip
         return found
 
     def failing(self) -> list[Evidence]:
-        """Return the share of episodes that ended in an error, if it is large and lasts."""
+        """Return the share of episodes that ended in an error, if it is large until the end."""
         failed = self._course("failed_episodes")
         if failed is None:
             return []
@@ -410,8 +408,8 @@ class _Found:
         if share <= 0.2:
             return []
         at = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0.2]
-        said = f"{_percent(share)} of episodes ended in an error in the last third of the steps, the last time more than 20 % at step {at[-1]}"
-        return [Evidence("failing", said, "failed_episodes", at[-1])]
+        sentence = f"{_percent(share)} of episodes ended in an error in the last third of the steps, the last time more than 20 % at step {at[-1]}"
+        return [Evidence("failing", sentence, "failed_episodes", at[-1])]
 
     def diverging(self) -> list[Evidence]:
         found = self._fallen() + self._exploded()
@@ -420,7 +418,7 @@ class _Found:
             if nats is None or self.rise >= 3:
                 continue
             before, after = nats.mean(nats.first), nats.mean(nats.last)
-            low = min(before, *nats.values[:2])  # the first steps may have destroyed it already
+            low = min(before, *nats.values[:2])  # the first update may have destroyed it already
             if after > 2 * low and after > low + 1:
                 at = next(
                     step for step, value in zip(nats.steps, nats.values, strict=True) if value > low + 1
@@ -441,7 +439,7 @@ class _Found:
     def collapsing(self) -> list[Evidence]:
         found, signal = [], self.signal
         if not self.by_rewards:
-            return []  # hardly anything but what the data or the teacher say is what it is for
+            return []  # these runs are to imitate data or a teacher
         if signal is not None:
             half = len(signal.values) // 2
             rising = signal.z(slice(half, half + half // 2), slice(half + half // 2, len(signal.values))) >= 2
@@ -463,47 +461,49 @@ class _Found:
         panel = "return" if self._family("return") else "reward"
         if fall := self._unseen_fall(panel):
             return [fall]
-        return [Evidence("hacked", said, panel)] if (said := self._traded()) else []
+        return [Evidence("hacked", sentence, panel)] if (sentence := self._traded()) else []
 
     def _traded(self) -> str:
-        """Return how the mean return rose while success in training fell; nothing if they did not."""
-        paid, success = self.paid, self.success
-        if paid is None or success is None or paid.rise() < 3:
+        """Return a phrase on the mean return's rise and the fall of success in training; empty without both."""
+        returns, success = self.returns, self.success
+        if returns is None or success is None or returns.rise() < 3:
             return ""
         if min(success.z(success.first, success.last), success.z(*success.thirds())) > -3:
             return ""
         return (
-            f"the mean return rose from {_figure(paid.mean(paid.first))} to {_figure(paid.mean(paid.last))}, while success fell "
+            f"the mean return rose from {_figure(returns.mean(returns.first))} to {_figure(returns.mean(returns.last))}, while success fell "
             f"from {_percent(success.mean(success.first))} to {_percent(success.mean(success.last))}"
         )
 
-    def _unseen_fall(self, paid_panel: str) -> Evidence | None:
-        """Return the fall of success on unseen problems since the best evaluation, by what training did meanwhile."""
+    def _unseen_fall(self, returns_panel: str) -> Evidence | None:
+        """Return the fall of success on unseen problems since the best evaluation, with the change in training."""
         if len(self.measured) < 2 or self.opposed:
             return None
         *earlier, (end, now, _, high) = self.measured
         step, best, low, _ = max(earlier, key=lambda row: row[1])
-        # The best of many evaluations is above the rest by chance alone; so many comparisons widen both intervals.
+        # The best of many evaluations is above the others by chance; the number of comparisons widens both intervals.
         normal = NormalDist().inv_cdf
         wider = normal(1 - 0.025 / len(earlier)) / normal(0.975)
         if now + wider * (high - now) >= best - wider * (best - low):
             return None
         then = f"success on unseen problems fell from {_percent(best)} at step {step} to {_percent(now)} at step {end}"
         learned = self._between(self.success, step, end) if self.success else None
-        gain = self._between(self.paid, step, end) if self.paid else None
+        gain = self._between(self.returns, step, end) if self.returns else None
         if learned and learned[2] >= 2:
-            said = f"{then}, while success in training rose from {_percent(learned[0])} to {_percent(learned[1])}"
-            return Evidence("memorising", said, "success", step)
+            sentence = f"{then}, while success in training rose from {_percent(learned[0])} to {_percent(learned[1])}"
+            return Evidence("memorising", sentence, "success", step)
         if gain and gain[2] >= 2:
-            said = f"{then}, while the mean return rose from {_figure(gain[0])} to {_figure(gain[1])}"
-            return Evidence("hacked", said, paid_panel, step)
+            sentence = f"{then}, while the mean return rose from {_figure(gain[0])} to {_figure(gain[1])}"
+            return Evidence("hacked", sentence, returns_panel, step)
         if best - now < 0.05:
             return None
         if learned:
             before, after, z = learned
             if z > -3 or (2 * (before - after) < best - now and 2 * after > before):
-                said = f"{then}, while success in training went from {_percent(before)} to {_percent(after)}"
-                return Evidence("memorising", said, "success", step)
+                sentence = (
+                    f"{then}, while success in training went from {_percent(before)} to {_percent(after)}"
+                )
+                return Evidence("memorising", sentence, "success", step)
         elif self.signal and (trained := self._between(self.signal, step, end)) and trained[2] > -3:
             sign = -1 if self.name in FALLING else 1
             went = (
@@ -513,7 +513,7 @@ class _Found:
         return Evidence("diverging", then, "success", step)
 
     def _between(self, own: Course, start: int, end: int) -> tuple[float, float, float] | None:
-        """Return a course's mean around one step and before another, with the z of the difference; None where too little is known."""
+        """Return the means before or around one step and before another, with the z of the difference; None for too few values."""
         before = [k for k, step in enumerate(own.steps) if step <= max(start, own.steps[0] + own.width - 1)]
         after = [k for k, step in enumerate(own.steps) if step <= end]
         early = slice(max(0, len(before) - own.width), len(before))
@@ -530,18 +530,18 @@ class _Found:
         if share < 0.9 or (self.success is not None and self.success.mean(self.success.last) >= 0.95):
             return []
         whole = [step for step, value in zip(dead.steps, dead.values, strict=True) if value >= 1]
-        said = f"{_percent(share)} of groups are dead in the last third"
+        sentence = f"{_percent(share)} of groups are dead in the last third"
         if whole:
-            said = f"all groups are dead in {len(whole)} of {len(dead.steps)} steps, the last time at step {whole[-1]}"
-        return [Evidence("starved", said, "dead_groups", whole[0] if whole else 0)]
+            sentence = f"all groups are dead in {len(whole)} of {len(dead.steps)} steps, the last time at step {whole[-1]}"
+        return [Evidence("starved", sentence, "dead_groups", whole[0] if whole else 0)]
 
     def course(self) -> Evidence:
-        """Return how the signal went, of a run without a fault of another kind."""
+        """Return the evidence for the course of the signal, for a run without another fault."""
         signal, name = self.signal, self.name
         if signal is None or len(signal.values) < 3:
             if self.opposed:
-                said = "what one seat wins others lose, so that returns do not say how well it plays"
-                return Evidence("unrated", said, "return")
+                sentence = "agents win what others lose, so that returns do not show progress"
+                return Evidence("unrated", sentence, "return")
             return Evidence("unrated", "no reward and no success is recorded", "success")
         start, end = signal.mean(signal.first), signal.mean(signal.last)
         shown = _percent if name == "success" else _figure
@@ -554,34 +554,33 @@ class _Found:
             return Evidence("healthy", f"success stays at {shown(end)}: these tasks are solved", name)
         if len(self.measured) > 1 and self.measured[-1][2] > self.measured[0][3]:
             (a, one, *_), (b, two, *_) = self.measured[0], self.measured[-1]
-            said = f"success on unseen problems rose from {_percent(one)} at step {a} to {_percent(two)} at step {b}"
-            return Evidence("healthy", said, "success")
+            sentence = f"success on unseen problems rose from {_percent(one)} at step {a} to {_percent(two)} at step {b}"
+            return Evidence("healthy", sentence, "success")
         first, last = signal.thirds()
         gain = signal.mean(last) - signal.mean(first)
         error = signal.sigma * math.sqrt(1 / len(signal.values[first]) + 1 / len(signal.values[last]))
-        # Between the middles of the outer thirds lie two thirds of what a steady rise of 0.1 gains.
-        seen = 0.1 * 2 / 3 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
+        # A steady rise of 0.1 gains two thirds of that between the middles of the outer thirds.
+        visible = 0.1 * 2 / 3 if name in ("success", "preference_accuracy") else max(signal.sigma, 1e-9)
         counted = f"{word} went {span}; thirds differ by {_figure(sign * gain)} ± {_figure(1.96 * error)}"
-        if len(signal.values) >= LONG and gain + 1.96 * error < seen:
+        if len(signal.values) >= LONG and gain + 1.96 * error < visible:
             return Evidence("flat", counted, name)
         if abs(gain) <= 1.96 * error:
             return Evidence("young", f"{counted}, which chance explains", name)
-        # Of the signal: less NashConv is a rise.
+        # The gain is that of the signal: less NashConv is a rise.
         why = (
             "the rise is larger than chance usually makes it, and too unsure to be called healthy"
             if gain > 0
             else "the fall is larger than chance usually makes it, and too small or too unsure to be called diverging"
         )
-        said = f"{counted}: {why}"
-        return Evidence("young", said, name)
+        return Evidence("young", f"{counted}: {why}", name)
 
     def _members(self, family: str) -> list[tuple[str, str]]:
-        """Return the columns of a family, each with whose it is."""
+        """Return the names of a family's columns, each with its agent or policy."""
         return [(name, name.partition("/")[2]) for name in self.columns if name.startswith(f"{family}/")]
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
-    """Return an evaluation's step, success and the ends of its interval; None where it has none of them."""
+    """Return an evaluation's step, success and interval ends; None if one is missing."""
     step, success, ends = row.get("step"), row.get("success"), row.get("interval")
     numbers = [step, success, *(ends if isinstance(ends, list | tuple) and len(ends) == 2 else ())]
     if len(numbers) != 4 or not all(
@@ -593,7 +592,7 @@ def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
 
 
 def _known(value: float | None) -> TypeGuard[float]:
-    """Return whether there is a number whose square is finite: what a damaged file holds may be any."""
+    """Return whether a value is a number with a finite square; damaged files may hold any value."""
     return value is not None and abs(value) < 1e100
 
 

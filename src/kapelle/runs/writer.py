@@ -1,4 +1,4 @@
-"""The run directory: everything that a run leaves behind, in open formats; `reader` reads it.
+"""The run directory: all files of a run, in open formats; `reader` reads them.
 
     <run>/
       config.yaml          the resolved config; running it again repeats the run
@@ -6,28 +6,27 @@
       status.json          state, phase, step, pid, host, times; see `Status`
       metrics.jsonl        one row per step: `step` and finite numbers under flat names
       evaluations.jsonl    one row per evaluation: `step` and what it measured
-      episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later ones, one per line; see `step_rows`, `episode_json`
-      episodes/test/00000012.jsonl.zst     those of the evaluation after step 12, likewise
-      images/HASH.png      what agents saw, each file once; see `types.Image`
-      traces/00000012.jsonl.zst        what tokens of some of their episodes were credited with, likewise; see `Trace`
-      recorded.jsonl       one row per step of these folders: how many rows it has and their digests, see `recorded`
-      system.jsonl         one row per step: what the machine was doing, see `system`
+      episodes/train/00000012.jsonl.zst    the episodes of step 12 and some later steps, one per line; see `step_rows`, `episode_json`
+      episodes/test/00000012.jsonl.zst     those of the evaluation after step 12
+      images/HASH.png      images in the prompts of agents, each file once; see `types.Image`
+      traces/00000012.jsonl.zst        the credit of each token of some of these episodes; see `Trace`
+      recorded.jsonl       one row per step of these folders: the number of its rows and their digests, see `recorded`
+      system.jsonl         one row per step: use of the machine, see `system`
       distributions.jsonl  one row per step: histograms of its rewards, advantages, lengths and tokens, see `metrics.distributions`
-      ranks/0003.log       what each of several ranks does, see `rank_log`
+      ranks/0003.log       log of each of several ranks, see `rank_log`
       checkpoints/00000012/            see `checkpoint`
-      latest               text: relative path of the newest checkpoint, for people; `read_latest` searches by itself
+      latest               text: relative path of the newest checkpoint, for people; `read_latest` does not use it
       lock                 names the process that trains the run; it and the directory are locked, see `lock`
-      forgotten.json       the steps whose episodes the run itself has deleted, see `recorded`
-      exact.json, evaluated.jsonl      what commands measured afterwards, see `findings`
-      rolled-back/         what `kapelle runs rollback` has moved, see `rollback`
+      forgotten.json       the steps of which the run itself has deleted episodes, see `recorded`
+      exact.json, evaluated.jsonl      results of later commands, see `findings`
+      rolled-back/         files that `kapelle runs rollback` has moved, see `rollback`
 
-Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is replaced in one
-step. A killed process therefore leaves at worst an incomplete last line or step, which readers ignore and a
+Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is replaced
+atomically. A killed process therefore leaves at most an incomplete last line or step, which readers ignore and a
 resumed run cuts off: it first rewinds to the positions in its checkpoint, so that no row is lost or
-written twice. A trainer saves its start before the first row, so that there is always a checkpoint to
-rewind to. Readers of episodes compare them with `recorded.jsonl`, and a resume refuses episodes that have changed since.
-A config or provenance that is deleted or replaced while the run goes on is written again. A number that is not finite is refused
-(NumericsError): it must be handled before it is recorded.
+written twice. A trainer saves a checkpoint before the first row, so that it can always rewind.
+Readers of episodes compare them with `recorded.jsonl`, and a resume raises RunDirectoryError if they have changed.
+A number that is not finite raises NumericsError: the caller must handle it before it is recorded.
 """
 
 from __future__ import annotations
@@ -65,19 +64,19 @@ from kapelle.runs.reader import (
     read_starts,
     tag_hint,
 )
-from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, described, forgotten, refuse_losses
+from kapelle.runs.recorded import FOLDERS, FORGOTTEN, RECORDED, check_recorded, described, forgotten
 from kapelle.runs.step_rows import append_step, cut_steps, forgettable
 from kapelle.runtime.files import PARTIAL, flush, own_file, replace_file, write_all, writing
 from kapelle.types import Group, Image, Json, Split
 
-# -------- Tables of JSON lines: how a row is written, how a table is cut.
+# -------- Tables of JSON lines: write a row, cut a table.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
-"""The tables whose rows a checkpoint counts; the last one is that of `recorded`."""
+"""The tables whose rows a checkpoint counts; `recorded` describes the last one."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
-    """Return a row as it is appended; NumericsError where a number in it is not finite."""
+    """Return a row as it is appended; raises NumericsError for a number that is not finite."""
     try:
         return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
     except ValueError as error:
@@ -90,14 +89,14 @@ def pretty(value: Mapping[str, Json]) -> bytes:
 
 
 def cut_table(path: Path, size: int) -> None:
-    """Leave the first `size` bytes of a table."""
+    """Cut a table after its first `size` bytes."""
     with path.open("r+b") as file:
         file.truncate(size)
         os.fsync(file.fileno())
 
 
 def changed_lines(old: str, new: str) -> list[str]:
-    """Return what differs between two config texts, line by line, in words."""
+    """Return the lines that differ between two config texts, as phrases."""
     before, after = old.splitlines(), new.splitlines()
     gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
     return gone + [f"now '{line.strip()}'" for line in after if line not in before]
@@ -105,7 +104,7 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 SYSTEM, DISTRIBUTIONS = UNCOUNTED = ("system.jsonl", "distributions.jsonl")
-"""Rows about the machine, and histograms for people: no checkpoint counts them; a resume cuts off those of steps that it takes again."""
+"""Use of the machine, and histograms: no checkpoint counts these rows; a resume removes those of the steps that it repeats."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
@@ -125,7 +124,7 @@ _NAMES = {
 
 
 def last_counted(positions: Mapping[str, int], folder: str) -> int:
-    """Return the last step of a folder that a checkpoint's positions count, -1 for none; traces are those of training steps."""
+    """Return the last step of a folder that a checkpoint's positions count, -1 for none; traces belong to training steps."""
     return positions.get(FOLDERS[0] if folder == "traces" else folder, -1)
 
 
@@ -139,9 +138,9 @@ def new_path(recipe: str, started: datetime | None = None, root: Path = Path("ru
 
 @contextmanager
 def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
-    """Make and yield the folder that `new_path` names; if the block fails before anything is in it, it is removed again.
+    """Make and yield the folder that `new_path` names; remove it if the block fails while it is empty.
 
-    Of several processes that begin in the same second each gets a folder of its own. Raises RunDirectoryError.
+    Processes that start in the same second get different folders. Raises RunDirectoryError.
     """
     beside = root.is_dir()
     with writing(root):
@@ -154,7 +153,7 @@ def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
     try:
         yield path
     except BaseException:
-        with suppress(OSError):  # what a run has written stays
+        with suppress(OSError):  # rmdir keeps folders with files
             path.rmdir()
             if not beside:
                 root.rmdir()
@@ -164,26 +163,22 @@ def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
 class RunDirectory:
     """A run directory that only this process writes to.
 
-    Use it as a context manager: it marks the run as failed or interrupted when an exception leaves
-    the block, and releases the lock. Every write raises RunDirectoryError when the disk refuses.
+    Use it as a context manager: if an exception leaves the block, it marks the run as failed or interrupted, and it
+    releases the lock. Every write raises RunDirectoryError if the disk fails.
     """
 
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
         self.path = path
         self.say: Callable[[str], None] = lambda _: None
-        """Called with a line when a file was removed or replaced that the run can do without."""
-        self._own: dict[str, bytes] = {}
-        """Content of the files that make this folder a run, by name."""
-        self._marks: dict[str, tuple[int, ...]] = {}
-        """What `_mark` returned for those files when they were last looked at."""
+        """Called with a message when a resume continues without missing files."""
         self._ends: dict[str, int] = {}
-        """Bytes of the tables, as far as this process has written them."""
+        """Bytes of each table that this process knows of."""
         self.resumed = resumed
-        """True when the directory already held this run: `rewind` must be called before anything is recorded."""
+        """Whether the directory already held this run: `rewind` must be called before anything is recorded."""
         self._lock = lock
         self._rewound = not resumed
         self._counted: bytes | None = None
-        """The last row of evaluations that the checkpoint counts, until another one is recorded."""
+        """The last row of evaluations that the checkpoint counts, until another row is recorded."""
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
 
@@ -197,28 +192,28 @@ class RunDirectory:
         resume: bool,
         differences: Callable[[str, str], Sequence[str]] = changed_lines,
     ) -> RunDirectory:
-        """Open a new run directory, or with `resume` the one of an earlier run, and lock it.
+        """Make a new run directory, or with `resume` open an existing one, and lock it.
 
-        `differences(old, new)` lists the changes of the config that forbid resuming. A run whose config may
-        change (more steps) passes a function that allows it; the file then holds the new config.
+        `differences(old, new)` lists the changes of the config that forbid a resume. A caller that allows changes (more
+        steps) passes its own function; the file then holds the new config.
 
-        Raises RunDirectoryError for a directory that is in use, foreign, of another config, already
-        a run without `resume`, or no run with it.
+        Raises RunDirectoryError if the directory is in use, holds other files or another config, is already
+        a run without `resume`, or is no run with `resume`.
         """
         with writing(path):
             if resume and not (path.is_dir() and any(path.iterdir())):
                 raise RunDirectoryError(
-                    f"There is no run at {path} to resume.{tag_hint(path) or ' Leave out --resume to start it.'}"
+                    f"There is no run at {path} to resume.{tag_hint(path) or ' Remove --resume to start it.'}"
                 )
             path.mkdir(parents=True, exist_ok=True)
-            strangers = sorted(
+            others = sorted(
                 {entry.name for entry in path.iterdir()} - _NAMES - {f".{name}{PARTIAL}" for name in _NAMES}
             )
-        if strangers and not is_run(path):
+        if others and not is_run(path):
             raise RunDirectoryError(
-                f"{path} is not empty and not a run of kapelle: it holds '{strangers[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
+                f"{path} is not empty and not a run of kapelle: it holds '{others[0]}'.{tag_hint(path) or ' Choose another --run-dir.'}"
             )
-        # With what is left of a run without its config a new run would be mixed.
+        # A new run must not be mixed with the files of a run without its config.
         if not is_run(path):
             tables = [path / table for table in TABLES]
             left = [table for table in tables if table.is_file() and table.stat().st_size]
@@ -227,8 +222,8 @@ class RunDirectory:
                 config_there = (path / "config.yaml").is_file()
                 missing = "neither lock nor metrics.jsonl" if config_there else "no config.yaml"
                 raise RunDirectoryError(
-                    f"{path} holds what a run has left ('{left[0].relative_to(path)}') and {missing}. Put that back from a copy, or "
-                    "name another --run-dir."
+                    f"{path} holds files of a run ('{left[0].relative_to(path)}') and {missing}. Restore that from a copy, or "
+                    "choose another --run-dir."
                 )
         lock = RunLock(path / "lock")
         try:
@@ -247,16 +242,16 @@ class RunDirectory:
             with run._write(run.path):
                 for folder in (run.checkpoints, *(run.path / name for name in FOLDERS)):
                     folder.mkdir(parents=True, exist_ok=True)
-                # Flushes the names of the two episode folders; those of the others are flushed with the config.
+                # This flushes the names of the two episode folders; the config flushes the other names.
                 flush(episode_folder(run.path, "train").parent)
                 for table in (*TABLES, *UNCOUNTED):
                     own_file(run.path / table)
                 starts = read_starts(path)
                 kept = {STARTS: starts} if starts else {}
-                run._put("provenance.json", pretty({**provenance, **kept}))
+                replace_file(path / "provenance.json", pretty({**provenance, **kept}))
                 run.report("start", run._status.step)
-                # Last, because a directory is a run from the moment it has a config.
-                run._put("config.yaml", config.encode())
+                # Last, because a directory with a config is a run.
+                replace_file(path / "config.yaml", config.encode())
         except BaseException:
             lock.release()
             raise
@@ -264,56 +259,25 @@ class RunDirectory:
 
     @contextmanager
     def _write(self, path: Path) -> Iterator[None]:
-        """Check that only this process has the run, and turn the disk's errors inside the block into RunDirectoryError."""
+        """Check that this process owns the run, and turn OSError inside the block into RunDirectoryError."""
         self._lock.recheck()
         with writing(path):
             try:
                 yield
             except OSError:
-                self._lock.recheck()  # raises the reason, if the run is no longer ours
+                self._lock.recheck()  # raises the reason if this process has lost the run
                 raise
 
     def recheck(self) -> None:
-        """Raise RunDirectoryError unless this process is the run's only owner; called before its files change."""
+        """Raise RunDirectoryError unless this process is the run's only owner; call it before changing files."""
         self._lock.recheck()
 
-    def _put(self, name: str, content: bytes) -> None:
-        replace_file(self.path / name, content)
-        self._own[name], self._marks[name] = content, _mark(self.path / name)
-
-    def _put_back(self) -> None:
-        """Write the files that make this folder a run again if they were removed or replaced."""
-        for name, content in self._own.items():
-            path = self.path / name
-            mark = _mark(path)
-            if mark == self._marks[name]:
-                continue
-            try:
-                found = path.read_bytes()
-            except OSError:
-                found = None
-            if found != content:
-                aside = path.with_name(f"{name}.replaced")
-                if path.is_dir() and not path.is_symlink():
-                    path.rename(aside)
-                elif found is not None:
-                    replace_file(aside, found)
-                self._put(name, content)
-                what = "replaced" if mark else "removed"
-                kept = (
-                    f" What stood there is in {aside.name}; to use it, stop the run and resume it with that file."
-                    if mark
-                    else ""
-                )
-                self.say(f"{path} was {what} while the run goes on; it was written again.{kept}")
-            self._marks[name] = _mark(path)
-
     def record_start(self, start: Mapping[str, Json]) -> None:
-        """Record the circumstances under which this process starts or resumes the run."""
+        """Record what this process starts or resumes the run with."""
         file = self.path / "provenance.json"
         with self._write(file):
             starts = [*read_starts(self.path), dict(start)]
-            self._put(file.name, pretty({**read_provenance(self.path), STARTS: starts}))
+            replace_file(file, pretty({**read_provenance(self.path), STARTS: starts}))
 
     @property
     def checkpoints(self) -> Path:
@@ -332,8 +296,8 @@ class RunDirectory:
     def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
         """Append one evaluation after `step` updates: any JSON with finite numbers.
 
-        The first evaluation of a resumed run may equal, byte by byte, the last one that its checkpoint counts: the same
-        weights were measured again. It is not written twice.
+        The first evaluation of a resumed run may measure the same weights as the last one that its checkpoint counts. If the
+        rows are equal byte by byte, it is not written again.
         """
         counted, self._counted = self._counted, None
         if counted is None or row_line("evaluations.jsonl", step, row) != counted:
@@ -345,19 +309,18 @@ class RunDirectory:
         line = row_line(table, step, row)
         path = self.path / table
         with self._write(path):
-            # A run goes on without the rows that no checkpoint counts.
-            made = os.O_CREAT if table in UNCOUNTED else 0
+            create = os.O_CREAT if table in UNCOUNTED else 0
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | made, 0o644)
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | create, 0o644)
             except FileNotFoundError:
                 raise _changed(path, "was removed") from None
             try:
                 size = os.fstat(descriptor).st_size
-                self._refuse_changed(table, size)
+                self._check_size(table, size)
                 try:
                     write_all(descriptor, line)
                 except OSError:
-                    # A full disk may have taken part of the row; the next row must not continue it.
+                    # A full disk may hold a part of the row; the next row must not continue it.
                     with suppress(OSError):
                         os.ftruncate(descriptor, size)
                     raise
@@ -367,7 +330,7 @@ class RunDirectory:
                 os.close(descriptor)
         self._unflushed.add(path)
 
-    def _refuse_changed(self, table: str, size: int) -> None:
+    def _check_size(self, table: str, size: int) -> None:
         known = self._ends.get(table, size)
         if size != known:
             raise _changed(
@@ -375,12 +338,12 @@ class RunDirectory:
             )
 
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
-        """Write all episodes of a step, or (`test`) of the evaluation after it; only once for each step."""
+        """Write all episodes of a step, or (`test`) of the evaluation after it, once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
-        self._record(step, f"episodes/{split}", dump_groups(step, groups, self._keep))
+        self._record(step, f"episodes/{split}", dump_groups(step, groups, self._write_image))
 
-    def _keep(self, image: Image) -> None:
-        """Write an image's file, once for all steps."""
+    def _write_image(self, image: Image) -> None:
+        """Write an image's file unless it exists."""
         path = self.path / "images" / image.file
         if not path.is_file():
             with self._write(path):
@@ -394,7 +357,7 @@ class RunDirectory:
                 raise _changed(folder, "was removed")
             path, data = append_step(folder, step, content)
         self._unflushed |= {path, folder}
-        # Last, so that readers do not miss what a killed process was writing.
+        # Last, so that readers do not report the step that a killed process was writing as missing.
         self._append(RECORDED, step, described(name, content, data))
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
@@ -403,7 +366,7 @@ class RunDirectory:
             self._record(step, "traces", dump_traces(step, traces))
 
     def record_system(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append what the machine was doing during a step."""
+        """Append the use of the machine during a step."""
         self._append(SYSTEM, step, row)
 
     def record_distributions(self, step: int, found: Mapping[str, Histogram]) -> None:
@@ -417,30 +380,29 @@ class RunDirectory:
             for path in sorted(self._unflushed):
                 flush(path)
             self._unflushed.clear()
-            self._put_back()
             ends = {table: (self.path / table).stat().st_size for table in TABLES}
         for table, end in ends.items():
-            self._refuse_changed(table, end)
+            self._check_size(table, end)
         return ends | {f"episodes/{split}": last_episode_step(self.path, split) for split in _SPLITS}
 
     def start_anew(self) -> None:
-        """Let a resumed run that was stopped before its first checkpoint start from the beginning.
+        """Prepare a resumed run that was stopped before its first checkpoint to start from the beginning.
 
-        Raises RunDirectoryError when it holds rows or episodes: no checkpoint could bring them back.
+        Raises RunDirectoryError if it holds rows or episodes, which no checkpoint could restore.
         """
         rows = any(b"\n" in (self.path / table).read_bytes() for table in TABLES)
         if rows or any(episode_steps(self.path, split) for split in _SPLITS):
             raise RunDirectoryError(
-                f"{self.path} holds rows or episodes but no checkpoint to continue from; resuming would delete them. Restore "
-                f"its checkpoints, or start anew elsewhere: `kapelle train {shlex.quote(str(self.path / 'config.yaml'))} --run-dir OTHER`."
+                f"{self.path} holds rows or episodes but no checkpoint to resume from; a resume would delete them. Restore "
+                f"its checkpoints, or start another run: `kapelle train {shlex.quote(str(self.path / 'config.yaml'))} --run-dir OTHER`."
             )
         self.rewind(dict.fromkeys(TABLES, 0))
 
     def rewind(self, positions: Mapping[str, int], measured: int | None = None) -> None:
-        """Cut off all rows and episodes after these positions, which are those in a checkpoint.
+        """Remove all rows and episodes after the positions in a checkpoint.
 
-        Evaluations of steps up to `measured` stay, so that a run that had ended there and is now continued does not measure
-        the checkpoint's weights again. Raises RunDirectoryError when a file is shorter than its position or no row ends there.
+        Evaluations of steps up to `measured` are kept: a run that had finished there need not repeat them when it continues.
+        Raises RunDirectoryError if a file is shorter than its position or no row ends there.
         """
         with self._write(self.path):
             ends = {table: positions.get(table, 0) for table in TABLES}
@@ -453,9 +415,9 @@ class RunDirectory:
                     if ends[table] and file.read(1) != b"\n":
                         raise RunDirectoryError(
                             f"{self.path / table} has lost rows that its checkpoint counts ({ends[table]} bytes). Restore the "
-                            "file, or start again in another --run-dir."
+                            "file, or start a run in another --run-dir."
                         )
-            for remark in refuse_losses(self.path, positions):
+            for remark in check_recorded(self.path, positions):
                 self.say(f"{remark}; the run continues without them")
             if measured is not None:
                 for name in ("evaluations.jsonl", RECORDED):
@@ -479,14 +441,14 @@ class RunDirectory:
                 cut_steps(self.path / folder, step)
             gone = forgotten(self.path)
             if any(before > last[folder] + 1 for folder, before in gone.items()):
-                # These steps are played again, and their episodes are then no longer the deleted ones.
+                # These steps are repeated; their new episodes are not deleted.
                 gone = {folder: min(before, last[folder] + 1) for folder, before in gone.items()}
                 replace_file(self.path / FORGOTTEN, pretty(gone))
             self._unflushed = {path for path in self._unflushed if path.exists()}
         self._rewound = True
 
     def _cut_uncounted(self, path: Path, last: int) -> None:
-        """Leave one row of such a table for each step up to `last`, and no half-written one."""
+        """Keep one complete row of such a table for each step up to `last`."""
         before = path.read_bytes()
         kept: dict[object, bytes] = {}
         for number, line in enumerate(before.splitlines(keepends=True)):
@@ -495,7 +457,7 @@ class RunDirectory:
             except (ValueError, KeyError, TypeError, RecursionError):
                 step = None
             if type(step) is not int:
-                step = ("damaged", number)  # stays, for readers to say so
+                step = ("damaged", number)  # kept: readers report it
             elif step > last:
                 continue
             if line.endswith(b"\n"):
@@ -508,24 +470,23 @@ class RunDirectory:
     def report(self, phase: str, step: int, state: State = "running") -> None:
         """Record what the run is doing, or how it ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
-        # As `pretty` writes it; `json` would leave reference cycles behind when it indents, at every report.
+        # The same form as `pretty` without its `json` encoder, which leaves reference cycles when it indents.
         rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self._status).items()]
         with self._write(self.path / "status.json"):
-            self._put_back()
             replace_file(self.path / "status.json", ("{\n" + ",\n".join(rows) + "\n}\n").encode(), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
-        """Let `latest` point to this checkpoint, relative to the run."""
+        """Write the path of this checkpoint, relative to the run, into `latest`."""
         with self._write(self.path / "latest"):
             replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
 
     def prune(self, keep: int, newest: Path, best: Path | None = None) -> list[Path]:
-        """Delete old checkpoints, see `checkpoint_folder.prune`, and return what was deleted."""
+        """Delete old checkpoints, see `checkpoint_folder.prune`, and return the deleted folders."""
         self._lock.recheck()
         return prune(self.checkpoints, keep, newest, best)
 
     def forget_episodes(self, split: Split, done: int, keep: int | None) -> None:
-        """Delete the files that hold only episodes, and traces, of steps before the `keep` newest up to `done`; None keeps all."""
+        """Delete files with only episodes and traces of steps before the newest `keep` up to `done`; None keeps all."""
         if keep is None:
             return
         before = done - keep + 1
@@ -533,7 +494,7 @@ class RunDirectory:
             with self._write(self.path / name):
                 files = forgettable(self.path / name, before)
                 if files:
-                    # First, so that readers do not miss deleted steps, whenever this process is killed.
+                    # First, so that readers never report deleted steps as missing, even after a kill.
                     known = forgotten(self.path)
                     end = max(known.get(name, 0), *(last + 1 for last in files.values()))
                     replace_file(self.path / FORGOTTEN, pretty({**known, name: end}))
@@ -541,7 +502,7 @@ class RunDirectory:
                     path.unlink()
 
     def close(self) -> None:
-        """Release the lock; what was recorded stays."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -552,23 +513,14 @@ class RunDirectory:
     ) -> None:
         if self._status.state == "running":
             failed = kind is not None and issubclass(kind, Exception)
-            # The disk may be the reason for leaving the block; that error must not be replaced by this one.
+            # The disk may have caused the first error, which must not be replaced by this one.
             with suppress(RunDirectoryError):
                 self.report(self._status.phase, self._status.step, "failed" if failed else "interrupted")
         self.close()
 
 
-def _mark(path: Path) -> tuple[int, ...]:
-    """Return what `stat` says that changes whenever a file is replaced or written; empty if there is no file."""
-    try:
-        about = path.stat()
-    except OSError:
-        return ()
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-
-
 def _changed(path: Path, how: str) -> RunDirectoryError:
     return RunDirectoryError(
-        f"{path} {how} while the run was trained. Put it back from a copy if there is one, and continue from the newest "
+        f"{path} {how} while the run was trained. Restore it from a copy if there is one, and resume from the newest "
         "checkpoint: `kapelle train --resume RUN`."
     )
