@@ -20,6 +20,7 @@ from tests.support.run_folders import files
 
 from kapelle.errors import DataError, RunDirectoryError
 from kapelle.runs.reader import read_episodes, read_groups
+from kapelle.runs.step_rows import pack
 
 RESUME = ("train", "--resume", "run", "training.steps=3")
 GOES_ON = 0
@@ -101,8 +102,9 @@ def test_damaged_files_end_in_one_line_or_are_repaired(kapelle: Kapelle, run: Pa
 
 @pytest.mark.parametrize("row", [b"{}", b'{"group": 0}', b"\xff", b"5", b'"text"', NESTED, b""])
 def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
-    file = run / "episodes" / "train" / "00000001.jsonl"
-    file.write_bytes(row + b"\n")
+    file = run / "episodes" / "train" / "00000001.jsonl.zst"
+    file.write_bytes(pack(1, [row + b"\n"]))
+    (run / "recorded.jsonl").unlink()
     for read in (lambda: read_groups(run, 1), lambda: list(read_episodes(run, 1))):
         with pytest.raises(DataError, match=re.escape(str(file))):
             read()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.episode_lines import lay_plain
+from tests.support.episode_lines import change_rows
 
 from kapelle.runs.writer import RunDirectory
 from kapelle.types import Episode, Group, Message, Task, Turn
@@ -125,9 +125,7 @@ def write_league_run(path: Path, *entries: Mapping[str, Any], steps: int = 4) ->
     with (run / "config.yaml").open("a") as file:
         file.write("league: {population: pfsp, members: {solver: nash}}\n")
     _change(run / "metrics.jsonl", _with_league)
-    lay_plain(run / "episodes" / "train")
-    for file_of_step in (run / "episodes" / "train").glob("*.jsonl"):
-        _change(file_of_step, _against_the_first)
+    change_rows(run / "episodes" / "train", lambda _, row: _against_the_first(row))
     for entry in entries:
         put_standing(run, entry["member"], json.dumps(entry).encode())
     return run

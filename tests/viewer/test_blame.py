@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import Page
 from tests.support.viewed_runs import AGENTS, write_run
 
 from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead
@@ -51,7 +50,7 @@ def there(blamed_run: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_run_that_was_asked_has_a_page_of_who_lost(there: httpx.Client, blamed_run: Path) -> None:
+def test_a_measured_run_has_a_page_of_blame(there: httpx.Client, blamed_run: Path) -> None:
     (name,) = kept(blamed_run)
     assert "/run/pair/blame" in there.get("/run/pair").text
     assert "/run/none/blame" not in there.get("/run/none").text
@@ -63,9 +62,7 @@ def test_a_run_that_was_asked_has_a_page_of_who_lost(there: httpx.Client, blamed
     assert "+0.750" in text
 
 
-def test_a_conversation_shows_what_each_turn_did_and_what_was_sampled_in_its_place(
-    there: httpx.Client, blamed_run: Path
-) -> None:
+def test_a_conversation_shows_drops_and_alternatives(there: httpx.Client, blamed_run: Path) -> None:
     (name,) = kept(blamed_run)
     text = there.get(f"/run/pair/blame/{name}/0").text
     for word in (
@@ -84,7 +81,7 @@ def test_a_conversation_shows_what_each_turn_did_and_what_was_sampled_in_its_pla
         assert there.get(missing).status_code == 404
 
 
-def test_the_strip_moves_by_what_each_turn_did() -> None:
+def test_the_strip_has_the_probabilities_around_each_turn() -> None:
     strip = conversation(blamed(), None)["strip"]
     heights = [strip["moves"][k]["line"][1::2] for k in range(3)]
     one, nothing = strip["grid"][2][0], strip["grid"][0][0]
@@ -94,17 +91,7 @@ def test_the_strip_moves_by_what_each_turn_did() -> None:
     assert heights[2][1] == nothing
 
 
-def test_turns_of_one_moment_are_drawn_each_from_where_it_alone_stood() -> None:
-    a = BlamedTurn("solver", 0, 1, 0, "yes", 0.0, 0.0, 0.1)
-    b = BlamedTurn("critic", 1, 1, 0, "no", 1.0, 0.0, 0.1)
-    strip = conversation(blamed(turns=(a, b), values=(0.5, 0.0)), None)["strip"]
-    first, second = strip["moves"]
-    assert first["line"][0] == second["line"][0]
-    assert first["name"][1] < second["name"][1], "their names do not lie on one another"
-    assert len(strip["together"]) == 1
-
-
-def test_hostile_words_and_damaged_files_are_shown_as_text(there: httpx.Client, blamed_run: Path) -> None:
+def test_hostile_text_is_escaped_and_damaged_files_are_skipped(there: httpx.Client, blamed_run: Path) -> None:
     bad = "<script>alert(1)</script>\x1b[31m\u202e"
     file = BlameFile(blamed_run, HOW)
     turns = tuple(replace(turn, text=bad, instead=(SampledInstead(bad, 1, None),)) for turn in blamed().turns)
@@ -122,28 +109,3 @@ def test_hostile_words_and_damaged_files_are_shown_as_text(there: httpx.Client, 
         assert "\u202e" not in page.text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[31m⟨U+202E⟩" in pages[2].text
     assert pages[0].text.count("<tr data-item>") == 3
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="package")
-async def test_a_turn_is_chosen_in_the_strip(page: Page, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "pair", steps=2)
-    BlameFile(run, HOW).append([blamed(1), blamed(2)])
-    with HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server:
-        await page.goto(f"{server.url}/run/pair")
-        await page.get_by_role("link", name="Blame").click()
-        await page.locator("tr[data-item]").first.wait_for()
-        await page.wait_for_load_state()
-        await page.keyboard.press("j")
-        await page.keyboard.press("Enter")
-        await page.wait_for_url("**/blame/*/0")
-        assert await page.get_by_text("a right doubt").is_visible()
-        assert not await page.get_by_text("other notes").is_visible()
-        await page.locator(".strip a").first.click()
-        await page.wait_for_url("**turn=0**")
-        assert await page.get_by_text("other notes").is_visible()
-        assert not await page.get_by_text("a right doubt").is_visible()
-        await page.wait_for_load_state()
-        await page.keyboard.press("]")
-        await page.wait_for_url("**/blame/*/1")
-        await page.goto("about:blank")

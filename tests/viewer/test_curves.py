@@ -7,11 +7,10 @@ import httpx
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.runs.definitions import describe
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
 from kapelle.viewer import curves
-from kapelle.viewer.curves import PAID, SECTIONS, SYSTEM, CurveSource, color, grouped, page, source_of
+from kapelle.viewer.curves import PAID, CurveSource, grouped, page, source_of
 from kapelle.viewer.library import Library
 from kapelle.viewer.presenting import alike, differing
 from kapelle.viewer.server import viewer
@@ -30,12 +29,6 @@ def test_a_group_is_its_median_and_quartiles() -> None:
     assert (one.low["reward/a"], one.high["reward/a"]) == ([1.5, 5.25], [5.5, 5.75])
 
 
-def test_a_run_alone_is_no_group() -> None:
-    (one,) = grouped([("all", source("a", 1.0))])
-    assert one.label == "all: a"
-    assert not one.low
-
-
 def test_a_group_is_its_mean_with_students_interval() -> None:
     runs = [source("a", 1.0, 5.0, None), source("b", 2.0, 6.0), source("c", 9.0, 7.0)]
     (one,) = grouped([("all", each) for each in runs], "mean")
@@ -52,9 +45,7 @@ def test_a_group_is_its_mean_with_students_interval() -> None:
     assert (two.columns["reward/a"], two.low["reward/a"][1]) == ([1.5, 5.0], None), "one run has no interval"
 
 
-def test_long_runs_of_one_recipe_are_one_group_though_one_is_shorter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_different_lengths_are_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "POINTS", 4)
     lengths = {"a": (10, 0), "b": (7, 1), "c": (3, 2)}
     for name, (steps, seed) in lengths.items():
@@ -105,29 +96,6 @@ def test_each_reward_has_a_panel_and_its_parts_share_it() -> None:
         "paid none": ["exact"],
     }
     assert panels["exact"]["meaning"]
-
-
-@pytest.mark.parametrize(
-    "family", [name for table in (SECTIONS, SYSTEM) for own in table.values() for name in own]
-)
-def test_every_panel_says_what_it_shows(family: str) -> None:
-    name = next(each for each in (family, f"{family}/x", f"{family}/max") if describe(each) is not None)
-    drawn = page([CurveSource("r", "r", source("r", 1.0).axes, {name: [1.0]})], [], {"all": (family,)})
-    (panel,) = drawn["sections"][0]["panels"]
-    assert panel["title"] not in (panel["known_as"], "")
-    assert all(panel[part] for part in ("unit", "meaning", "warning", "known_as"))
-
-
-def test_a_number_of_unknown_name_says_so() -> None:
-    drawn = page([source("a", 1.0), CurveSource("b", "b", source("b", 1.0).axes, {"novelty": [1.0]})], [])
-    panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
-    assert panels["novelty"]["unit"] == "its own"
-    assert "of your own code" in panels["novelty"]["meaning"]
-
-
-def test_an_agent_has_one_color_everywhere() -> None:
-    assert color("critic", ["solver", "critic"]) == color("part/critic", ["solver", "critic"]) == 2
-    assert color("", ["solver"]) == 0
 
 
 def test_runs_that_differ_by_seed_alone_are_alike(tmp_path: Path) -> None:

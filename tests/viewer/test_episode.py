@@ -11,7 +11,6 @@ from kapelle.types import Episode, Message, Task
 from kapelle.viewer.episode import (
     conversation,
     episode_of,
-    folded,
     read_episode,
     read_step,
     sees,
@@ -54,19 +53,19 @@ def test_a_recorded_episode_is_read_as_it_was(tmp_path: Path) -> None:
         ("(1)", "a(1)b", True),
     ],
 )
-def test_a_part_of_a_longer_word_was_not_read(said: str, heard: str, read: bool) -> None:
+def test_quotes_end_at_word_boundaries(said: str, heard: str, read: bool) -> None:
     turns = (turn("solver", 0, said), turn("critic", 1, "ok", heard=(Message("user", heard),)))
     assert witnesses(viewed(Episode(Task("t", "q"), 0, AGENTS, turns)))[0] == (["critic"] if read else [])
 
 
-def test_payments_between_turns_count_in_the_return() -> None:
+def test_rewards_between_turns_count_in_the_return() -> None:
     played = Episode(
         Task("t", "q"), 0, AGENTS, (turn("solver", 0, "a", reward=0.5),), {"solver": 1.0, "critic": 0.0}
     )
     assert viewed(played).rewards == {"solver": 1.5, "critic": 0.0}
 
 
-def test_an_agent_sees_what_it_heard_word_for_word_and_nothing_later() -> None:
+def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
     turns = (
         turn("solver", 0, "secret plan", heard=(Message("user", "q"),)),
         turn("solver", 1, "hint 7", heard=()),
@@ -118,14 +117,7 @@ def test_tokens_have_the_numbers_that_were_recorded() -> None:
         {"task": {"id": 5, "question": ["x"]}, "success": "yes", "error": {"a": 1}, "truncated": 1},
     ],
 )
-def test_any_row_becomes_something_that_can_be_shown(row: dict[str, Any]) -> None:
+def test_any_row_can_be_shown(row: dict[str, Any]) -> None:
     episode = episode_of(row, 0)
     conversation(episode, {}, {}, "a")
     assert episode.tokens >= 0
-
-
-def test_what_the_environment_says_is_folded_to_a_line() -> None:
-    assert folded({"a": {"b": [1]}, "c": "x\ny"}) == [
-        {"name": "a", "line": '{ "b": [ 1 ] }', "whole": '{\n "b": [\n  1\n ]\n}'},
-        {"name": "c", "line": "x y", "whole": "x\ny"},
-    ]

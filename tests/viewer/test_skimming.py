@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.support.viewed_runs import write_run
 
-from kapelle.features.league.pool import DRAFT
 from kapelle.runs.step_rows import pack
 from kapelle.viewer import lines as episode_lines
 from kapelle.viewer.episode import episode_of
@@ -40,7 +39,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_it_says_what_the_whole_row_says(row: dict[str, Any]) -> None:
+def test_skimmed_fields_equal_those_of_the_parsed_row(row: dict[str, Any]) -> None:
     raw = json.dumps(row, separators=(",", ":")).encode()
     found, whole = skimmed(raw, 3), episode_of(parsed(raw) or {}, 3)
     assert found is not None
@@ -55,17 +54,7 @@ def test_it_says_what_the_whole_row_says(row: dict[str, Any]) -> None:
     assert list(found.said) == [turn.text for turn in whole.turns]
 
 
-def test_all_drafts_of_a_learner_are_one_opponent() -> None:
-    """Each is of another step, and a table of who was drawn would have a line for each; the learner beside it is no opponent."""
-    own = {"policy": "follower:0:a", "player": "follower_0"}
-    draft = {"policy": "league:1:b", "player": f"{DRAFT}self@35"}
-    for cast, met in (({"a": own, "b": draft}, "self on its way"), ({"a": own, "b": own}, "")):
-        found = skimmed(json.dumps({"turns": [TURN], "task": {"cast": cast}}).encode(), 0)
-        assert found is not None
-        assert found.met == met
-
-
-def test_numbers_of_rows_that_a_run_writes_are_left_out(tmp_path: Path) -> None:
+def test_tokens_of_recorded_rows_are_only_counted(tmp_path: Path) -> None:
     (raw, *_) = lines_of(write_run(tmp_path / "run", steps=1), "train", 1)
     short = _without_numbers(raw)
     assert short is not None
@@ -74,11 +63,11 @@ def test_numbers_of_rows_that_a_run_writes_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"turns":[{"prompt_ids":[1,2', b"\xff" * 9, b"[" * 9999])
-def test_what_is_no_episode_is_none(raw: bytes) -> None:
+def test_lines_without_an_episode_are_none(raw: bytes) -> None:
     assert skimmed(raw, 0) is None
 
 
-def test_few_compressed_bytes_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_lines_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "episodes" / "train"
     folder.mkdir(parents=True)
     (folder / "00000001.jsonl.zst").write_bytes(pack(1, [b"a" * 2_000_000 + b"\n"] * 8))

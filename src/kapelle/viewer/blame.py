@@ -1,6 +1,6 @@
-"""Which agent lost the game, as pages: what `kapelle blame` has kept beside a run, drawn.
+"""Pages of the results of `kapelle blame`: which turns lost episodes.
 
-A conversation is a strip: the probability of success from moment to moment, in the colour of the agent whose turn moved it.
+A conversation is drawn as a strip: the probability of success over time, in the colour of the agent whose turn changed it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from kapelle.runs.blamed import Blame, BlamedEpisode, blame_files, read_blamed
 
 WIDTH, HEIGHT = 96.0, 132.0
-"""CSS pixels of a moment in the strip, and of probability 1."""
+"""CSS pixels for one moment of the strip, and for probability 1."""
 EDGE = 34.0
-"""CSS pixels around it, where the numbers stand."""
+"""CSS pixels of the margin with the numbers."""
 LISTED = 500
-"""Most episodes of the list."""
+"""Most episodes in the list."""
 SMALL = (64.0, 18.0)
-"""CSS pixels of the curve in a list."""
+"""CSS pixels of a curve in the list."""
 
 
 def kept(run: Path) -> dict[str, Blame]:
-    """Return what was measured of a run by the name of its file, the newest first; empty files are left out."""
+    """Return the results by file name, newest first, without empty files."""
     found = {}
     for path in blame_files(run):
         head, episodes = read_blamed(path)
@@ -39,7 +39,7 @@ def _cost(episode: BlamedEpisode) -> float | None:
 
 
 def listing(result: Blame) -> dict[str, Any]:
-    """Return what the page of a file shows: a table of agents and turns, and its episodes."""
+    """Return the content of the page of a file: a table of agents and turns, and its episodes."""
     return {
         "file": "" if result.file is None else result.file.name,
         "measured": result.measured,
@@ -67,7 +67,7 @@ def color_of(agents: Sequence[str], agent: str) -> int:
 
 
 def _small(values: Sequence[float | None]) -> str:
-    """Return the points of the curve in a list, for an SVG polyline; unknown values are passed over."""
+    """Return the points of a curve in the list, for an SVG polyline, without unknown values."""
     width, height = SMALL
     step = width / max(1, len(values) - 1)
     known = [(k * step, value) for k, value in enumerate(values) if value is not None]
@@ -75,9 +75,9 @@ def _small(values: Sequence[float | None]) -> str:
 
 
 def conversation(episode: BlamedEpisode, chosen: int | None) -> dict[str, Any]:
-    """Return what the page of a conversation shows: its strip, and each turn with what was sampled in its place.
+    """Return the content of the page of a conversation: its strip, and each turn with its alternatives.
 
-    `chosen` is the index of the turn whose alternatives are open; without it the most costly one, or the first.
+    `chosen` is the index of the turn whose alternatives are open; the default is the most costly turn, or the first.
     """
     indexes = [turn.index for turn in episode.turns]
     if chosen not in indexes:
@@ -100,8 +100,8 @@ def _strip(episode: BlamedEpisode, turns: Sequence[Mapping[str, Any]]) -> dict[s
     moments = len(episode.values) - 1
     moves = []
     taken: dict[int, int] = {}
-    speakers = Counter(each["turn"].moment for each in turns)
-    tall = EDGE + HEIGHT + 16.0 * max(speakers.values(), default=1)
+    agents_at = Counter(each["turn"].moment for each in turns)
+    tall = EDGE + HEIGHT + 16.0 * max(agents_at.values(), default=1)
     for each in turns:
         turn = each["turn"]
         below = taken[turn.moment] = taken.get(turn.moment, -1) + 1
@@ -109,12 +109,12 @@ def _strip(episode: BlamedEpisode, turns: Sequence[Mapping[str, Any]]) -> dict[s
         moves.append(
             {
                 **each,
-                # Agents of one moment are named below one another, and each falls from where it alone stood.
+                # Names of agents at one moment are below each other.
                 "name": (round(x(turn.moment) + WIDTH / 2, 1), round(EDGE + HEIGHT + 16.0 * below, 1)),
-                # A pointer finds a turn anywhere above its name, agents of one moment side by side.
+                # The area of a turn for the pointer; agents at one moment are side by side.
                 "reach": (
-                    round(x(turn.moment) + below * WIDTH / speakers[turn.moment], 1),
-                    round(WIDTH / speakers[turn.moment], 1),
+                    round(x(turn.moment) + below * WIDTH / agents_at[turn.moment], 1),
+                    round(WIDTH / agents_at[turn.moment], 1),
                 ),
                 "line": (x(turn.moment), y(turn.before), x(turn.moment + 1), y(turn.after))
                 if known
@@ -125,7 +125,7 @@ def _strip(episode: BlamedEpisode, turns: Sequence[Mapping[str, Any]]) -> dict[s
     together = [
         (x(k), y(before), x(k + 1), y(after))
         for k, (before, after) in enumerate(pairwise(episode.values))
-        if before is not None and after is not None and speakers[k] > 1
+        if before is not None and after is not None and agents_at[k] > 1
     ]
     return {
         "width": 2 * EDGE + moments * WIDTH,

@@ -1,13 +1,11 @@
-"""Runs compared as experiments are: grouped by any setting, and as a table of what differs and what came of it.
+"""Comparison of runs: curves grouped by settings, and a table of the settings that differ, with results.
 
-A query names the runs (`run=KEY`, several times), what they are grouped by (`by=optimizer.lr`, several times; `by=seed` keeps
-apart whatever differs in more than the seed), how a group is drawn (`spread=mean` or `median`) and how many curves at most (`most`).
+A query names the runs (`run=KEY`, repeated), the settings to group by (`by=optimizer.lr`, repeated; `by=seed` groups the
+seeds of each recipe), the curve of a group (`spread=mean` or `median`) and the most curves (`most`).
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -27,29 +25,29 @@ from kapelle.viewer.pages import chosen, html, json_answer, labels
 from kapelle.viewer.presenting import alike, differing, listed
 
 SEED = "seed"
-"""What groups the seeds of one recipe."""
+"""Groups the seeds of each recipe."""
 DRAWN = (12, 24, 48, 96, 500)
-"""How many curves may be asked for."""
+"""Choices for the most curves."""
 USUAL = 24
-"""Most curves that are drawn unless more are asked for."""
+"""Default for the most curves."""
 WIDE = 8
-"""Up to so many runs or groups each has a column of the table of settings; more have a row."""
+"""Up to so many runs or groups are columns of the table of settings; more of them are rows."""
 COLUMNS = 16
-"""Most settings in a table with a row for each run."""
+"""Most settings in a table whose rows are runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedComparison:
-    """What a query asks for."""
+    """The choices in a query."""
 
     by: tuple[str, ...]
-    """Settings that runs are grouped by; empty where each run is drawn by itself."""
+    """Settings to group runs by; empty to draw each run."""
     spread: curves.Spread
     most: int
 
     @classmethod
     def of(cls, query: QueryParams) -> AskedComparison:
-        """Read a query; what it does not say is as usual."""
+        """Read a query, with defaults."""
         by = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
         most = query.get("most", "")
         return cls(
@@ -59,18 +57,18 @@ class AskedComparison:
         )
 
     def query(self) -> str:
-        """Return it as the part of a query behind the runs."""
+        """Return it as a part of a query."""
         return urlencode([*(("by", name) for name in self.by), ("spread", self.spread), ("most", self.most)])
 
     def arranged(self, runs: Sequence[ViewedRun]) -> tuple[list[ViewedRun], list[str]]:
-        """Return the runs and the name of each one's group, group by group in the order of their values; no names where not grouped."""
+        """Return the runs in the order of their groups' values, and the name of each run's group; no names without groups."""
         if not self.by:
             return list(runs), []
         if self.by == (SEED,):
             return list(runs), _recipes(runs)
         settings = [flat(run.settings()) for run in runs]
         values = [[own.get(name, "not set") for name in self.by] for own in settings]
-        # The last part of a setting's name is enough beside others; a name speaks for itself.
+        # With several settings, the last part of each setting's name is sufficient.
         heads = [name if len(self.by) == 1 else name.rpartition(".")[2] for name in self.by]
         named = [
             ", ".join(
@@ -84,13 +82,13 @@ class AskedComparison:
 
 
 def _rank(value: object) -> tuple[bool, float, str]:
-    """Return where a setting's value comes among others: numbers by size, then texts."""
+    """Return a sort key for a setting's value: numbers by size, then texts."""
     found = number(value)
     return found is None, found or 0.0, str(value)
 
 
 def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return what each run has in common with its other seeds: recipe and algorithm, and its folder where others share those."""
+    """Return the name of each run's recipe: recipe and algorithm, with a folder if several recipes share those."""
     kinds = [alike(run) for run in runs]
     first = dict(reversed(list(zip(kinds, runs, strict=True))))
     names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
@@ -102,19 +100,19 @@ def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
 
 
 class DrawnRuns:
-    """Answers with the curves of runs, and with the page and the table of a comparison."""
+    """Answers with the curves and the page of a comparison."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def answer(self, request: Request) -> Response:
-        """Return what a page of curves draws, as JSON."""
-        asked = AskedComparison.of(request.query_params)
-        runs, groups = asked.arranged(chosen(self._library, request))
+        """Return the curves as JSON."""
+        choice = AskedComparison.of(request.query_params)
+        runs, groups = choice.arranged(chosen(self._library, request))
         if not groups:
-            runs = runs[: asked.most]
+            runs = runs[: choice.most]
         width = None
-        if groups or len(runs) > USUAL:  # the runs of a group are cut at the same steps
+        if groups or len(runs) > USUAL:  # the points of a group's runs must average the same steps
             rows = []
             for run in runs:
                 with run.lock:
@@ -124,13 +122,13 @@ class DrawnRuns:
         sources = [curves.source_of(run, name, width) for run, name in zip(runs, labels(runs), strict=True)]
         agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
         if groups:
-            sources = curves.grouped(list(zip(groups, sources, strict=True)), asked.spread)[: asked.most]
+            sources = curves.grouped(list(zip(groups, sources, strict=True)), choice.spread)[: choice.most]
         return json_answer(curves.page(sources, agents))
 
     def page(self, request: Request) -> Response:
         """Return the page that compares runs."""
-        asked = AskedComparison.of(request.query_params)
-        runs, groups = asked.arranged(chosen(self._library, request))
+        choice = AskedComparison.of(request.query_params)
+        runs, groups = choice.arranged(chosen(self._library, request))
         given = len(set(request.query_params.getlist("run")))
         settings = differing(runs)
         rows = standings(runs, groups, settings)
@@ -143,57 +141,18 @@ class DrawnRuns:
             wide=len(rows) <= WIDE,
             settings=[row["name"] for row in settings],
             columns=COLUMNS,
-            asked=asked,
-            by=[*asked.by, "", ""][: max(2, len(asked.by))],
+            asked=choice,
+            by=[*choice.by, "", ""][: max(2, len(choice.by))],
             most=DRAWN,
-            drawn=min(len(rows), asked.most),
+            drawn=min(len(rows), choice.most),
             kept=kept,
         )
-
-    def table(self, request: Request) -> Response:
-        """Return the settings that differ and the results, as CSV: a row for each run."""
-        runs, groups = AskedComparison.of(request.query_params).arranged(chosen(self._library, request))
-        settings = differing(runs)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        unseen = "success on unseen problems"
-        numbers = [
-            "step",
-            "success in training",
-            "scored episodes",
-            unseen,
-            "scored problems",
-            "problems",
-            "reward",
-        ]
-        writer.writerow(["run", *(["group"] if groups else []), *(row["name"] for row in settings), *numbers])
-        for k, run in enumerate(runs):
-            row, measured = listed(run), run.measured()
-            found = [measured and measured.get(key) for key in ("success", "scored", "problems")]
-            results = [row["step"], row["success"], row["scored"], *found, row["reward"]]
-            words = [row["name"], *groups[k : k + 1], *(each["values"][k] for each in settings)]
-            writer.writerow([*map(_cell, words), *("" if value is None else value for value in results)])
-        return Response(
-            text.getvalue().encode("utf-8", "replace"),
-            media_type="text/csv",
-            headers={"content-disposition": 'attachment; filename="runs.csv"'},
-        )
-
-
-def _cell(value: object) -> str:
-    """Return a value for a table that a spreadsheet may open: what would be a formula there becomes a text."""
-    text = str(value)
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-    return text
 
 
 def standings(
     runs: Sequence[ViewedRun], groups: Sequence[str], settings: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each run or group: its settings that differ, and its mean success with a 95 % interval over its runs."""
+    """Return a row for each run or group: settings that differ, and mean success with a 95 % interval over its runs."""
     names = groups or [run.key.replace("~", "/") for run in runs]
     members: dict[str, list[int]] = {}
     for k, name in enumerate(names):
@@ -223,6 +182,6 @@ def _measured(run: ViewedRun) -> float | None:
 
 
 def _together(values: Sequence[object]) -> str:
-    """Return the different values of a group's runs: `0, 1, 2`, or the first ones of many."""
+    """Return the different values in a group: `0, 1, 2`, or the first ones of many."""
     texts = list(dict.fromkeys(map(str, values)))
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")

@@ -1,4 +1,4 @@
-"""Curves of runs: which numbers share a panel, whose they are, and over what they are drawn."""
+"""Curves of runs: panels, series and axes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from kapelle.viewer.lines import number
 POINTS = 1000
 """Most points of one curve on a page."""
 MANY = 24
-"""Runs up to which each curve has so many; of more runs, each has fewer."""
+"""Most runs with that many points; curves of more runs have fewer."""
 Spread = Literal["mean", "median"]
-"""How a group is drawn: its mean with Student's 95 % interval, or its median with its quartiles."""
+"""The curve of a group: its mean with Student's 95 % interval, or its median with quartiles."""
 BANDS = (*ACTIVITIES, "idle")
 """The parts of a step's time, from the bottom of the band to its top."""
 
 
 def panel_of(name: str) -> str:
-    """Return the panel that a metric is drawn in."""
+    """Return the panel of a metric."""
     return _owner(name)[0]
 
 
 def _owner(name: str) -> tuple[str, str]:
-    """Return the panel of a metric, and whose number it is: empty for the whole team."""
+    """Return the panel of a metric, and its agent or policy: empty for the whole team."""
     described = describe(name)
     if described is not None and described.panel is not None:
         return described.panel
@@ -44,7 +44,7 @@ def _owner(name: str) -> tuple[str, str]:
         return name, ""
     family, _, who = name.partition("/")
     if family in ("paid", "paid_std"):
-        # A reward and its criteria share a panel, `rubric` and `rubric/clear`, and so do mean and standard deviation.
+        # A reward function shares a panel with its criteria (`rubric`, `rubric/clear`) and its standard deviation.
         kind, _, part = who.partition("/")
         spread = "standard deviation" if family == "paid_std" else ""
         return f"paid/{kind}", ", ".join(word for word in (part, spread) if word) or "mean"
@@ -61,31 +61,31 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "loss", "nll", "preference_accuracy", "preference_margin", "lr", "skipped", "undone", "parity",
     ),
     "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
-    "What is said": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
+    "Turns": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
     **{feature.replace("_", " ").capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
 """Sections of a page with their panels in order, by family: the part of a metric's name before the slash.
 
-What each reward paid has a section of its own, with a panel for each, as their units differ.
+Reward functions have a section with a panel for each, because their units differ.
 """
-PAID = "What each reward paid"
+PAID = "Reward functions"
 PAID_SHARES = ("paid_none", "paid_failed")
-"""Shares of episodes, in which all rewards are comparable and share a panel."""
+"""Shares of episodes, for which all reward functions share a panel."""
 
 
 _UNKNOWN = Metric(
     "",
     "its own",
-    "A number that this version of kapelle does not know: of your own code, or of another version.",
+    "A metric that is unknown to this version of kapelle: from your own code, or another version.",
     "",
-    "a number of your own",
+    "a metric of your own",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CurveSource:
-    """The numbers of a run or of a group, from which one set of curves is drawn."""
+    """The values of a run or of a group for its curves."""
 
     key: str
     label: str
@@ -96,14 +96,14 @@ class CurveSource:
     high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
     rows: int = 0
-    """Steps read so far; more come as they are appended."""
+    """Number of steps that were read."""
     generation: int = 0
     width: int = 1
-    """Steps that one point averages."""
+    """Number of steps that one point averages."""
 
 
 def source_of(run: ViewedRun, label: str | None = None, width: int | None = None) -> CurveSource:
-    """Return the curves of one run, one point for each `width` steps; by default for as few steps as a page can show."""
+    """Return the curves of one run, with one point for each `width` steps; the default width is that of the page."""
     with run.lock:
         run.refresh()
         table = run.metrics
@@ -135,7 +135,7 @@ def source_of(run: ViewedRun, label: str | None = None, width: int | None = None
 
 
 def width_of(rows: int, runs: int = 1) -> int:
-    """Return how many steps one point of a curve averages; the curves of many runs have fewer points."""
+    """Return how many steps one point averages; curves of many runs have fewer points."""
     points = POINTS if runs <= MANY else max(POINTS // 10, POINTS * MANY // runs)
     return max(1, -(-rows // points))
 
@@ -148,7 +148,7 @@ GIGABYTES = ("memory", "machine_memory", "gpus used", "gpus held")
 
 
 def system_page(run: ViewedRun, label: str) -> dict[str, Any]:
-    """Return what the page of a run's machine draws, as JSON."""
+    """Return the curves of the page on a run's machine, as JSON."""
     with run.lock:
         run.refresh()
         run.system.refresh()
@@ -178,7 +178,7 @@ STRETCHES = 240
 
 
 def distributions_page(run: ViewedRun) -> dict[str, Any]:
-    """Return the heat maps of a run's distributions over steps, as JSON: one for each name that was recorded, agent by agent."""
+    """Return the heat maps of a run's distributions over steps, as JSON: one for each recorded name."""
     with run.lock:
         run.refresh()
         steps, rows = run.distributions()
@@ -210,16 +210,16 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
 
 
 def _traced(run: ViewedRun, step: int) -> str:
-    """Return of how many of a step's episodes tokens were traced."""
+    """Return how many of a step's episodes have traces, as a phrase."""
     kept, all_steps = len(traced(run.path, step)), run.metrics.axes["step"]
     k = bisect_right(all_steps, step) - 1
-    played = run.metrics.columns["samples"][k] if k >= 0 and "samples" in run.metrics.columns else None
-    among = f" of {played:,.0f}" if played is not None and all_steps[k] == step else ""
+    samples = run.metrics.columns["samples"][k] if k >= 0 and "samples" in run.metrics.columns else None
+    among = f" of {samples:,.0f}" if samples is not None and all_steps[k] == step else ""
     return f"{kept or 'some'}{among} episodes at step {step}"
 
 
 def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median") -> list[CurveSource]:
-    """Return one source for each group name: the middle of its runs and their band, step by step."""
+    """Return one source for each group name: the middle and the band of its runs."""
     groups: dict[str, list[CurveSource]] = {}
     for name, source in sources:
         groups.setdefault(name, []).append(source)
@@ -230,13 +230,13 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
     """Return the middle and the band of several runs, for each stretch of steps and each evaluated step."""
     if len(members) == 1:
         return replace(members[0], label=f"{name}: {members[0].label}")
-    # A stretch that a run has not finished is compared with the same stretch of the others.
+    # An unfinished stretch of one run belongs to the same stretch of the others.
     cut = [[(step - 1) // members[0].width for step in each.axes["step"]] for each in members]
     numbers = sorted({number for own in cut for number in own})
     where = {number: k for k, number in enumerate(numbers)}
 
     def laid(columns: Sequence[Sequence[float | None]]) -> Any:
-        """Return the runs' values, one row a run and NaN where it has none."""
+        """Return the runs' values, with one row per run and NaN for missing values."""
         table = np.full((len(members), len(numbers)), np.nan)
         for row, (column, own) in enumerate(zip(columns, cut, strict=True)):
             if column:
@@ -273,14 +273,14 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
 
 
 def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
-    """Return lower end, middle and upper end over R runs at each of N places; None where no run, or for ends too few, have a value."""
+    """Return lower end, middle and upper end over R runs at each of N places; None if too few runs have a value."""
     count = np.sum(~np.isnan(table_RN), axis=0)
     with np.errstate(all="ignore"), catch_warnings():
         simplefilter("ignore", RuntimeWarning)  # places without a value
         if spread == "median":
             ends = np.nanquantile(table_RN, (0.25, 0.5, 0.75), axis=0)
         else:
-            # Student's t: the deviation is estimated from the few runs that the mean is of.
+            # Student's t: the deviation is estimated from the same few runs.
             wide = {int(n): t_quantile(0.975, int(n) - 1) for n in np.unique(count) if n > 1}
             half = np.nanstd(table_RN, axis=0, ddof=1) / np.sqrt(count)
             half = half * np.array([wide.get(int(n), np.nan) for n in count])
@@ -292,7 +292,7 @@ def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
 def page(
     sources: Sequence[CurveSource], agents: Sequence[str], sections: Mapping[str, tuple[str, ...]] = SECTIONS
 ) -> dict[str, Any]:
-    """Return everything that a page of curves draws, as JSON."""
+    """Return the content of a page of curves, as JSON."""
     names = dict.fromkeys(name for source in sources for name in source.columns)
     families: dict[str, list[str]] = {}
     for name in names:
@@ -338,7 +338,7 @@ def _panel(
     ]
     return {
         "name": family,
-        "title": family.removeprefix("paid/")  # a function's own name stays as it is written
+        "title": family.removeprefix("paid/")  # the function's own name
         if family.startswith("paid/")
         else family.rpartition("/")[2].replace("_", " ").replace("nash conv", "NashConv"),
         "unit": described.unit,
@@ -361,7 +361,7 @@ def color(name: str, agents: Sequence[str]) -> int:
 
 
 def _times(source: CurveSource) -> dict[str, Any]:
-    """Return the seconds of each part of a step, stacked: each band's upper edge."""
+    """Return the seconds of each part of a step, stacked: the upper edge of each band."""
     parts = [name for name in BANDS if f"time/{name}" in source.columns]
     below: list[float] = [0.0] * len(source.axes["step"])
     bands = []

@@ -1,4 +1,4 @@
-"""One episode of a run, read from its row whatever that holds, and drawn as lanes of turns with coloured tokens and their credit."""
+"""One episode of a run, read from any row, and shown as lanes of turns with coloured tokens and their credit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ from kapelle.viewer.pictures import pictures_of
 from kapelle.viewer.skimming import cast_of
 
 FORMS = (1,)
-"""Versions of traces that are read; see experiments/log.md."""
+"""Supported versions of traces; see experiments/log.md."""
 MOST_TOKENS = 6000
-"""Tokens of one turn that are drawn."""
+"""Most tokens of one turn on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token with its numbers; None for what was not recorded."""
+    """One sampled token with its numbers; None if they were not recorded."""
 
     id: int
     piece: str | None
@@ -72,7 +71,7 @@ class ShownTurn:
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """One attempt of a team at one task."""
+    """One episode."""
 
     line: int
     group: int
@@ -83,37 +82,37 @@ class ShownEpisode:
     turns: Sequence[ShownTurn]
     branches: Sequence[ShownTurn]
     rewards: Mapping[str, float]
-    """Return of each agent: what it was paid at the end and between its turns."""
+    """Return of each agent: its rewards at the end and between turns."""
     success: float | None
     error: str
     truncated: bool
     info: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
-    """Agent → the member of a league that plays in its place."""
+    """Agent → the member of a league that replaces it."""
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None where none was paid."""
+        """The agents' mean return; None without any."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled in its turns."""
+        """Number of sampled tokens in its turns."""
         return sum(len(turn.ids) for turn in self.turns)
 
     @property
     def final(self) -> str:
-        """The team's answer, where the environment names one."""
+        """The team's answer, if the environment names one."""
         return text(self.info.get("final"))
 
 
 def read_step(
     run: Path, split: str, step: int, line: int
 ) -> tuple[ShownEpisode | None, list[ShownEpisode], int]:
-    """Return one episode of a step, its group's episodes in the order of the file, and how many lines the file has.
+    """Return one episode of a step, its group's episodes in the order of lines, and the number of lines.
 
-    The episode is None where it is not there or cannot be read. Lines of other groups are not parsed.
+    The episode is None if it is missing or cannot be read. Lines of other groups are not parsed.
     """
     lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
@@ -130,14 +129,14 @@ def read_step(
 
 
 def read_episode(run: Path, split: str, step: int, line: int) -> ShownEpisode | None:
-    """Return one episode; None where it is not there or cannot be read."""
+    """Return one episode; None if it is missing or cannot be read."""
     lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
     return None if row is None else episode_of(row, line)
 
 
 def step_episodes(run: Path, split: str, step: int) -> list[ShownEpisode]:
-    """Return the episodes of a step that can be read, in the order of its lines."""
+    """Return the readable episodes of a step, in the order of lines."""
     rows = ((line, parsed(raw)) for line, raw in enumerate(lines_of(run, split, step)))
     return [episode_of(row, line) for line, row in rows if row is not None]
 
@@ -149,7 +148,7 @@ def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
         [_turn(each, k, row) for k, each in enumerate(listing(row.get(kind))) if isinstance(each, Mapping)]
         for kind in ("turns", "branches")
     )
-    rewards = {str(agent): number(paid) or 0.0 for agent, paid in mapping(row.get("rewards")).items()}
+    rewards = {str(agent): number(value) or 0.0 for agent, value in mapping(row.get("rewards")).items()}
     for turn in turns:
         if turn.reward:
             rewards[turn.agent] = rewards.get(turn.agent, 0.0) + turn.reward
@@ -206,42 +205,41 @@ def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> Sho
     )
 
 
-def sees(reader: ShownTurn, said: ShownTurn, earlier: Sequence[ShownTurn]) -> bool:
-    """Return whether a turn's text is part of an agent's prompt: the turn is the agent's own, or its prompt quotes the text.
+def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bool:
+    """Return whether a turn's text is in the prompt of `reader`: the turns have the same agent, or the prompt quotes the text.
 
-    `earlier` are the reader's turns up to this one. The text counts as quoted only at word boundaries: `R12345` does not
-    quote `12`.
+    `earlier` are the reader's turns up to this one. Quotes must end at word boundaries: `R12345` does not quote `12`.
     """
-    words = said.text.strip()
-    if said.index >= reader.seen or not words:
+    words = turn.text.strip()
+    if turn.index >= reader.seen or not words:
         return False
-    if said.agent == reader.agent:
+    if turn.agent == reader.agent:
         return True
-    for heard in (message["content"] for turn in earlier for message in turn.heard):
-        at = heard.find(words)
+    for content in (message["content"] for each in earlier for message in each.heard):
+        at = content.find(words)
         while at >= 0:
             end = at + len(words)
-            # A word continues across two ASCII letters or digits. Scripts that write no spaces have no such boundary.
-            edges = (heard[max(0, at - 1) : at + 1], heard[end - 1 : end + 1])
+            # Two adjacent ASCII letters or digits belong to one word. Scripts without spaces have no word boundaries.
+            edges = (content[max(0, at - 1) : at + 1], content[end - 1 : end + 1])
             if not any(len(two) == 2 and two.isascii() and two.isalnum() for two in edges):
                 return True
-            at = heard.find(words, end)
+            at = content.find(words, end)
     return False
 
 
 def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
-    """Return, for each turn's index, the agents that could read it in one of their own turns."""
+    """Return, by each turn's index, the agents whose prompts contain it."""
     found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
     for agent in episode.agents:
         own = [turn for turn in episode.turns if turn.agent == agent]
-        for said in episode.turns:
-            if said.agent != agent and any(sees(reader, said, own[: k + 1]) for k, reader in enumerate(own)):
-                found[said.index].append(agent)
+        for turn in episode.turns:
+            if turn.agent != agent and any(sees(reader, turn, own[: k + 1]) for k, reader in enumerate(own)):
+                found[turn.index].append(agent)
     return found
 
 
 def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
-    """Return a turn's tokens with their numbers from a trace and their text from the run's vocabulary."""
+    """Return a turn's tokens with numbers from a trace and text from the run's vocabulary."""
     columns = [listing((trace or {}).get(name)) for name in ("entropy", "ratio", "advantage", "credit")]
     pieces = listing((trace or {}).get("pieces"))
     return [
@@ -255,16 +253,16 @@ def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapp
     ]
 
 
-# -------- Traces: what each token of a kept episode was credited with, as a run records it beside its episodes
+# -------- Traces: the credit of each token of some episodes
 
 NEWEST = 4
-"""The newest files of traces, from which the vocabulary is gathered."""
+"""Number of newest steps with traces that give the vocabulary."""
 _LINE = re.compile(rb'\{"format":\d{1,6},"step":\d{1,12},"line":(\d{1,12}),')
-"""How the writer begins a row; it shows the episode's line without parsing the row."""
+"""The start of a row, which holds the episode's line."""
 
 
 def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[str, Any]]:
-    """Return an episode's trace, by the index of the turn; empty where none was kept."""
+    """Return an episode's trace, by the index of the turn; empty without one."""
     if split != "train":
         return {}
     for raw in trace_lines(run, step):
@@ -294,7 +292,7 @@ def traced(run: Path, step: int) -> set[int]:
 
 
 def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return pieces of text by token id, as far as traces of the run show them."""
+    """Return the text of tokens by id, from the run's traces."""
     found: dict[int, str] = {}
     for step in list(stored_steps(run / "traces"))[-NEWEST:]:
         for raw in trace_lines(run, step):
@@ -312,18 +310,18 @@ def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[
     return found
 
 
-# -------- What a page draws of an episode: turns in lanes, tokens in shades, what each agent could read
+# -------- The page of an episode: turns in lanes, shaded tokens, and what each agent could read
 
 LANES = 6
-"""Agents beside one another; further ones share the last lane."""
+"""Most lanes; further agents share the last one."""
 COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
-"""What tokens may be coloured by."""
+"""Choices for the colour of tokens."""
 
 
 def conversation(
     episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]], vocabulary: Mapping[int, str], reader: str
 ) -> list[dict[str, Any]]:
-    """Return the turns of an episode in time order, each with its lane and with what `reader` knows of it."""
+    """Return the turns of an episode in time order, each with its lane and whether `reader` could read it."""
     seen_by = witnesses(episode)
     drawn = []
     for turn in episode.turns:
@@ -370,7 +368,7 @@ def _drawn_turn(
         ],
         "readable": readable,
         "more_tokens": len(turn.ids) - len(tokens),
-        # The prompt as the model read it, if every token's text is known.
+        # The prompt, if the text of every token is known.
         "prompt": None if None in prompt else "".join(piece for piece in prompt if piece is not None),
         "traced": own is not None,
         "hidden": False,
@@ -379,67 +377,29 @@ def _drawn_turn(
     }
 
 
-WORDS = 1500
-"""Most words of one text that are compared with another one's; what follows is shown as it is."""
-
-
-def changed_words(before: str, after: str) -> list[tuple[str, str]]:
-    """Return a text in pieces of `same`, `gone` and `new` words, compared with what was said before (Ratcliff and Obershelp)."""
-    old, new = ([*re.findall(r"\s*\S+", text)] for text in (before, after))
-    rest = "".join(new[WORDS:])
-    old, new = old[:WORDS], new[:WORDS]
-    # Words are compared without the space before them, so that a line that was broken elsewhere is the same.
-    plain = [[word.strip() for word in words] for words in (old, new)]
-    pieces = []
-    for kind, a, b, c, d in SequenceMatcher(None, plain[0], plain[1]).get_opcodes():
-        if kind == "equal":
-            pieces.append(("same", "".join(new[c:d])))
-        else:
-            pieces += [
-                (name, text)
-                for name, text in (("gone", "".join(old[a:b])), ("new", "".join(new[c:d])))
-                if text
-            ]
-    return [*pieces, ("same", rest)] if rest else pieces
-
-
-def changes_of(first: ShownEpisode, other: ShownEpisode) -> dict[int, list[tuple[str, str]]]:
-    """Return what changed in each turn of an episode, by its index: its n-th turn of an agent against the first one's n-th."""
-    said: dict[str, list[str]] = {}
-    for turn in first.turns:
-        said.setdefault(turn.agent, []).append(turn.text)
-    taken: dict[str, int] = {}
-    found = {}
-    for turn in other.turns[:TURNS]:
-        k = taken[turn.agent] = taken.get(turn.agent, -1) + 1
-        own = said.get(turn.agent, [])
-        found[turn.index] = changed_words(own[k] if k < len(own) else "", turn.text)
-    return found
-
-
 TURNS = 40
-"""Turns of an episode that are compared, and that a map of credit has columns for."""
+"""Most columns of a map of credit."""
 ATTEMPTS = 16
-"""Attempts of a group in a map of credit."""
+"""Most episodes of a group in a map of credit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditCell:
-    """What one turn of one attempt was credited with."""
+    """The credit of one turn of one episode."""
 
     index: int
     value: float | None
-    """Mean advantage of its tokens, or what it was paid; None where neither was recorded."""
+    """Mean advantage of its tokens, or its reward; None if neither was recorded."""
     recorded: bool
     """Whether the value is the advantage."""
     shade: str
-    """Of the value among all of the map: `p1` to `p4`, `m1` to `m4`, or empty."""
+    """The style of the value relative to the whole map: `p1` to `p4`, `m1` to `m4`, or empty."""
 
 
 def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return a row for each attempt and agent of a group, with a cell for each moment; a moment in which another spoke has none.
+    """Return a row for each episode and agent of a group, with a cell for each of the agent's turns and None for others.
 
-    Empty for a single attempt, and where nothing is known of any turn.
+    Empty for a single episode, and if no value was recorded.
     """
     rows: list[dict[str, Any]] = []
     for each in group[:ATTEMPTS]:
@@ -464,13 +424,13 @@ def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) 
 
 
 def _shade(value: float | None, most: float) -> str:
-    if not value or not most or not math.isfinite(value):  # sums of what a damaged file holds may be endless
+    if not value or not most or not math.isfinite(value):  # damaged files may have infinite sums
         return ""
     return f"{'p' if value > 0 else 'm'}{max(1, math.ceil(4 * (abs(value) / most)))}"
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return what an environment reports of an outcome: a name, one line, and the whole as text."""
+    """Return the entries of an episode's `info`: a name, one line, and the full text."""
     rows = []
     for name, value in info.items():
         whole = (

@@ -1,4 +1,4 @@
-"""One page of some runs that needs no server: curves, teams, settings and a few episodes, with everything inside it."""
+"""A page of runs that needs no server: curves, teams, settings and a few episodes in one file."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from kapelle.viewer.presenting import (
 SCRIPTS = ("uplot.js", "saving.js", "charts.js", "episode.js")
 STYLES = ("uplot.css", "viewer.css")
 MOST_RUNS = 24
-"""Most runs on the page, those that changed last."""
+"""Most runs on the page, the most recently changed ones."""
 EPISODES = 4
-"""Episodes of each run that the page holds."""
+"""Episodes of each run on the page."""
 
 
 def exported(library: Library) -> bytes:
-    """Return the page; RunDirectoryError where there is no run."""
+    """Return the page; raises RunDirectoryError without a run."""
     runs = library.runs()[:MOST_RUNS]
     if not runs:
         raise RunDirectoryError(f"There is no run under {library.roots[0]}. Name a run directory.")
     names = labels(runs)
     sources = [curves.source_of(run, name) for run, name in zip(runs, names, strict=True)]
     agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
-    # `<` would end the block that the numbers stand in.
+    # A `<` could end the block of JSON.
     drawn = dumped(curves.page(sources, agents)).replace("<", "\\u003c")
     scripts, styles = [_file(name) for name in SCRIPTS], [_file(name) for name in STYLES]
     policy = (

@@ -1,7 +1,7 @@
-"""The recorded episodes of a run in memory, so that they can be sorted, filtered and searched.
+"""The recorded episodes of a run in memory, for sorting, filters and search.
 
-A thread reads the steps that are new or have changed, newest first; pages are answered from what is there. The text of a
-step is kept compressed. The run itself is only read.
+A thread reads new and changed steps, newest first; pages show the steps that have been read. The text of a step is
+compressed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import re
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,11 @@ OUTCOMES = ("right", "wrong", "errors", "scored")
 FILTERS = ("q", "outcome", "task", "agent", "least", "most", "short", "long", "finish", "tag", "re")
 """Conditions other than a split and steps."""
 LOOK_AGAIN = 1.0
-"""Seconds between two looks at a run's folders."""
+"""Least seconds between two checks of a run's folders."""
 WAIT = 0.5
-"""Seconds that a page waits at most for steps that are being read."""
+"""Most seconds that a page waits for steps that are being read."""
 _CUT = 200
-"""Characters that a row keeps of a text; the whole is in the compressed text of its step."""
+"""Most characters of a text in a row; the compressed text of the step has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +64,18 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class IndexedStep:
-    """What is kept of a step's episodes."""
+    """The episodes of one step."""
 
     stamp: Stamp
     rows: Sequence[EpisodeRow]
     text: bytes
-    """All text of each episode in small letters, one after the other and compressed; `\\0` stands between two of them."""
+    """The lower-case text of all episodes, separated by `\\0` and compressed."""
     met: Mapping[SkimmedPair, Tally]
-    """Who met whom."""
-    drawn: Mapping[str, int]
-    """How many tasks were played against each member of a league."""
+    """Results of each pair of players."""
 
 
 def indexed_step(run: Path, place: Place, stamp: Stamp) -> IndexedStep:
-    """Read a step's episodes; lines that hold none are left out."""
+    """Read a step's episodes, without invalid lines."""
     raws = enumerate(lines_of(run, *place))
     found = [each for line, raw in raws if (each := skimmed(raw, line)) is not None]
     widest = spreads(found)
@@ -88,7 +85,6 @@ def indexed_step(run: Path, place: Place, stamp: Stamp) -> IndexedStep:
         [_row(place, each, widest[each.group]) for each in found],
         zstandard.ZstdCompressor(1).compress(text.encode("utf-8", "replace")),
         tallies((each.part, each.players) for each in found),
-        Counter({each.group: each.met for each in found}.values()),
     )
 
 
@@ -126,7 +122,7 @@ class IndexProgress:
 
 
 class Index:
-    """The episodes of one run, as far as they have been read; it may be used from several threads."""
+    """The episodes of one run that have been read; safe for several threads."""
 
     def __init__(self, run: Path, agents: Sequence[str]) -> None:
         self.run = run
@@ -138,7 +134,7 @@ class Index:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> IndexProgress:
-        """Start to read new steps, wait for them a moment, and return how far the index is."""
+        """Start to read new steps, wait briefly, and return the progress."""
         with self._lock:
             if self._look() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._read, name="kapelle-index", daemon=True)
@@ -149,41 +145,40 @@ class Index:
         return self._progress()
 
     def finish(self) -> IndexProgress:
-        """Read everything now, in this thread."""
+        """Read all steps in this thread."""
         self._looked = float("-inf")
         self._read()
         return self._progress()
 
     def _look(self) -> list[Place]:
-        """Forget steps that are gone and return those that are new or have changed, oldest first; the caller holds the lock."""
+        """Remove deleted steps and return new and changed ones, oldest first; the caller holds the lock."""
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN:
             self._looked, self._there = now, stamps(self.run)
         there = self._there
         self._steps = {place: step for place, step in self._steps.items() if place in there}
-        lacking = (
+        missing = (
             place
             for place, stamp in there.items()
             if place not in self._steps or self._steps[place].stamp != stamp
         )
-        return sorted(lacking, key=lambda place: place[1])
+        return sorted(missing, key=lambda place: place[1])
 
     def _read(self) -> None:
         with self._lock:
-            lacking, there = self._look(), self._there
-        for place in reversed(lacking):
+            missing, there = self._look(), self._there
+        for place in reversed(missing):
             step = indexed_step(self.run, place, there[place])
             with self._lock:
                 self._steps = {**self._steps, place: step}
 
     def _progress(self) -> IndexProgress:
         there, steps = self._there, self._steps
-        return IndexProgress(
-            sum(place in steps and steps[place].stamp == there[place] for place in there), len(there)
-        )
+        done = sum(place in steps and steps[place].stamp == there[place] for place in there)
+        return IndexProgress(done, len(there))
 
     def rows(self, query: Mapping[str, str], sort: str = "newest") -> list[EpisodeRow]:
-        """Return the rows that a page's query selects, in one of `SORTS`. The expression `re` is left to `selection.search`."""
+        """Return the rows that a page's query selects, in one of `SORTS`. `selection.search` applies the expression `re`."""
         agent = query.get("agent", "") if query.get("agent") in self.agents else ""
         found = [
             row
@@ -208,18 +203,13 @@ class Index:
                 yield steps[place]
 
     def met(self) -> list[tuple[int, SkimmedPair, Tally]]:
-        """Return who met whom in training and evaluation: the step, the two players, and their results."""
+        """Return the results of games in training and evaluation: step, two players, and their tally."""
         steps = sorted(self._steps.items(), key=lambda item: item[0][1])
         return [(place[1], pair, tally) for place, step in steps for pair, tally in step.met.items()]
 
-    def drawn(self) -> list[tuple[int, str, int]]:
-        """Return whom a league has drawn: a training step, a member, and how many tasks; without a name those without one."""
-        steps = sorted((place[1], step) for place, step in self._steps.items() if place[0] == "train")
-        return [(number, member, tasks) for number, step in steps for member, tasks in step.drawn.items()]
-
 
 def reward_of(row: EpisodeRow, agent: str) -> float | None:
-    """Return an agent's reward, or the mean of all agents without a name."""
+    """Return an agent's reward, or without a name the mean of all agents."""
     return row.rewards.get(agent) if agent else row.reward
 
 
@@ -228,7 +218,7 @@ def _or_least(value: float | None) -> float:
 
 
 def _number(text: str) -> float | None:
-    """Return the finite number that a text is; None for anything else."""
+    """Return the finite number in a text; None for any other text."""
     try:
         found = float(text.replace("−", "-"))
     except ValueError:
@@ -237,7 +227,7 @@ def _number(text: str) -> float | None:
 
 
 def _with_words(step: IndexedStep, words: Sequence[str]) -> Sequence[EpisodeRow]:
-    """Return the rows of a step in whose text all words occur as whole words."""
+    """Return the rows of a step whose text contains all words, as whole words."""
     if not words or not step.rows:
         return step.rows
     text = zstandard.ZstdDecompressor().decompress(step.text).decode()
@@ -249,7 +239,7 @@ def _with_words(step: IndexedStep, words: Sequence[str]) -> Sequence[EpisodeRow]
 
 
 def _fits(row: EpisodeRow, query: Mapping[str, str], agent: str) -> bool:
-    """Return whether an episode fits all conditions of a query but its split, steps, words and expression."""
+    """Return whether an episode fits all conditions of a query except split, steps, words and expression."""
     outcome, reward = query.get("outcome"), reward_of(row, agent)
     if agent and reward is None:
         return False

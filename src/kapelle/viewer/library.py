@@ -1,4 +1,4 @@
-"""The runs that a viewer shows: found under its folders and read as they grow, with their numbers by name and step."""
+"""The runs that a viewer shows: found under its folders and read as they grow, with their metrics by name and step."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ from kapelle.runs.summary import find_runs, settings_of
 from kapelle.runs.verdict import Verdict
 from kapelle.viewer.lines import Tail, mapping, mean, number, whole
 
-# -------- The numbers of a run by name, step after step, as they are appended
+# -------- The metrics of a run by name and step
 
 AXES = ("step", "time", "tokens")
-"""What curves may be drawn over: steps, seconds of all steps so far, tokens sampled so far."""
+"""Horizontal axes of curves: steps, seconds of all steps so far, tokens sampled so far."""
 
 
 @dataclass(slots=True)
 class MetricTable:
-    """A run's `metrics.jsonl` in columns; a name that a step lacks is None there."""
+    """A run's `metrics.jsonl` in columns, with None for steps without a value."""
 
     tail: Tail
     columns: dict[str, list[float | None]] = field(default_factory=dict)
     axes: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in AXES})
     generation: int = 0
-    """Grows when rows were taken back: a run that was resumed or rolled back."""
-
+    """Increases when rows were removed by a resume or a rollback."""
     disordered: int = 0
-    """Rows whose step is not after that of the row before."""
+    """Rows whose step is not larger than the previous one."""
     endless: int = 0
-    """Infinite numbers and NaN."""
+    """Number of infinite values and NaN."""
 
     def __len__(self) -> int:
         return len(self.axes["step"])
 
     def refresh(self) -> None:
-        """Read what was appended."""
-        rows, anew = self.tail.read()
-        if anew:
+        """Read appended rows."""
+        rows, replaced = self.tail.read()
+        if replaced:
             self.columns.clear()
             self.disordered = self.endless = 0
             for axis in self.axes.values():
@@ -81,7 +80,7 @@ class MetricTable:
         return found
 
     def last(self) -> dict[str, float]:
-        """Return the numbers of the last step."""
+        """Return the values of the last step."""
         return {
             name: column[-1] for name, column in self.columns.items() if column and column[-1] is not None
         }
@@ -91,8 +90,8 @@ class MetricTable:
     ) -> tuple[dict[str, list[float]], dict[str, list[float | None]]]:
         """Return axes and columns with one value for each stretch of `width` steps: its last place and its mean.
 
-        The first stretch has the steps 1 to `width`, and so on, so that runs of any length are cut at the same steps.
-        `columns` stand in for the table's own.
+        The first stretch has the steps 1 to `width`, and so on, so that all runs have the same stretches.
+        `columns` replace the table's own.
         """
         columns, steps = self.columns if columns is None else columns, self.axes["step"]
         numbers = [(step - 1) // width for step in steps]
@@ -107,7 +106,7 @@ class MetricTable:
 
 
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a row; of a list of several devices, each one's under a name of its own."""
+    """Yield the values of a row; for a list of devices, those of each device under its own name."""
     for name, value in row.items():
         if not isinstance(value, list):
             yield name, value
@@ -117,14 +116,14 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 LOOK_AGAIN = 5.0
-"""Seconds after which folders are searched for new runs again; longer if a search takes long."""
+"""Seconds between searches for new runs; more if a search takes long."""
 STATES = {"running": "running", "finished": "finished", "interrupted": "stopped", "failed": "crashed"}
-"""What a run's state is called on pages."""
+"""State of a run → its name on pages."""
 
 
 @dataclass(slots=True)
 class ViewedRun:
-    """One run directory and what was read of it; use it under its lock."""
+    """One run directory and its data in memory; use it under its lock."""
 
     key: str
     """Its name in addresses."""
@@ -133,13 +132,13 @@ class ViewedRun:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     system: MetricTable = field(init=False)
-    """What the machine was doing; its time is that between rows."""
+    """Use of the machine; its time axis is the time between rows."""
     edition: int = 0
-    """Grows when something is read of its metrics and evaluations."""
+    """Increases when new metrics or evaluations are read."""
     drawn: Mapping[object, object] = field(default_factory=dict)
-    """A cache of the last curves: their inputs → the curves."""
+    """A cache of the last curves: inputs → curves."""
     verdict: tuple[int, Verdict] | None = None
-    """The edition that was judged last, and the verdict on it."""
+    """The edition of the last verdict, and the verdict."""
     _evaluated: Tail = field(init=False)
     _spread: Tail = field(init=False)
     _histograms: dict[int, dict[str, Histogram]] = field(default_factory=dict)
@@ -151,20 +150,20 @@ class ViewedRun:
         self.system = MetricTable(Tail(self.path / "system.jsonl"))
 
     def refresh(self) -> None:
-        """Read what was appended to the run's tables."""
+        """Read rows that were appended to the run's tables."""
         before = len(self.metrics), self.metrics.generation
         self.metrics.refresh()
-        rows, anew = self._evaluated.read()
-        if anew:
+        rows, replaced = self._evaluated.read()
+        if replaced:
             self.evaluations.clear()
         self.evaluations.extend(row for row in rows if isinstance(row.get("step"), int))
-        if rows or anew or before != (len(self.metrics), self.metrics.generation):
+        if rows or replaced or before != (len(self.metrics), self.metrics.generation):
             self.edition += 1
 
     def distributions(self) -> tuple[list[int], list[dict[str, Histogram]]]:
-        """Return the steps whose distributions are recorded, and their histograms by name; reads what was appended."""
-        rows, anew = self._spread.read()
-        if anew:
+        """Read appended rows, and return the steps with distributions and their histograms by name."""
+        rows, replaced = self._spread.read()
+        if replaced:
             self._histograms.clear()
         for row in rows:
             if (step := whole(row.get("step"))) is not None:
@@ -184,14 +183,14 @@ class ViewedRun:
         )
 
     def measured(self) -> dict[str, Any] | None:
-        """Return the newest evaluation that has a success; None without one."""
+        """Return the newest evaluation with a success; None without one."""
         return next(
             (row for row in reversed(self.evaluations) if number(row.get("success")) is not None), None
         )
 
     @property
     def damaged(self) -> int:
-        """Lines of the tables that could not be read."""
+        """Number of damaged lines of the tables."""
         return self.metrics.tail.damaged + self._evaluated.damaged
 
     def settings(self) -> Mapping[str, Any]:
@@ -205,25 +204,19 @@ class ViewedRun:
         return self._settings[1]
 
     def origin(self) -> Mapping[str, Any]:
-        """Return where each setting came from; empty if that is unknown."""
+        """Return the source of each setting; empty if it is unknown."""
         try:
             return read_provenance(self.path)
         except KapelleError:
             return {}
 
     def status(self) -> dict[str, Any]:
-        """Return what the run is doing, in words for a page."""
+        """Return the run's state for a page."""
         try:
             found = read_status(self.path)
         except KapelleError as error:
-            return {
-                "state": "damaged",
-                "phase": "",
-                "step": 0,
-                "started": "",
-                "updated": "",
-                "wrong": str(error),
-            }
+            empty = dict.fromkeys(("phase", "started", "updated"), "")
+            return {"state": "damaged", "step": 0, **empty, "wrong": str(error)}
         return {
             "state": STATES[found.state],
             "phase": str(found.phase),
@@ -235,10 +228,10 @@ class ViewedRun:
 
 
 class Library:
-    """Finds runs and keeps what was read of them."""
+    """Finds runs and caches their data."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """Show the runs at and under these folders; RunDirectoryError for one that is not there."""
+        """Show the runs at and under these folders; raises RunDirectoryError for a missing folder."""
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(
@@ -250,7 +243,7 @@ class Library:
         self._lock = threading.Lock()
 
     def runs(self) -> list[ViewedRun]:
-        """Return all runs, those that were changed last first."""
+        """Return all runs, the most recently changed first."""
         with self._lock:
             if not self._runs or time.monotonic() - self._looked > self._pause:
                 self._look()
@@ -266,7 +259,7 @@ class Library:
         found: dict[str, ViewedRun] = {}
         for root in self.roots:
             for path in find_runs(root):
-                # A run's name in addresses: its path from the folder, or its own name where it is the folder itself.
+                # A run's name in addresses: its path in the folder, or its own name if it is the folder itself.
                 parts = path.relative_to(root).parts if path != root else (path.name or "run",)
                 key = "~".join(part.encode("utf-8", "replace").decode().replace("~", "~~") for part in parts)
                 if key in found:

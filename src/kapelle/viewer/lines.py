@@ -1,4 +1,4 @@
-"""JSON lines as they grow: only what was appended is read, and whatever a file holds, reading it raises no error."""
+"""JSON lines of growing files: reads only appended lines, and raises no error for damaged content."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kapelle.runs.step_rows import stored_step
 from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
-"""Bytes of the longest line that is read; a longer one counts as damaged."""
+"""Most bytes of a line; a longer one counts as damaged."""
 _KNOWN = 64
-"""Bytes before the position that are compared, to notice a file that was truncated and has grown again."""
+"""Bytes before the position that are compared, to detect a file that was truncated and has grown again."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the mapping that a line holds; None for any other line."""
+    """Return the mapping on a line; None for any other line."""
     if len(line) > LONGEST:
         return None
     try:
@@ -45,7 +45,7 @@ def number(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return a value as text; None is empty."""
+    """Return a value as text; empty for None."""
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
@@ -60,18 +60,18 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def whole(value: object) -> int | None:
-    """Return a whole number that a double can represent; None for anything else."""
+    """Return an integer that a double can represent exactly; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the numbers that are there; None without any."""
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    """Return the mean of the numbers, without None; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def readable(file: Path) -> bool:
-    """Return whether this is a file that this user may read."""
+    """Return whether this is a plain file that this user may read."""
     try:
         check_plain(file, file.stat().st_mode)
         with file.open("rb"):
@@ -82,18 +82,18 @@ def readable(file: Path) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """The complete lines of one file, read once each."""
+    """Reads each complete line of one file once."""
 
     path: Path
     position: int = 0
     damaged: int = 0
-    """Complete lines so far that hold no mapping."""
+    """Number of complete lines so far without a mapping."""
     _before: bytes = field(default=b"", repr=False)
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the rows that were appended since the last call, and whether the file began anew before them.
+        """Return the rows that were appended since the last call, and whether the file was replaced or truncated before.
 
-        The part after the last newline is still being written and is left for the next call. A missing file has no rows.
+        The text after the last newline is being written and is read by a later call. A missing file has no rows.
         """
         try:
             about = self.path.stat()
@@ -107,7 +107,7 @@ class Tail:
             with self.path.open("rb") as file:
                 start = max(0, self.position - len(self._before))
                 file.seek(start)
-                # A file that was truncated and has grown beyond the position holds other bytes before it.
+                # A file that was truncated and has grown beyond the position has different bytes before it.
                 anew = size < self.position or file.read(self.position - start) != self._before
                 if anew:
                     self.position, self.damaged, self._before = 0, 0, b""
@@ -126,47 +126,47 @@ class Tail:
         return rows, anew
 
 
-# -------- The lines of a run's episodes and traces, as bytes: which steps have some, and those of one step
+# -------- The lines of a run's episodes and traces, as bytes
 
 Place = tuple[str, int]
 """A split, `train` or `test`, and a step."""
-Stamp = tuple[int, int]
-"""Two numbers that change when a step's episodes do."""
+Stamp = tuple[int, ...]
+"""Checksums of a step's episodes."""
 SPLITS = ("train", "test")
 MOST = 1 << 30
-"""Bytes of memory for the lines of a step; further lines are left out, because a small compressed file may unpack to very much."""
+"""Most bytes of memory for the lines of a step, because a small compressed file may unpack to very many."""
 
 _GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
-"""How the writer begins a line; it shows the group without parsing the line."""
+"""The start of a line, which holds the group."""
 
 
 def stamps(run: Path) -> Mapping[Place, Stamp]:
-    """Return the steps whose episodes are recorded."""
+    """Return the recorded steps, with checksums of their episodes."""
     return {
-        (split, step): stamp
+        (split, step): tuple(frame.crc for frame in stored.frames)
         for split in SPLITS
-        for step, stamp in step_rows.stamps(run / "episodes" / split).items()
+        for step, stored in step_rows.stored_steps(run / "episodes" / split).items()
     }
 
 
 def damaged_files(run: Path) -> list[str]:
-    """Return the names of compressed files of episodes in which rows are damaged."""
+    """Return the names of damaged files of episodes."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
 
 
 def lines_of(run: Path, split: str, step: int) -> list[bytes]:
-    """Return the complete lines of a step's episodes, as far as they can be read."""
+    """Return the lines of a step's episodes, up to the first damage."""
     return _lines(run / "episodes" / (split if split in SPLITS else "train"), step)
 
 
 def trace_lines(run: Path, step: int) -> list[bytes]:
-    """Return the complete lines of a step's traces, as far as they can be read."""
+    """Return the lines of a step's traces, up to the first damage."""
     return _lines(run / "traces", step)
 
 
 def _lines(folder: Path, step: int) -> list[bytes]:
     found: list[bytes] = []
-    # Reading ends at the first damage; a step of 400 digits is too long for a file's name.
+    # OSError: a step with 400 digits is too long for a file name.
     with suppress(KapelleError, OSError):
         stored = stored_step(folder, step)
         left = MOST
@@ -179,6 +179,6 @@ def _lines(folder: Path, step: int) -> list[bytes]:
 
 
 def group_of(raw: bytes) -> int | None:
-    """Return the number of a line's group without parsing the line; None for a line that begins differently."""
+    """Return the number of a line's group without parsing the line; None for a line with another start."""
     found = _GROUP.match(raw, 0, 80)
     return None if found is None else int(found[1])

@@ -1,4 +1,4 @@
-"""Pages made from templates, in which every value is escaped text, and what all answers of the viewer share."""
+"""Pages from templates, in which every value is escaped, and functions that all answers of the viewer share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from starlette.responses import Response
 from kapelle import __version__
 from kapelle.viewer.library import Library, ViewedRun
 
-# -------- Foreign text, made safe to show: characters that would act or hide become visible
+# -------- Text of unknown origin: control and hidden characters become visible
 
 LONGEST = 20_000
-"""Characters of one text on a page; a link shows the rest."""
+"""Most characters of one text on a page; a link shows the rest."""
 _RISKY = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -32,7 +32,7 @@ _RISKY = re.compile(
 def shown(text: object) -> str:
     """Return a text in which control characters, overrides and lone surrogates are visible signs.
 
-    Escape codes of terminals become `␛[31m`, a right-to-left override `⟨U+202E⟩`. Escaping for HTML is left to the template.
+    Terminal escape codes become `␛[31m`, a right-to-left override `⟨U+202E⟩`. The template escapes HTML.
     """
 
     def sign(found: re.Match[str]) -> str:
@@ -43,7 +43,7 @@ def shown(text: object) -> str:
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the beginning of a text, and how much of it was left out."""
+    """Return the beginning of a text, and the number of further characters."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
@@ -83,17 +83,17 @@ def render(template: str, **values: Any) -> bytes:
 
 
 def coded(text: str) -> Markup:
-    """Return a text of the package's own as HTML, with what stands between `…` as code."""
+    """Return a text of this package as HTML, with parts between backquotes as code."""
     parts = text.split("`")
     marked = (Markup("<code>") + part + Markup("</code>") if k % 2 else part for k, part in enumerate(parts))
-    return Markup("").join(marked)  # what is no `Markup` is escaped as it is joined
+    return Markup("").join(marked)  # joining escapes the parts that are no `Markup`
 
 
 def figure(value: object) -> str:
     """Return a number with four digits at most; a dash for None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else one_line(value, 40)
-    if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - what a damaged file may hold
+    if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - NaN in a damaged file
         return str(value)
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
         return f"{value:,.0f}".replace("-", "−")
@@ -101,12 +101,12 @@ def figure(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Return a share in per cent; a dash without one."""
+    """Return a share in per cent; a dash for None."""
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "–"
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and three decimals; one that rounds to 0 has none."""
+    """Return a number with its sign and three decimals; no sign if it rounds to 0."""
     text = f"{value:+.3f}"
     return "0.000" if text[1:] == "0.000" else text.replace("-", "−")
 
@@ -130,20 +130,20 @@ def spark(values: Sequence[float]) -> str:
     )
 
 
-# -------- What answers share: the runs that a call names, pages and JSON
+# -------- Runs in a request, pages and JSON
 
 MOST_RUNS = 500
 """Most runs that one page compares."""
 
 
 def chosen(library: Library, request: Request) -> list[ViewedRun]:
-    """Return the runs that a query names; 404 for an unknown one."""
+    """Return the runs that a query names; raises 404 for an unknown one."""
     keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
     return [run_of(library, key) for key in keys]
 
 
 def run_of(library: Library, key: str) -> ViewedRun:
-    """Return the run of a key; 404 for an unknown key."""
+    """Return the run of a key; raises 404 for an unknown key."""
     run = library.run(key)
     if run is None:
         raise HTTPException(404, "There is no such run here.")
@@ -151,7 +151,7 @@ def run_of(library: Library, key: str) -> ViewedRun:
 
 
 def labels(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return a short name for each run: its folder's, or its whole key if two runs share that."""
+    """Return a short name for each run: its folder's, or its key if two runs have that name."""
     names = [run.path.name for run in runs]
     return [
         run.key.replace("~", "/") if names.count(name) > 1 else name
@@ -165,7 +165,7 @@ def json_answer(value: Any) -> Response:
 
 
 def dumped(value: Any) -> str:
-    """Return standard JSON. Infinite numbers and NaN become null: sums of what a damaged file holds may be such."""
+    """Return standard JSON. Infinite numbers and NaN, which damaged files may cause, become null."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -186,7 +186,7 @@ def html(template: str, **values: Any) -> Response:
 
 
 async def error_page(_request: Request, error: Exception) -> Response:
-    """Return the page that says what is wrong."""
+    """Return the page for an error."""
     assert isinstance(error, HTTPException)
     page = render("wrong.html", status=error.status_code, message=error.detail)
     return Response(page, error.status_code, media_type="text/html")

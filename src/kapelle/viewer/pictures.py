@@ -1,7 +1,7 @@
-"""Pictures that agents saw: which of a message are shown, and the bytes that a page gets of them.
+"""Images in prompts: which images of a message are shown, and their bytes.
 
-A run keeps each in `images/HASH.TYPE`. A file is sent only as what it is: a PNG, JPEG or WebP whose bytes have the hash that names it, of
-a size that a browser can unpack. All else stays a name: SVG, which holds scripts, is no type of a picture here, and GIF is not shown.
+A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP whose bytes have the hash in
+its name and whose size a browser can unpack. Others are only named: SVG may hold scripts, and GIF is not shown.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from kapelle.types import LARGEST_IMAGE, Image
 from kapelle.viewer.lines import listing, mapping, text
 
 SHOWN = ("png", "jpeg", "webp")
-"""Types that are sent."""
+"""Image types that are sent."""
 MOST_SHOWN = 16
-"""Pictures of one message that are shown; further ones are named."""
+"""Most images of one message that are shown; further ones are named."""
 MOST_PIXELS = 50_000_000
-"""Of a picture; a larger one is not sent (`models/vision.py` reads none either)."""
+"""Most pixels of an image that is sent; `models/vision.py` has the same limit."""
 NAMED = re.compile(rf"[0-9a-f]{{32}}\.(?:{'|'.join(SHOWN)})")
 
 
 class Picture(NamedTuple):
-    """One that a message has."""
+    """One image of a message."""
 
     name: str
     """Its hash."""
     file: str
-    """The file that shows it; empty where it is only named."""
+    """Its file; empty if it is only named."""
 
 
 def pictures_of(message: Mapping[str, Any], row: Mapping[str, Any]) -> list[Picture]:
-    """Return the pictures of a message in an episode's row, whatever these hold."""
+    """Return the images of a message in an episode's row; damaged rows raise no error."""
     media = {name: text(mapping(each).get("media")) for name, each in mapping(row.get("images")).items()}
     found: list[Picture] = []
     for name in map(text, listing(message.get("images"))):
@@ -44,7 +44,7 @@ def pictures_of(message: Mapping[str, Any], row: Mapping[str, Any]) -> list[Pict
 
 
 def read_picture(run: Path, file: str) -> Image | None:
-    """Return a picture of a run; None for one that is not there, is not what its name says, or is too large to be shown."""
+    """Return an image of a run; None if it is missing, does not match its name, or is too large."""
     path = run / "images" / file
     if not NAMED.fullmatch(file):
         return None
@@ -59,7 +59,7 @@ def read_picture(run: Path, file: str) -> Image | None:
 
 
 def _pixels(image: Image) -> int | None:
-    """Return how many pixels the head of a file says that it has; None where it says nothing."""
+    """Return the number of pixels in the header of an image; None without one."""
     data = image.data
     if image.media == "image/png":
         return int.from_bytes(data[16:20]) * int.from_bytes(data[20:24]) if data[12:16] == b"IHDR" else None
@@ -72,7 +72,7 @@ def _pixels(image: Image) -> int | None:
             return (1 + (sides & 0x3FFF)) * (1 + (sides >> 14 & 0x3FFF))
         sides = int.from_bytes(data[26:30], "little")
         return (sides & 0x3FFF) * (sides >> 16 & 0x3FFF) if kind == b"VP8 " else None
-    # A JPEG is a list of segments: 0xFF, a marker, a length in two bytes. The one of the frame has its sides.
+    # A JPEG is a list of segments: 0xFF, a marker, a length in two bytes. The segment of the frame has the sides.
     place = 2
     while place + 9 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]

@@ -1,4 +1,4 @@
-"""What the pages show of a run: its row in the list, warnings, team and who reads whom, settings."""
+"""The content of a run's pages: its row in the list, warnings, team, who reads whom, settings."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def at(settings: Mapping[str, Any], *way: str) -> Any:
 
 
 def listed(run: ViewedRun) -> dict[str, Any]:
-    """Return what the list of runs shows of one."""
+    """Return a run's fields in the list of runs."""
     with run.lock:
         run.refresh()
         settings, status, last = run.settings(), run.status(), run.metrics.last()
         measured, columns = run.measured(), run.metrics.columns
-        # The small curve in the list shows success, or what the first agent is paid.
+        # The small curve in the list shows success, or the first agent's return.
         returns = [column for name, column in columns.items() if name.startswith(("return/", "reward/"))]
         curve = columns.get("success") or (returns[0] if returns else [])
-        paid = _paid(last, run.agents())
+        rewards = _rewards(last, run.agents())
         steps = at(settings, "training", "steps")
         return {
             "key": run.key,
@@ -52,7 +52,7 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "agents": run.agents(),
             "success": last.get("success"),
             "scored": last.get("scored"),
-            "paid": paid if len(set(paid.values())) > 1 else {},
+            "paid": rewards if len(set(rewards.values())) > 1 else {},
             "reward": mean([value for name, value in last.items() if name.startswith("reward/")]),
             "measured": None if measured is None else {"success": measured["success"], "step": measured["step"], "interval": _ends(measured), "parts": _parts(measured)},
             "spark": [value for value in curve if value is not None],
@@ -63,30 +63,29 @@ def listed(run: ViewedRun) -> dict[str, Any]:
             "panels": {curves.panel_of(name) for name in columns},
             "notes": read_notes(run.path),
             "left_out": read_left_out(run.path),
-            "stages": is_stage(run),
             "blame": bool(blame_files(run.path)),
         }  # fmt: skip
 
 
-def _paid(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, float]:
+def _rewards(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, float]:
     """Return the last step's mean reward of each agent that has one, in the order of the settings."""
     return {agent: last[f"reward/{agent}"] for agent in agents if f"reward/{agent}" in last}
 
 
 def remedy(found: Verdict, state: str) -> str:
-    """Return what to do about a verdict; a run that has ended is told how to go on instead of to wait."""
+    """Return what to do about a verdict; for a young run that has ended, how to continue it."""
     if found.word != "young" or state == "running":
         return found.advice.remedy
     if state == "finished":
         return (
-            "The run has ended. Train it for longer with `kapelle train --resume RUN training.steps=N`, or take more tasks a "
+            "The run has ended. Train it for longer with `kapelle train --resume RUN training.steps=N`, or use more tasks per "
             "step (`training.tasks_per_step`) in the next one."
         )
-    return "The run does not go on by itself: `kapelle train --resume RUN` continues it where it ended."
+    return "The run has stopped: `kapelle train --resume RUN` continues it."
 
 
 def verdict(run: ViewedRun) -> Verdict:
-    """Return whether a run is healthy, flat, diverging, …; worked out once for what was read."""
+    """Return whether a run is healthy, flat, diverging, …; cached until new rows are read."""
     with run.lock:
         if run.verdict is None or run.verdict[0] != run.edition:
             table, settings = run.metrics, run.settings()
@@ -97,7 +96,7 @@ def verdict(run: ViewedRun) -> Verdict:
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return an evaluation's further rates (sets, pass@k), each as a row; those that were not measured are left out."""
+    """Return an evaluation's further rates (sets, pass@k), each as a row, without those that were not measured."""
     parts = measured.get("parts")
     rows = []
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
@@ -123,7 +122,7 @@ def _ends(row: Mapping[str, Any]) -> list[float] | None:
 
 
 def differing(runs: Sequence[ViewedRun]) -> list[dict[str, Any]]:
-    """Return the settings in which runs differ, each with every run's value."""
+    """Return the settings in which runs differ, with every run's value."""
     values = [flat(run.settings()) for run in runs]
     names = dict.fromkeys(name for own in values for name in own)
     rows = [{"name": name, "values": [own.get(name, "–") for own in values]} for name in names]
@@ -139,7 +138,7 @@ def alike(run: ViewedRun) -> str:
 
 
 def warnings(run: ViewedRun) -> list[str]:
-    """Return what went wrong in a run's steps, and what its files hold that no page can show, in words."""
+    """Return messages on what went wrong in a run's steps, and on parts of its files that cannot be shown."""
     with run.lock:
         run.refresh()
         lines = troubles(run.metrics.axes["step"], run.metrics.columns)
@@ -152,18 +151,18 @@ def warnings(run: ViewedRun) -> list[str]:
         unread = (file.is_symlink() or file.exists()) and not readable(file)
         found = [
             (wrong, wrong),
-            (not run.settings(), "config.yaml cannot be read: what this run was told to do is not known"),
+            (not run.settings(), "config.yaml cannot be read: the settings are unknown"),
             (unread, "metrics.jsonl cannot be read: no curve is drawn"),
-            (table.disordered, f"{counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; of several rows of a step the last one is drawn"),
+            (table.disordered, f"{counted(table.disordered, 'row')} out of order or twice in metrics.jsonl; curves show the last row of a step"),
             (table.endless, f"{counted(table.endless, 'number')} in metrics.jsonl not finite; curves have gaps there"),
-            (run.damaged, f"{counted(run.damaged, 'line')} of its tables damaged and left out"),
+            (run.damaged, f"{counted(run.damaged, 'line')} of its tables damaged and not shown"),
             (faults, f"{counted(len(faults), 'file')} of episodes damaged; some episodes are missing here: {', '.join(faults[:3])}"),
         ]  # fmt: skip
         return [*lines, *(str(line) for holds, line in found if holds), *all_losses(run.path)]
 
 
 def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
-    """Return every resolved setting with its origin; those that differ from the defaults are marked."""
+    """Return every resolved setting with its origin, and whether it differs from the default."""
     origin = run.origin()
     return [
         {
@@ -177,7 +176,7 @@ def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
 
 
 def compared(run: ViewedRun) -> dict[str, Any] | None:
-    """Return the newest `kapelle eval` of a run: the team, each agent alone, and votes, with the same number of tokens."""
+    """Return the newest `kapelle eval` of a run: the team, single agents, and votes, with equal tokens."""
     for row in reversed(read_evaluated(run.path)):
         team, others = row.get("team"), row.get("baselines")
         if not isinstance(team, Mapping) or number(team.get("success")) is None:
@@ -185,14 +184,10 @@ def compared(run: ViewedRun) -> dict[str, Any] | None:
         found = [_measured("the team", team)]
         for other in others if isinstance(others, list) else []:
             if isinstance(other, Mapping) and number(other.get("success")) is not None:
-                agents = other.get("agents")
-                who = ", ".join(map(str, agents)) if isinstance(agents, list) else "?"
-                answers = other.get("answers")
-                found.append(
-                    _measured(
-                        f"{who} alone" if answers == 1 else f"{who}, majority of {answers} answers", other
-                    )
-                )
+                agents, answers = other.get("agents"), other.get("answers")
+                names = ", ".join(map(str, agents)) if isinstance(agents, list) else "?"
+                kind = f"{names} alone" if answers == 1 else f"{names}, majority of {answers} answers"
+                found.append(_measured(kind, other))
         settings = row.get("settings")
         return {
             "rows": found, "step": number(row.get("steps")), "time": str(row.get("time") or "")[:16].replace("T", " "),
@@ -210,50 +205,14 @@ def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def is_stage(run: ViewedRun) -> bool:
-    """Return whether a run is one of several stages of a recipe."""
-    return (run.path.parent / "stages.yaml").is_file()
-
-
-def _first_and_last(run: ViewedRun) -> list[tuple[float, float]]:
-    """Return step and success of the first and the last evaluation that has one."""
-    with run.lock:
-        found = [
-            (step, success)
-            for row in run.evaluations
-            if (step := number(row.get("step"))) is not None
-            and (success := number(row.get("success"))) is not None
-        ]
-    return [found[0], found[-1]] if found else []
-
-
-def stages(run: ViewedRun, others: Sequence[ViewedRun]) -> list[dict[str, Any]]:
-    """Return the stages of the recipe that a run belongs to, in order; empty for a single run."""
-    whole = run.path.parent
-    if not is_stage(run):
-        return []
-    return [
-        {
-            "key": each.key,
-            "name": each.path.name,
-            "state": each.status()["state"],
-            "here": each is run,
-            "run": listed(each),
-            "measured": _first_and_last(each),
-        }
-        for each in sorted(others, key=lambda other: other.path.name)
-        if each.path.parent == whole
-    ]
-
-
-# -------- Who plays with which weights, and who reads whom: from a run's newest episodes
+# -------- The weights of each agent, and who reads whom, from a run's newest episodes
 
 EPISODES = 24
-"""Most episodes that the graph is made from."""
+"""Most episodes for the graph."""
 
 
 def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
-    """Return episodes of the newest step that has some."""
+    """Return episodes of the newest step with any."""
     steps = [int(step) for step in reversed(run.metrics.axes["step"][-3:])]
     for step in steps:
         found = step_episodes(run.path, "train", step)
@@ -263,7 +222,7 @@ def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
 
 
 def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return, for each agent, its seat in the settings and the weights that its newest turn was sampled with."""
+    """Return, for each agent, its settings and the weights of its newest turn."""
     agents = at(run.settings(), "team", "agents")
     own = (
         {str(row.get("name")): row for row in agents if isinstance(row, Mapping)}
@@ -288,7 +247,7 @@ def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str
 
 
 def graph(names: Sequence[str], episodes: Sequence[ShownEpisode]) -> dict[str, Any]:
-    """Return nodes on a circle and arrows to those who read them; an arrow's width shows how often."""
+    """Return nodes on a circle and arrows from authors to readers, with counts."""
     often: dict[tuple[str, str], int] = {}
     for episode in episodes:
         for turn in episode.turns:
@@ -305,9 +264,9 @@ def graph(names: Sequence[str], episodes: Sequence[ShownEpisode]) -> dict[str, A
             height / 2 + (radius * math.sin(angle) if count > 2 else 0),
         )
     arrows = []
-    for (said, reader), times in often.items():
-        if said in places and reader in places:
-            (x1, y1), (x2, y2) = places[said], places[reader]
+    for (author, reader), times in often.items():
+        if author in places and reader in places:
+            (x1, y1), (x2, y2) = places[author], places[reader]
             length = math.hypot(x2 - x1, y2 - y1) or 1.0
             dx, dy = (x2 - x1) / length, (y2 - y1) / length
             side = 12
@@ -315,7 +274,7 @@ def graph(names: Sequence[str], episodes: Sequence[ShownEpisode]) -> dict[str, A
             end = (x2 - dx * 68 - dy * side, y2 - dy * 30 + dx * side)
             label = ((start[0] + end[0]) / 2 - dy * 12, (start[1] + end[1]) / 2 + dx * 12)
             arrows.append(
-                {"from": start, "to": end, "label": label, "times": times, "said": said, "reader": reader}
+                {"from": start, "to": end, "label": label, "times": times, "said": author, "reader": reader}
             )
     nodes = [
         {"name": name, "x": x, "y": y, "color": 1 + k % 7} for k, (name, (x, y)) in enumerate(places.items())

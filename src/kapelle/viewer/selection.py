@@ -1,8 +1,8 @@
-"""Which episodes of a run a query selects: the same ones on the page of episodes and for `kapelle collect --recorded`.
+"""The episodes of a run that a query selects, for the page of episodes and for `kapelle collect --recorded`.
 
-A query is the part of the page's address behind `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q` (words),
-`least` and `most` (reward, of `agent` if it names one), `short` and `long` (tokens), `finish`, `tag`, and `re`, a regular expression
-over what was said (by `agent` if it names one), asked and answered.
+A query is the part of the page's address after `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q` (words),
+`least` and `most` (reward, of `agent` if given), `short` and `long` (tokens), `finish`, `tag`, and `re`, a regular expression
+over question, turns and answer (or over the turns of `agent` if given).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from kapelle.viewer.lines import lines_of
 from kapelle.viewer.skimming import Skimmed, skimmed
 
 PAGE = 1.5
-"""Seconds that a page spends on a regular expression; a link continues where it has stopped."""
+"""Seconds that a page spends on a regular expression; a link continues the search."""
 TEXT = 0.1
-"""Seconds that an expression may take on one episode; most backtrack without end only where they find nothing."""
+"""Seconds that an expression may take on one episode."""
 SLOW = 5
-"""Episodes that may take longer before an expression is given up."""
+"""Number of timeouts after which an expression is stopped."""
 LONGEST = 200
-"""Characters of an expression."""
+"""Most characters of an expression."""
 MOST_REPEATS = 10_000
-"""Most copies of a part that nested repeats like `(a{100}){100}` may ask for; the compiler makes each."""
+"""Most copies of a part in nested repeats like `(a{100}){100}`; the compiler makes each copy."""
 
 
 @dataclass(slots=True)
 class Expression:
-    """A reader's regular expression, which can neither take long nor much memory."""
+    """A reader's regular expression, with limits on time and memory."""
 
     source: str
     trouble: str = ""
-    """Why it cannot be used, in words."""
+    """Why it cannot be used; empty if it can."""
     slow: int = 0
-    """Episodes on which it took too long."""
+    """Number of timeouts."""
     _pattern: Any = None
 
     def __post_init__(self) -> None:
-        """Compile it, or say what is wrong with it."""
+        """Compile it, or set `trouble`."""
         copies = 1
         for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
             copies *= max(1, int((high or low or "1")[:9]))
@@ -64,11 +64,11 @@ class Expression:
                 self.trouble = str(error) or type(error).__name__
 
     def finds(self, each: Skimmed, agent: str) -> bool:
-        """Return whether it matches somewhere in an episode: in an agent's turns, or without one in all that was asked and said."""
+        """Return whether it matches in an episode: in an agent's turns, or without an agent in all texts."""
         if self._pattern is None or self.slow >= SLOW:
             return False
         if agent:
-            texts = [said for who, said in zip(each.speakers, each.said, strict=True) if who == agent]
+            texts = [text for name, text in zip(each.speakers, each.said, strict=True) if name == agent]
         else:
             texts = [each.question, *each.said, each.final, each.error]
         end = time.monotonic() + TEXT
@@ -80,7 +80,7 @@ class Expression:
         except TimeoutError:
             self.slow += 1
             if self.slow >= SLOW:
-                self.trouble = f"it takes too long; it was stopped on {SLOW} episodes"
+                self.trouble = f"it takes too long on {SLOW} episodes"
             return False
 
 
@@ -92,9 +92,9 @@ def _compiled(source: str) -> Any:
 def search(
     run: Path, rows: Sequence[EpisodeRow], agent: str, expression: Expression
 ) -> Iterator[tuple[EpisodeRow, bool]]:
-    """Yield rows, and whether the expression is found in each; stop where the expression turns out to be unusable.
+    """Yield rows, and whether the expression matches in each; stop if the expression becomes unusable.
 
-    The lines of the last step are kept, as rows in the order of steps need them again.
+    The lines of the last step are kept for the next row.
     """
     step: tuple[str, int] | None = None
     lines: list[bytes] = []
@@ -110,7 +110,7 @@ def search(
 
 
 def check_query(run: Path, text: str) -> None:
-    """Raise ConfigError for a part of a query that `Index.rows` would pass over, as a page does with links of other versions."""
+    """Raise ConfigError for an unknown filter or value in a query, which `Index.rows` would ignore."""
     known = Library([run]).runs()
     values = {
         "outcome": OUTCOMES,
@@ -118,7 +118,7 @@ def check_query(run: Path, text: str) -> None:
         "agent": tuple(known[0].agents()) if known else (),
     }
     for name, value in parse_qsl(text.removeprefix("?"), keep_blank_values=True):
-        # How a page is sorted and cut does not change what is selected.
+        # Order and pages do not change the selection.
         if name not in (*FILTERS, "split", "from", "to", "sort", "page", "skip"):
             raise ConfigError(
                 f"--recorded knows no filter '{name}'.{did_you_mean(name, (*FILTERS, 'split', 'from', 'to'))}"
@@ -128,7 +128,7 @@ def check_query(run: Path, text: str) -> None:
 
 
 def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:
-    """Return the split, step and line of every episode that a query selects, oldest first, and why it is no query or stopped early."""
+    """Return split, step and line of every selected episode, oldest first, and why the expression failed or stopped."""
     query = dict(parse_qsl(text.removeprefix("?"), keep_blank_values=False))
     known = Library([run]).runs()
     index = Index(run, known[0].agents() if known else [])

@@ -1,4 +1,4 @@
-"""The viewer's addresses, the check before them, and their answers; all of them only read."""
+"""The viewer's addresses, the checks of requests, and the answers, which never change anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -29,7 +28,6 @@ from kapelle.viewer.comparing import DrawnRuns
 from kapelle.viewer.episode import (
     COLUMNS,
     ShownEpisode,
-    changes_of,
     conversation,
     credit_map,
     folded,
@@ -39,9 +37,8 @@ from kapelle.viewer.episode import (
     traced,
     vocabulary_of,
 )
-from kapelle.viewer.guides import FOUND, PAGES, TITLES
 from kapelle.viewer.index import FILTERS, SORTS, EpisodeRow, Index
-from kapelle.viewer.league import arenas, drawn, opposed, standing
+from kapelle.viewer.league import drawn, opposed, standing
 from kapelle.viewer.library import Library, ViewedRun
 from kapelle.viewer.lines import damaged_files
 from kapelle.viewer.pages import chosen, dumped, error_page, html, json_answer, run_of, shown
@@ -54,21 +51,20 @@ from kapelle.viewer.presenting import (
     listed,
     newest_episodes,
     settings_rows,
-    stages,
     team_rows,
     warnings,
 )
 from kapelle.viewer.selection import PAGE, Expression, search
 
-# -------- The check before every page: who calls, under which host name, with which method; and what a browser may do with the answer
+# -------- Checks of requests, and the headers that limit what a browser may do with an answer
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-"""A page may load from and call its own server alone; scripts and styles inside the page are refused."""
+"""A page may load from and call only its own server; inline scripts and styles are forbidden."""
 NEWS = "/events"
-"""The address whose answers stay open to report news."""
+"""The address of server-sent events."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -80,10 +76,10 @@ HEADERS = {
 
 
 def check_reading(method: str, headers: Mapping[str, str]) -> None:
-    """Raise Refusal unless a call only reads, and comes from no other site's page."""
+    """Raise Refusal unless a request only reads, and does not come from another site's page."""
     if method not in SAFE:
-        raise Refusal(405, "Pages here are only read: GET and HEAD.", None, None, {"allow": "GET, HEAD"})
-    # Other sites may link here; their pages and scripts may not load a page of ours.
+        raise Refusal(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
+    # Other sites may link here, but their pages and scripts may not load our pages.
     if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
         raise Refusal(403, "Pages of other sites may not load this one.")
 
@@ -104,17 +100,7 @@ def _team(library: Library, request: Request) -> Response:
         graph=graph([row["name"] for row in rows], episodes),
         sharing=at(run.settings(), "team", "sharing"),
         workflow=at(run.settings(), "workflow", "name"),
-        stages=stages(run, library.runs()),
     )
-
-
-def _stages(library: Library, request: Request) -> Response:
-    """Return the page of all stages of the recipe that a run belongs to."""
-    run = run_of(library, request.path_params["key"])
-    found = stages(run, library.runs())
-    if not found:
-        raise HTTPException(404, "This run is no stage of a recipe.")
-    return html("stages.html", run=listed(run), stages=found, folder=run.path.parent.name)
 
 
 def _settings(library: Library, request: Request) -> Response:
@@ -130,7 +116,7 @@ def _settings(library: Library, request: Request) -> Response:
 
 
 def _blame(library: Library, request: Request) -> Response:
-    """Return the page of which turns lost episodes, of the newest measurement or of the one that the query names."""
+    """Return the page of turns that lost episodes, for the newest measurement or the one in the query."""
     run = run_of(library, request.path_params["key"])
     found = blame.kept(run.path)
     result = found.get(request.query_params.get("file", ""), next(iter(found.values()), None))
@@ -163,27 +149,27 @@ def _blamed(library: Library, request: Request) -> Response:
     )
 
 
-# -------- Runs as they are written: server-sent events with the rows that were appended, and nothing else
+# -------- Runs that are being written: server-sent events with the appended rows
 
 PAUSE = 0.25
-"""Seconds between two looks at the sizes of files."""
+"""Seconds between two checks of files."""
 MOST_WATCHED = 200
-"""Most runs of a list that are watched, those that changed last."""
+"""Most runs of a list that are watched, the most recently changed ones."""
 MOST_FOLLOWERS = 64
-"""Most pages that follow the news at once; further ones are refused and stay as they were loaded."""
+"""Most pages that receive events at once; further pages are not updated."""
 MOST_NEWS = 500
-"""Most steps of one event. Of more, which a page on a slow line may have missed, it is told to fetch its curves again."""
+"""Most steps of one event. For more, which a slow page may have missed, the event tells it to load its curves again."""
 BREATH = 15.0
-"""Seconds after which a comment keeps a connection without news alive."""
+"""Seconds without events after which a comment keeps a connection alive."""
 
 
 class Followers:
-    """Counts the pages that follow the news."""
+    """Counts the pages that receive events."""
 
     count = 0
 
     async def counted(self, news: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the news, and count the page as long as it listens."""
+        """Yield the events, and count the page until it disconnects."""
         self.count += 1
         try:
             async for event in news:
@@ -195,9 +181,9 @@ class Followers:
 async def follow(
     library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yield an event for each step that is appended to these runs; without runs, one for each change of any run.
+    """Yield an event for each step that is appended to these runs; without runs, for each change of any run.
 
-    `from` in the query says how many rows the page has of each run, joined by commas; rows after them are sent first.
+    `from` in the query is the number of rows that the page has of each run, joined by commas; later rows are sent first.
     """
     starts = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -209,7 +195,7 @@ async def follow(
     yield b"retry: 1000\n\n"
     while True:
         events = []
-        if not runs:  # runs that were added or removed
+        if not runs:  # report runs that were added or removed
             watched = (await asyncio.to_thread(library.runs))[:MOST_WATCHED]
             keys = {run.key for run in watched}
             events += [_event("anew", {"run": key}) for key in sorted(keys ^ known.keys())]
@@ -230,7 +216,7 @@ async def follow(
 
 @dataclass(slots=True)
 class Known:
-    """What a page knows of a run so far."""
+    """What a page has received of a run."""
 
     rows: int
     generation: int
@@ -248,14 +234,14 @@ def _known(run: ViewedRun) -> Known:
 
 
 def _news(run: ViewedRun, known: Known, *, named: bool) -> list[bytes]:
-    """Return the events of what is new in a run, with its numbers for a page that has `named` it, and note in `known` that they are sent."""
+    """Return the events of a run's changes, with numbers if the page has `named` the run, and update `known`."""
     with run.lock:
         now, table = _known(run), run.metrics
         new = slice(known.rows, len(table))
         count = max(0, len(table) - known.rows)
         rows: dict[str, Any] = {"run": run.key}
         if named and now.generation == known.generation and 0 < count <= MOST_NEWS:
-            # Column by column, so that names are sent once, in six digits: pages draw no more.
+            # By column, so that names are sent once; six digits are sufficient for curves.
             rows |= {
                 "first": known.rows,
                 "at": {axis: [_short(value) for value in places[new]] for axis, places in table.axes.items()},
@@ -292,21 +278,21 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
     return f"event: {name}\ndata: {dumped(data)}\n\n".encode("ascii")
 
 
-# -------- Addresses of episodes: the table of a run's episodes, one episode, a group or several side by side
+# -------- Pages of episodes: the table of a run's episodes, one episode, several side by side
 
 SELECTING = ("split", "from", "to", *FILTERS)
-"""What of a query says which episodes, not how they are shown."""
+"""The parts of a query that select episodes, without order and page."""
 ROWS = 50
-"""Episodes of one page of the table."""
+"""Episodes on one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
 MOST_SAME = 40
-"""Most other episodes of a task that the page of an episode lists."""
+"""Most other episodes of the task on the page of an episode."""
 BESIDE = 8
 """Most episodes side by side."""
 
 
 class Browsing:
-    """Answers for the episodes of all runs; keeps an index for each run that was opened."""
+    """Answers for the episodes of all runs; has an index for each opened run."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -314,7 +300,7 @@ class Browsing:
         self._lock = threading.Lock()
 
     def index(self, run: ViewedRun) -> Index:
-        """Return a run's index, made when it is first asked for."""
+        """Return a run's index, which is made at the first call."""
         with self._lock:
             return self._indexes.setdefault(run.key, Index(run.path, run.agents()))
 
@@ -370,14 +356,11 @@ class Browsing:
             expression=expression,
             looked=looked,
             tags=sorted({tag for row in rows for tag in row.tags}),
-            reversed=(turned := reversed_ranges(query)),
-            command=command_of(run, kept)
-            if kept and not turned and not (expression and expression.trouble)
-            else "",
+            command=command_of(run, kept) if kept and not (expression and expression.trouble) else "",
         )
 
     def league(self, request: Request) -> Response:
-        """Return the page of who played whom."""
+        """Return the page of a league: results, ratings and the pool."""
         run = run_of(self._library, request.path_params["key"])
         index = self.index(run)
         done = index.refresh()
@@ -387,18 +370,15 @@ class Browsing:
             parts=[(part, standing(rows)) for part, rows in opposed(index.met()).items()],
             done=done,
             exact=read_exact(run.path),
-            arenas=arenas(run.path),
-            pool=pool(run, index.drawn()),
+            pool=pool(run),
         )
 
     def league_curves(self, request: Request) -> Response:
         """Return the curves of that page."""
         run = run_of(self._library, request.path_params["key"])
-        index = self.index(run)
-        index.refresh()
         with run.lock:
             run.refresh()
-            return json_answer(drawn(run, index.met(), read_exact(run.path)))
+            return json_answer(drawn(run, read_exact(run.path)))
 
     def episode(self, request: Request) -> Response:
         """Return the page of one episode."""
@@ -429,7 +409,7 @@ class Browsing:
         )
 
     def together(self, request: Request) -> Response:
-        """Return episodes side by side, which the query names as `split.step.line`."""
+        """Return the page of episodes side by side, which the query names as `split.step.line`."""
         run = run_of(self._library, request.path_params["key"])
         places = []
         for word in request.query_params.getlist("e")[:BESIDE]:
@@ -439,23 +419,18 @@ class Browsing:
                 places.append((split, int(step), int(line)))
         found = [self._read(run, *place) for place in places]
         drawn = [self._drawn(run, *place[:2], each, "") for place, each in zip(places, found, strict=True)]
-        words = request.query_params.get("words") == "1"
-        for each, episode in zip(drawn, found, strict=True):
-            each["changes"] = changes_of(found[0], episode) if words else {}
         color = request.query_params.get("color", "logprob")
         return html(
             "together.html",
             run=listed(run),
             tab="episodes",
             drawn=drawn,
-            words=words,
-            query=urlencode([("e", ".".join(map(str, place))) for place in places]),
             color_names=COLUMNS,
             color=color if color in COLUMNS else "logprob",
         )
 
     def whole(self, request: Request) -> Response:
-        """Return the whole text of one turn, as plain text."""
+        """Return the text of one turn as plain text."""
         run, split, step, line = self._place(request)
         found = self._read(run, split, step, line)
         turn = request.path_params["turn"]
@@ -465,13 +440,11 @@ class Browsing:
         return PlainTextResponse(shown(text))
 
     def picture(self, request: Request) -> Response:
-        """Return a picture that an agent saw, as the type that it is."""
+        """Return an image in a prompt."""
         run = run_of(self._library, request.path_params["key"])
         found = read_picture(run.path, request.path_params["file"])
         if found is None:
-            raise HTTPException(
-                404, "This run has no such picture, or it is damaged or too large to be shown."
-            )
+            raise HTTPException(404, "This run has no such image, or it is damaged or too large to be shown.")
         return Response(found.data, media_type=found.media)
 
     def _drawn(
@@ -506,21 +479,8 @@ def _counted(word: str) -> int:
     return int(word) if word.isdecimal() and len(word) < 10 else 0
 
 
-RANGES = (("from", "to", "steps"), ("least", "most", "rewards"), ("short", "long", "numbers of tokens"))
-
-
-def reversed_ranges(query: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return the ranges of a query that begin above their end, each with what it is of: no episode can fit."""
-    found = []
-    for low, high, what in RANGES:
-        with suppress(ValueError, KeyError):
-            if float(query[low]) > float(query[high]):
-                found.append((query[low], query[high], what))
-    return found
-
-
 def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
-    """Return the command that collects the episodes which a query selects."""
+    """Return the command that collects the episodes that a query selects."""
     chosen = urlencode({name: value for name, value in query.items() if name in SELECTING})
     return shlex.join(
         ["kapelle", "collect", str(run.path), "--recorded", chosen, "--for", "sft", "--out", "picked.jsonl"]
@@ -530,7 +490,7 @@ def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
-"""Most runs of the list; a longer list can be searched by name."""
+"""Most runs in the list; a longer list can be searched by name."""
 FOLLOWERS = Followers()
 
 
@@ -541,7 +501,6 @@ def viewer(library: Library, binding: Binding) -> Guard:
     addresses: dict[str, Callable[[Request], Any]] = {
         "/": lambda request: _runs(library, request),
         "/compare": drawing.page,
-        "/compare.csv": drawing.table,
         "/run/{key}": lambda request: _run(library, request),
         "/run/{key}/distributions.json": lambda request: json_answer(
             curves.distributions_page(run_of(library, request.path_params["key"]))
@@ -549,10 +508,7 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/run/{key}/verdict": lambda request: html(
             "verdict.html", run=listed(run_of(library, request.path_params["key"])), offline=False
         ),
-        "/advice": lambda _: html(
-            "advice.html", advice=ADVICE, young=YOUNG, guides=PAGES, titles=TITLES, found=FOUND
-        ),
-        "/run/{key}/stages": lambda request: _stages(library, request),
+        "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
         "/run/{key}/system": lambda request: html(
@@ -600,7 +556,7 @@ def _run(library: Library, request: Request) -> Response:
 def _events(library: Library, request: Request) -> Response:
     runs = chosen(library, request)
     if FOLLOWERS.count >= MOST_FOLLOWERS:
-        raise HTTPException(503, "Too many pages follow these runs. Close some.")
+        raise HTTPException(503, "Too many pages follow these runs. Close some of them.")
     news = FOLLOWERS.counted(follow(library, runs, request.query_params))
     return StreamingResponse(news, media_type="text/event-stream")
 

@@ -1,7 +1,7 @@
-"""Reads from an episode's line only what the table of episodes and the league show; token ids and log-probs are counted.
+"""Reads the fields of an episode's line that the table of episodes and the league show, and only counts tokens.
 
-They are most of a line, and counting commas is many times faster than parsing numbers. A line with anything but numbers in
-those lists is parsed as a whole.
+Token ids and log-probs are most of a line, and counting commas is much faster than parsing numbers. If these lists hold anything
+but numbers, the whole line is parsed.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 
 from kapelle.viewer.lines import listing, mapping, number, parsed, text, whole
 
-# -------- Who played whom, and who won, in episodes in which one wins what the others lose
+# -------- Results of episodes in which one player wins what the others lose
 
 FIXED = -1
-"""The version of a player that does not learn."""
+"""The version of an untrained player."""
 _NOTHING = 1e-6
-"""Smaller differences of payments count as a draw."""
+"""Smaller differences of returns count as a draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkimmedPlayer:
-    """The player of one seat in an episode, and what the seat was paid."""
+    """The player in one role of an episode, and its return."""
 
     name: str
-    """Its policy; in a seat that a league has cast, the member's name; `opponent` and its name for an environment's own player."""
+    """Its policy; for a role that a league has assigned, the member's name; `opponent` and its name for a player of the environment."""
     version: int
-    """Of its policy at its first turn, or `FIXED`."""
+    """The version of its policy at its first turn, or `FIXED`."""
     paid: float
 
 
 @dataclass(frozen=True, slots=True)
 class SkimmedPair:
-    """Two players in the order of their seats."""
+    """Two players in the order of their roles."""
 
     part: str
     """The environment's name in a mixture; empty otherwise."""
@@ -47,40 +47,40 @@ class SkimmedPair:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of a pair's episodes; `one` has won if it was paid more."""
+    """The results of a pair's episodes; `one` wins with the larger return."""
 
     wins: int = 0
     draws: int = 0
     losses: int = 0
     unlike: int = 0
-    """Episodes whose payments do not add up to 0, so that the players are not opposed in them."""
+    """Episodes whose returns do not add up to 0, so that the players are not opposed."""
 
 
 def players_of(
     row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]], rewards: Mapping[str, float]
 ) -> tuple[SkimmedPlayer, ...]:
-    """Return the players of an episode's row in the order of their seats; empty if it failed or was cut off."""
+    """Return the players of an episode's row in the order of their roles; empty if it failed or was truncated."""
     if row.get("error") or row.get("truncated") is True:
         return ()
-    # Games report who sat where: by seat, the agent or opponent, whether it is the latter, and its return.
+    # Games report the role of each agent and opponent. Role → name, and whether it is an opponent.
     info = mapping(row.get("info"))
     returns = [number(each) for each in listing(info.get("returns"))]
     at: dict[int, tuple[str, bool]] = {}
     for agent, seats in mapping(info.get("seats")).items():
         own = [seat for each in listing(seats) if (seat := whole(each)) is not None]
-        if own:  # an agent with several seats is paid alike for all of them
+        if own:  # an agent with several roles has the same return for all of them
             at[min(own)] = (str(agent), False)
     for place, name in mapping(info.get("opponents")).items():
         if str(place).isdecimal() and len(str(place)) < 4:
             at[int(place)] = (text(name), True)
-    there = [
-        (seat, won)
+    known = [
+        (*at[seat], value)
         for seat in sorted(at)
-        if 0 < seat <= len(returns) and (won := returns[seat - 1]) is not None
+        if 0 < seat <= len(returns) and (value := returns[seat - 1]) is not None
     ]
-    paid = [(*at[seat], won) for seat, won in there] if len(there) == len(at) else []
-    paid = paid or [(agent, False, reward) for agent, reward in rewards.items()]
-    if len(paid) < 2:
+    if not known or len(known) < len(at):
+        known = [(agent, False, reward) for agent, reward in rewards.items()]
+    if len(known) < 2:
         return ()
     first: dict[str, tuple[str, int]] = {}
     for turn in turns:
@@ -88,25 +88,25 @@ def players_of(
         first.setdefault(agent, (text(turn.get("policy")) or agent, FIXED if version is None else version))
     learning = {text(turn.get("agent")) for turn in turns if turn.get("trained") is True}
     for agent, (policy, member) in cast_of(row).items():
-        # A member is who it was when it entered; an exploiter or a partner goes on learning in the seat that it is given.
+        # Members are fixed; an exploiter or a partner is trained in its role.
         version = first[agent][1] if agent in first and agent in learning else FIXED
         first[agent] = (member if policy else f"opponent {member}", version)
     return tuple(
         SkimmedPlayer(f"opponent {name}", FIXED, reward)
         if fixed
         else SkimmedPlayer(*first.get(name, (name, FIXED)), reward)
-        for name, fixed, reward in paid
+        for name, fixed, reward in known
     )
 
 
 DRAFT = re.compile(r"draft-(\w+)@\d+")
-"""The name of a draft: a learner of a league on its way, as it was after some step."""
+"""The name of a draft: a learner of a league at some step before it enters."""
 
 
 def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return who plays in place of the team, by agent: a policy, empty for the environment's own player, and the member's name.
+    """Return the players that replace agents, by agent: policy, empty for a player of the environment, and member's name.
 
-    All drafts of a learner are one: "self on its way".
+    All drafts of a learner have one name: "self on its way".
     """
     found = mapping(mapping(row.get("task")).get("cast"))
     pairs = {
@@ -121,14 +121,11 @@ def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[SkimmedPair, Tally]:
-    """Return the results of all pairs of players in these episodes, which come with the part that they belong to."""
+    """Return the results of all pairs of players in these episodes, given as part and players."""
     made: dict[SkimmedPair, Tally] = {}
     for part, players in found:
-        total, size = (
-            sum(each.paid for each in players),
-            max((abs(each.paid) for each in players), default=0.0),
-        )
-        unlike = abs(total) > _NOTHING * max(1.0, size)
+        size = max((abs(each.paid) for each in players), default=0.0)
+        unlike = abs(sum(each.paid for each in players)) > _NOTHING * max(1.0, size)
         for one, other in combinations(players, 2):
             tally = made.setdefault(
                 SkimmedPair(part, one.name, one.version, other.name, other.version), Tally()
@@ -146,7 +143,7 @@ _PROMPT, _SAID, _LOGPROBS = b'"prompt_ids":[', b'],"completion_ids":[', b'],"log
 
 @dataclass(frozen=True, slots=True)
 class Skimmed:
-    """What the table of episodes shows of one."""
+    """The fields of an episode in the table of episodes."""
 
     line: int
     group: int
@@ -163,14 +160,12 @@ class Skimmed:
     speakers: Sequence[str]
     """The agent of each turn."""
     finishes: Sequence[str]
-    """How turns ended, each reason once: `stop`, `length`, `error`."""
+    """Finish reasons of turns, each once: `stop`, `length`, `error`."""
     tags: Sequence[str]
-    """What the environment says is true of the episode (booleans in `info`), the task's part, and `cut off`."""
+    """Names of true booleans in `info`, the task's part, and `cut off`."""
     part: str
     players: Sequence[SkimmedPlayer]
-    """By seat."""
-    met: str = ""
-    """The member of a league that the task is played against; empty without one."""
+    """By role."""
 
     @property
     def reward(self) -> float | None:
@@ -184,25 +179,23 @@ class Skimmed:
 
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
-    """Return what the table shows of a line; None if the line is no episode."""
+    """Return the table's fields of a line; None if the line is no episode."""
     short = _without_numbers(raw)
     row = None if short is None else parsed(short)
     if row is None and short != raw:
         row = parsed(raw)
     if row is None:
         return None
-    task, turns = (
-        mapping(row.get("task")),
-        [each for each in listing(row.get("turns")) if isinstance(each, dict)],
-    )
-    rewards = {str(agent): number(paid) or 0.0 for agent, paid in mapping(row.get("rewards")).items()}
+    task = mapping(row.get("task"))
+    turns = [each for each in listing(row.get("turns")) if isinstance(each, dict)]
+    rewards = {str(agent): number(value) or 0.0 for agent, value in mapping(row.get("rewards")).items()}
     tokens = 0
     for turn in turns:
         ids = turn.get("completion_ids")
         tokens += ids if isinstance(ids, int) else len(listing(ids))
-        if paid := number(turn.get("reward")):
+        if reward := number(turn.get("reward")):
             agent = text(turn.get("agent")) or "?"
-            rewards[agent] = rewards.get(agent, 0.0) + paid
+            rewards[agent] = rewards.get(agent, 0.0) + reward
     return Skimmed(
         line,
         whole(row.get("group")) or 0,
@@ -219,10 +212,6 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
         _tags(row, task),
         text(task.get("part")),
         players_of(row, turns, rewards),
-        # A further learner of a league sits at its own seat, and is met by nobody.
-        " and ".join(
-            sorted({each for policy, each in cast_of(row).values() if not policy.startswith("follower:")})
-        ),
     )
 
 
@@ -231,34 +220,34 @@ MOST_TAGS = 20
 
 
 def _tags(row: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
-    """Return the words that an episode can be found by."""
-    told = [str(name) for name, value in mapping(row.get("info")).items() if value is True]
-    found = [text(task.get("part")), *(["cut off"] if row.get("truncated") is True else []), *told]
+    """Return the tags of an episode."""
+    facts = [str(name) for name, value in mapping(row.get("info")).items() if value is True]
+    found = [text(task.get("part")), *(["cut off"] if row.get("truncated") is True else []), *facts]
     return [tag[:60] for tag in found if tag][:MOST_TAGS]
 
 
 def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
-    """Return the difference between the largest and the smallest reward of each group, of the agent for which it is largest."""
+    """Return, by group, the largest difference between two rewards of one agent."""
     members: dict[int, list[Skimmed]] = {}
     for each in found:
         members.setdefault(each.group, []).append(each)
     widest = {}
     for group, own in members.items():
         agents = dict.fromkeys(agent for each in own for agent in each.rewards)
-        paid = [[each.rewards.get(agent, 0.0) for each in own] for agent in agents]
-        widest[group] = max((max(rewards) - min(rewards) for rewards in paid), default=0.0)
+        columns = [[each.rewards.get(agent, 0.0) for each in own] for agent in agents]
+        widest[group] = max((max(rewards) - min(rewards) for rewards in columns), default=0.0)
     return widest
 
 
 def _without_numbers(raw: bytes) -> bytes | None:
-    """Return a line in which the turns' tokens are replaced by their number; None for a line of another form."""
+    """Return a line with the number of each turn's tokens in place of the tokens; None for a line of another form."""
     parts, at = [], 0
     while (start := raw.find(_PROMPT, at)) >= 0:
         said = raw.find(b"]", start)
         logprobs = raw.find(b"]", said + len(_SAID)) if raw.startswith(_SAID, said) else -1
         end = raw.find(b"]", logprobs + len(_LOGPROBS)) if raw.startswith(_LOGPROBS, logprobs) else -1
-        # The only quotes are those of the three names; more of them mean text among the numbers. A list within a list
-        # ends at the wrong bracket and leaves invalid JSON, which `skimmed` notices.
+        # The three names have six quotes; more of them mean text among the numbers. A nested list ends at the wrong bracket
+        # and leaves invalid JSON, which `skimmed` detects.
         if end < 0 or raw.count(b'"', start, end) != 6:
             return None
         first = said + len(_SAID)
