@@ -6,12 +6,8 @@ import pytest
 
 from kapelle.environment import FAILED
 from kapelle.runs.definitions import (
-    MACHINE_METRICS,
     METRICS,
     MOST_REPORTED,
-    STEP_METRICS,
-    UPDATE_METRICS,
-    Metric,
     describe,
     reported_counts,
     rollout_metrics,
@@ -91,7 +87,7 @@ def test_the_row_of_a_step_by_hand() -> None:
     }
 
 
-def test_what_does_not_exist_is_absent() -> None:
+def test_means_of_no_values_are_absent() -> None:
     assert rollout_metrics([]) == {"samples": 0.0}
     failed = replace(episode(0.0), error="EpisodeError: x", rewards={})
     assert rollout_metrics([Group(TASK, (failed,))]) == {"samples": 1.0, "failed_episodes": 1.0}
@@ -104,25 +100,25 @@ def test_what_does_not_exist_is_absent() -> None:
     assert "dead_groups" not in row, "groups of one are meant for a critic"
 
 
-def test_a_group_is_dead_when_the_learners_cannot_tell_its_episodes_apart() -> None:
+def test_a_group_is_dead_if_no_trained_return_varies() -> None:
     def share(*episodes: Episode) -> float:
         return rollout_metrics([Group(TASK, episodes)])["dead_groups"]
 
     speak = turn("actor", 1)
     assert share(episode(1.0, speak), episode(1.0, speak)) == 1.0
     assert share(episode(1.0, speak), episode(0.0, speak)) == 0.0
-    # The same sum on different ways is no difference; turn rewards count as well as terminal ones.
+    # Rewards of turns count as well as terminal ones.
     paid = turn("actor", 1, reward=1.0)
     assert share(episode(1.0, speak), episode(0.0, paid)) == 1.0
-    # Only the frozen opponent's return varies: the learner has nothing to learn from.
+    # Only the return of the untrained opponent varies.
     frozen = turn("reasoner", 1, reward=1.0, trained=False)
     assert share(episode(1.0, speak, frozen), episode(1.0, speak)) == 1.0
-    # In an evaluation nobody learns, and every seat counts.
+    # In an evaluation no agent is trained, and every agent counts.
     mute = turn("actor", 1, trained=False)
     assert share(episode(1.0, mute), episode(0.0, mute)) == 0.0
 
 
-def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> None:
+def test_every_metric_of_a_row_is_described() -> None:
     members = (episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0), episode(0.0, success=0.0))
     scored = tuple(
         replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, task=replace(TASK, part="sums"))
@@ -154,36 +150,7 @@ def test_every_metric_of_a_row_is_described_and_every_description_occurs() -> No
     assert set(described.values()) == set(METRICS)
 
 
-@pytest.mark.parametrize("table", [METRICS, STEP_METRICS, UPDATE_METRICS, MACHINE_METRICS])
-def test_every_metric_has_a_unit_a_meaning_a_warning_and_the_name_that_others_use(
-    table: tuple[Metric, ...],
-) -> None:
-    for metric in table:
-        assert metric.unit, metric.pattern
-        assert metric.meaning, metric.pattern
-        assert metric.warning, metric.pattern
-        assert metric.known_as, metric.pattern
-        assert metric.known_as != metric.pattern.partition("/")[0], "it says nothing beside ours"
-
-
-def test_descriptions_are_found_by_full_name_only() -> None:
-    found = describe("reward_max/agent a/b")
-    assert found is not None
-    assert found.pattern == "reward_max/<agent>"
-    assert describe("reward/") is None
-    assert describe("xreward/actor") is None
-    assert describe("losses/actor") is None
-    assert describe("loss") is None
-
-
-def test_what_the_loop_adds_is_described_too() -> None:
-    for name in ("staleness", "time/generate", "time/idle"):
-        found = describe(name)
-        assert found is not None
-        assert found.warning
-
-
-def test_each_reward_has_mean_spread_and_the_shares_it_said_nothing_or_failed() -> None:
+def test_each_reward_function_has_mean_deviation_and_shares_of_none_and_failures() -> None:
     paid: list[tuple[Json, str | None]] = [(1.0, None), (0.0, None), (None, None), (FAILED, "it raised")]
     episodes = tuple(
         Episode(TASK, k, ("ada",), info={"reward/exact": value, "reward/exact/ada": 2}, error=error)
@@ -200,7 +167,7 @@ def test_each_reward_has_mean_spread_and_the_shares_it_said_nothing_or_failed() 
     }
 
 
-def test_means_that_are_reported_say_of_how_many_episodes_they_are() -> None:
+def test_reported_means_have_counts_of_episodes() -> None:
     infos: list[tuple[dict[str, Json], str | None]] = [
         ({"reward/exact": 1.0, "steps": 3, "tricks": {"ada": 2}}, None),
         ({"reward/exact": None, "steps": 5}, None),
@@ -232,12 +199,12 @@ class TestWhatEnvironmentsReport:
         }
         assert self.of({"tricks": {"somebody": 2}}) == {}
 
-    def test_what_is_no_finite_number_is_left_out(self) -> None:
+    def test_only_finite_numbers_are_reported(self) -> None:
         odd: dict[str, Json] = {"nan": math.nan, "inf": math.inf, "flag": True, "text": "3", "list": [1]}
         assert self.of(odd, {"a/b": 1}, {"x" * 65: 1}) == {}
         assert self.of({"x": math.nan}, {"x": 2.0}) == {"info/x": 2.0}
 
-    def test_a_name_for_each_task_does_not_flood_the_rows(self) -> None:
+    def test_the_number_of_reported_names_is_limited(self) -> None:
         assert len(self.of(*({f"task_{k:03}": 1.0} for k in range(100)))) == MOST_REPORTED
 
     def test_failed_episodes_report_nothing(self) -> None:

@@ -91,41 +91,13 @@ TURN = Turn(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(episodes)
 def test_an_episode_returns_with_every_field_equal(episode: Episode) -> None:
     back = read_back(episode)
     assert back == episode
     # repr tells -0.0 from 0.0 and 1 from 1.0, which == does not.
     assert repr(back) == repr(episode)
-
-
-def test_a_row_is_one_line_of_plain_json_with_the_names_of_the_fields() -> None:
-    line = dump_episode(Episode(TASK, 9, ("actor",), (TURN,), {"actor": 1.0}), step=12, group=0)
-    assert line.count(b"\n") == 1
-    assert line.endswith(b"\n")
-    row = json.loads(line)
-    assert list(row)[:2] == ["step", "group"]
-    assert row["task"] == {"id": "add-1", "question": "12+30", "data": {"gold": "42"}, "part": ""}
-    assert row["turns"][0]["heard"] == [{"role": "user", "content": "12+30", "speaker": None}]
-    assert row["turns"][0]["logprobs"] == [-0.1, -0.25]
-
-
-def test_the_team_s_answer_returns_and_a_row_without_one_is_read() -> None:
-    episode = Episode(TASK, 9, ("actor",), (TURN,), final="it is 42")
-    assert read_back(episode).answer == "it is 42"
-    row = json.loads(dump_episode(episode))
-    del row["final"]  # as in files that were written before it was kept
-    assert load_episode(row) == replace(episode, final=None)
-    assert load_episode(row).answer == "42"
-
-
-def test_a_turn_of_one_version_has_no_runs_in_its_row() -> None:
-    mixed = replace(TURN, versions=((2, 1), (3, 1)))
-    row = json.loads(dump_episode(Episode(TASK, 9, ("actor",), (TURN, mixed))))
-    assert "versions" not in row["turns"][0]
-    assert row["turns"][1]["versions"] == [[2, 1], [3, 1]]
-    assert load_episode(row).turns == (TURN, mixed)
 
 
 def test_line_breaks_of_every_kind_stay_inside_the_line() -> None:
@@ -153,12 +125,12 @@ def test_a_failed_episode_keeps_the_reward_that_broke_it() -> None:
     assert back.error == "EpisodeError: nan"
 
 
-def test_tuples_in_what_the_environment_says_stay_tuples() -> None:
+def test_tuples_in_info_stay_tuples() -> None:
     episode = Episode(TASK, 0, ("actor",), info={"moves": ("c", "d"), "best": {(0, 1): 3.0}})
     assert read_back(episode).info == {"moves": ("c", "d"), "best": {(0, 1): 3.0}}
 
 
-def test_groups_return_in_order_also_when_one_task_was_drawn_twice() -> None:
+def test_groups_return_in_order_with_a_repeated_task() -> None:
     other = Task("add-2", "1+1")
     groups = [
         Group(task, tuple(Episode(task, seed, ("actor",)) for seed in seeds))
@@ -167,7 +139,7 @@ def test_groups_return_in_order_also_when_one_task_was_drawn_twice() -> None:
     assert load_groups(map(json.loads, dump_groups(7, groups).splitlines())) == groups
 
 
-def test_what_cannot_be_recorded_is_named_with_its_episode() -> None:
+def test_an_episode_that_cannot_be_recorded_is_named() -> None:
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]
@@ -177,15 +149,15 @@ def test_what_cannot_be_recorded_is_named_with_its_episode() -> None:
 
 
 @pytest.mark.parametrize("broken", [{}, {"task": 3}, {"task": {"id": "x"}}])
-def test_a_row_of_another_form_is_refused(broken: dict[str, Any]) -> None:
+def test_a_row_of_another_form_raises(broken: dict[str, Any]) -> None:
     row = json.loads(dump_episode(Episode(TASK, 0, ("actor",))))
     with pytest.raises(DataError, match="another form"):
         load_episode(broken if not broken else {**row, **broken})
 
 
-def test_rows_that_contradict_themselves_or_their_group_are_refused() -> None:
+def test_rows_of_a_group_with_different_tasks_raise() -> None:
     groups = [Group(TASK, (Episode(TASK, 1, ("actor",)), Episode(TASK, 2, ("actor",))))]
     rows = [json.loads(line) for line in dump_groups(7, groups).splitlines()]
     rows[1]["task"]["id"] = "another"
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="different tasks"):
         load_groups(rows)

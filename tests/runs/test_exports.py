@@ -18,7 +18,7 @@ NEXT = replace(
 TALK = episode(FIRST, OTHER, NEXT, rewards={"b": 1.0}, success=0.5)
 
 
-def test_a_row_is_the_agents_own_conversation_and_what_it_said_next() -> None:
+def test_a_row_is_the_agents_conversation_and_its_answer() -> None:
     rows = sft_rows(3, TALK)
     assert [(row["turn"], row["agent"], row["completion"]) for row in rows] == [
         (0, "a", "2,11"),
@@ -37,17 +37,13 @@ def test_a_row_is_the_agents_own_conversation_and_what_it_said_next() -> None:
     }
 
 
-def test_a_conversation_that_began_anew_forgets_what_was_said_before() -> None:
+def test_a_new_conversation_has_no_earlier_messages() -> None:
     anew = replace(NEXT, prompt_ids=(8, 9))
     row = sft_rows(0, episode(FIRST, OTHER, anew, success=1.0))[2]
     assert row["messages"] == [{"role": "user", "content": "wrong"}]
 
 
-def test_earlier_rows_do_not_know_what_comes_later() -> None:
-    assert len(sft_rows(0, TALK)[0]["messages"]) == 2
-
-
-def test_the_reward_is_the_teams_score_or_the_mean_of_what_was_earned() -> None:
+def test_the_reward_is_the_score_or_the_mean_return() -> None:
     assert episode_reward(TALK) == 0.5
     game = episode(turn("a", 0, reward=1.0), turn("b", 1), rewards={"a": 2.0, "b": 1.0})
     assert episode_reward(game) == 2.0

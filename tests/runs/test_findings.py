@@ -21,7 +21,7 @@ from kapelle.runs.findings import (
 from kapelle.runs.model_card import Exported, model_card
 
 
-def test_what_is_kept_is_read_in_order(tmp_path: Path) -> None:
+def test_results_are_read_in_order(tmp_path: Path) -> None:
     for steps in (1, 2):
         keep_evaluation(tmp_path, {"steps": steps}, ["evaluation.problems=3"])
         keep_exact(tmp_path, [{"step": steps, "exploitability": 0.25}])
@@ -32,8 +32,7 @@ def test_what_is_kept_is_read_in_order(tmp_path: Path) -> None:
     assert read_exact(tmp_path) == [{"step": 2, "exploitability": 0.25}], "the newest alone"
 
 
-def test_nothing_depends_on_them(tmp_path: Path) -> None:
-    """Damage is passed over, and where nothing can be written, nothing is kept and nothing else happens."""
+def test_damage_and_failed_writes_are_ignored(tmp_path: Path) -> None:
     assert read_exact(tmp_path) == read_evaluated(tmp_path) == []
     (tmp_path / "exact.json").write_bytes(b'{"rows": 7}')
     (tmp_path / "evaluated.jsonl").write_bytes(
@@ -45,7 +44,7 @@ def test_nothing_depends_on_them(tmp_path: Path) -> None:
     keep_exact(tmp_path / "nowhere", [])
 
 
-def test_notes_are_changed_bit_by_bit_and_read_whatever_the_file_holds(tmp_path: Path) -> None:
+def test_notes_are_changed_and_read(tmp_path: Path) -> None:
     assert keep_notes(tmp_path, add=["paper", "best"]) == RunNotes(("paper", "best"))
     assert keep_notes(tmp_path, text="a <b> note", add=["best"], remove=["paper", "none"]) == RunNotes(
         ("best",), "a <b> note"
@@ -67,7 +66,7 @@ def test_notes_are_changed_bit_by_bit_and_read_whatever_the_file_holds(tmp_path:
 @pytest.mark.parametrize(
     "row", [{"team": 3, "baselines": [1, 2]}, {"baselines": 5}, {"baselines": [{"agents": 4, "answers": 2}]}]
 )
-def test_a_model_card_takes_whatever_stands_there(row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_card_accepts_any_evaluation(row: dict[str, Any], tmp_path: Path) -> None:
     config = {"name": "two", "algorithm": {"name": "grpo"}, "environment": {"name": "arithmetic"}}
     for name, text in {"config.yaml": json.dumps(config), "provenance.json": "{}"}.items():
         (tmp_path / name).write_text(text)

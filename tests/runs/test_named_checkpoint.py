@@ -20,7 +20,6 @@ from kapelle.runs.named_checkpoint import (
     why_no_best,
 )
 from kapelle.runs.rollback import roll_back
-from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
 from kapelle.types import Json
 
@@ -43,13 +42,13 @@ def kept(tmp_path: Path) -> Path:
     return run.path
 
 
-def test_a_name_says_which_checkpoint(kept: Path, tmp_path: Path) -> None:
+def test_checkpoints_are_found_by_name(kept: Path, tmp_path: Path) -> None:
     assert split_run(f"{kept}@best") == (kept, "best")
     assert split_run(f"{kept}@12") == (kept, "12")
     assert split_run(f"{kept}@latest") == split_run(str(kept)) == (kept, None)
     (tmp_path / "me@home").mkdir()
     assert split_run(str(tmp_path / "me@home")) == (tmp_path / "me@home", None)
-    with pytest.raises(ConfigError, match=r"@bset' names no checkpoint. Did you mean .*@best"):
+    with pytest.raises(ConfigError, match="Did you mean"):
         split_run(f"{kept}@bset")
     assert named_checkpoint(kept, None) is None
     assert named_checkpoint(kept, "3") == kept / "checkpoints" / "00000003"
@@ -61,7 +60,7 @@ def test_a_name_says_which_checkpoint(kept: Path, tmp_path: Path) -> None:
         named_checkpoint(kept, "best")
 
 
-def test_a_run_goes_on_from_its_newest_checkpoint_by_whatever_name(
+def test_only_the_newest_checkpoint_can_be_resumed(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert {resumed_run(f"{kept}{tag}") for tag in ("", "@latest", "@4")} == {kept}
@@ -72,20 +71,10 @@ def test_a_run_goes_on_from_its_newest_checkpoint_by_whatever_name(
     assert resumed_run(str(tmp_path / "new")) == tmp_path / "new"
     for command in (["train", "--resume", f"{kept}@1"], ["train", "--resume", "--run-dir", f"{kept}@1"]):
         assert main(command) == 2
-        assert "A run goes on from its newest checkpoint" in capsys.readouterr().err
+        assert "rollback" in capsys.readouterr().err
 
 
-def test_where_a_whole_run_is_meant_a_checkpoint_is_answered_with_it(
-    kept: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in (["runs", "show"], ["view"], ["runs", "rollback", "--to", "2"]):
-        assert main([*command, f"{kept}@3"]) == 2
-        assert f"'@3' names one of its checkpoints; write {kept} here" in capsys.readouterr().err
-    assert main(["train", f"{kept}@3"]) == 2
-    assert f"kapelle train RECIPE --start-from {kept}@3" in capsys.readouterr().err
-
-
-def test_the_best_is_the_earliest_whole_one_of_the_best_value(kept: Path) -> None:
+def test_the_best_is_the_earliest_complete_one_of_the_best_value(kept: Path) -> None:
     def best(metric: str, *, lowest: bool = False) -> str | None:
         found = best_checkpoint(kept, metric, lowest=lowest)
         return None if found is None else found.name
@@ -100,27 +89,8 @@ def test_the_best_is_the_earliest_whole_one_of_the_best_value(kept: Path) -> Non
     assert best("success") == "00000003"
 
 
-def test_a_metric_that_no_step_has_is_said_with_the_one_that_was_meant(kept: Path) -> None:
+def test_an_unknown_metric_has_a_suggestion(kept: Path) -> None:
     assert why_no_best(kept, "sucess").endswith("Did you mean 'success'?")
-
-
-class Heard(Silent):
-    """Keeps what checkpoints say."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def phase(self, name: str, detail: str) -> None:
-        if name == "checkpoint":
-            self.said.append(detail)
-
-
-@pytest.mark.slow
-def test_a_misspelt_metric_is_said_once_while_it_trains(tmp_path: Path) -> None:
-    heard, own = Heard(), {**settings(), "checkpoint": {"every": 1, "keep": 1, "best": "sucess"}}
-    with Trainer(**own, run_dir=tmp_path / "run", observer=heard) as trainer:
-        trainer.train(2)
-    assert ["'sucess'" in line for line in heard.said] == [True]
 
 
 def test_the_best_is_kept_while_others_are_deleted(kept: Path) -> None:
@@ -134,9 +104,7 @@ def test_the_best_is_kept_while_others_are_deleted(kept: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_saves_and_keeps_its_best_step_and_going_back_forgets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_saves_and_keeps_its_best_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 2 is the best; checkpoints are asked for after step 5 alone."""
     scores = {0: 0.0, 2: 0.75, 4: 0.5, 5: 0.25}
     real = Evaluation.row

@@ -20,7 +20,7 @@ from kapelle.runs.reader import (
 )
 
 
-def test_half_a_last_row_is_left_out(tmp_path: Path) -> None:
+def test_half_of_a_last_row_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}]
 
@@ -31,7 +31,7 @@ def test_a_damaged_row_in_the_middle_is_named(tmp_path: Path) -> None:
         read_metrics(tmp_path)
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_raises(tmp_path: Path) -> None:
     assert not is_run(tmp_path)
     with pytest.raises(RunDirectoryError, match="no run of kapelle"):
         read_config(tmp_path)
@@ -52,7 +52,9 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
         ("another-host", "running", "running"),
     ],
 )
-def test_a_run_whose_process_is_gone_is_not_running(tmp_path: Path, host: str, state: str, read: str) -> None:
+def test_a_run_whose_process_has_ended_is_interrupted(
+    tmp_path: Path, host: str, state: str, read: str
+) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     write_status(tmp_path, host=host, state=state, pid=ended.pid)

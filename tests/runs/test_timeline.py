@@ -1,4 +1,4 @@
-"""Every moment of a step is booked once, by a clock that the test turns."""
+"""Every moment of a step counts once, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nonzero(line: Timeline) -> dict[str, float]:
     return {name: seconds for name, seconds in line.seconds().items() if seconds}
 
 
-def test_what_nobody_accounts_for_is_idle(clock: Clock) -> None:
+def test_other_time_is_idle(clock: Clock) -> None:
     line = Timeline()
     clock.now += 2
     line.enter("update")
@@ -44,7 +44,7 @@ def test_what_nobody_accounts_for_is_idle(clock: Clock) -> None:
     assert sum(line.seconds().values()) == clock.now
 
 
-async def test_running_code_owns_its_moment_and_waiting_belongs_to_who_is_waited_for(clock: Clock) -> None:
+async def test_time_counts_as_the_running_or_awaited_activity(clock: Clock) -> None:
     line, gate = Timeline(), asyncio.Event()
 
     async def sampled() -> str:
@@ -64,7 +64,7 @@ async def test_running_code_owns_its_moment_and_waiting_belongs_to_who_is_waited
     assert nonzero(line) == {"generate": 3, "environment": 12}
 
 
-async def test_of_those_that_wait_generation_comes_first(clock: Clock) -> None:
+async def test_among_awaited_activities_generation_comes_first(clock: Clock) -> None:
     line, gate = Timeline(), asyncio.Event()
     both = asyncio.gather(line.during("grade", gate.wait()), line.during("generate", gate.wait()))
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_of_those_that_wait_generation_comes_first(clock: Clock) -> None:
     assert nonzero(line) == {"generate": 5, "idle": 1}
 
 
-async def test_a_fault_and_a_cancellation_pass_through_and_end_the_booking(clock: Clock) -> None:
+async def test_errors_and_cancellation_end_an_activity(clock: Clock) -> None:
     line = Timeline()
 
     async def broken() -> None:
@@ -101,7 +101,7 @@ async def test_a_fault_and_a_cancellation_pass_through_and_end_the_booking(clock
     assert nonzero(line) == {"environment": 1, "generate": 2, "idle": 4}
 
 
-async def test_work_that_outlives_a_fault_inside_goes_on(clock: Clock) -> None:
+async def test_work_may_handle_an_error(clock: Clock) -> None:
     line = Timeline()
 
     async def forgiving() -> str:

@@ -1,4 +1,4 @@
-"""What programs said, read from OpenTelemetry's spans in each of their forms, as data that recipes learn from."""
+"""Calls of programs in OpenTelemetry's spans, in each of their forms, as data for recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kapelle.cli import main
-from kapelle.errors import DataError
 from kapelle.runs.traces import read_traces, sft_rows
 
 TOLD = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "2+2?"}]
@@ -141,7 +140,7 @@ OLD = (
     ],
     ids=["text", "structured", "details", "openllmetry", "openinference", "events"],
 )
-def test_every_form_says_the_same(
+def test_every_form_gives_the_same_call(
     tmp_path: Path, fields: Mapping[str, Any], events: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> None:
     [call] = read_traces(written(tmp_path, span("a", fields, events=events))).calls
@@ -150,7 +149,7 @@ def test_every_form_says_the_same(
     assert (call.model, call.agent, call.score) == ("gpt", "gpt", None)
 
 
-def test_events_that_were_logged_beside_their_span_belong_to_it(tmp_path: Path) -> None:
+def test_logged_events_belong_to_their_span(tmp_path: Path) -> None:
     logs = [
         {"traceId": "t1", "spanId": "a", "eventName": name, "attributes": attributes(own)}
         for name, own in OLD
@@ -230,22 +229,11 @@ def test_agents_and_scores_are_those_of_the_nearest_span(tmp_path: Path) -> None
     assert [row["completion"] for row in sft_rows(found, 0.5)] == ["second"]
 
 
-def test_an_evaluation_beside_the_calls_is_the_traces(tmp_path: Path) -> None:
-    spans = [
-        span("root", {}),
-        span("a", said("x"), "root"),
-        span("judge", {"gen_ai.evaluation.score.value": 0.0}, "root"),
-    ]
-    [call] = read_traces(written(tmp_path, *spans)).calls
-    assert call.score == 0.0
-
-
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         (HEAD, "not recorded (set OTEL_"),
         ({**PRESENT, "gen_ai.output.messages": "[{"}, "no JSON (probably"),
-        ({**PRESENT, "gen_ai.output.messages": "[]"}, "several answers"),
         (
             {**PRESENT, "gen_ai.system_instructions": "[]", "gen_ai.input.messages": "[]"},
             "without a question",
@@ -258,20 +246,17 @@ def test_an_evaluation_beside_the_calls_is_the_traces(tmp_path: Path) -> None:
             {**PRESENT, "gen_ai.input.messages": json.dumps([{"role": "king", "parts": [text("x")]}])},
             "role `king`",
         ),
-        ({**PRESENT, "gen_ai.input.messages": json.dumps([7])}, "without a role"),
         ({**LLMETRY, "gen_ai.completion.0.tool_calls.0.arguments": "{"}, "arguments are no JSON"),
     ],
 )
-def test_what_teaches_nothing_is_left_out_and_counted(
-    tmp_path: Path, fields: Mapping[str, Any], why: str
-) -> None:
+def test_unusable_calls_are_counted(tmp_path: Path, fields: Mapping[str, Any], why: str) -> None:
     found = read_traces(written(tmp_path, span("a", fields), span("b", PRESENT)))
     assert len(found.calls) == 1
     [(reason, number)] = found.left_out.items()
     assert (why in reason, number) == (True, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -320,7 +305,7 @@ def test_no_file_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, row
 @pytest.mark.parametrize(
     "attribute", ["gen_ai.output.messages", "gen_ai.input.messages", "gen_ai.system_instructions"]
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -343,15 +328,6 @@ def test_no_message_breaks_the_reader(
     file = written(tmp_path_factory.mktemp("any"), span("a", {**PRESENT, attribute: json.dumps(value)}))
     found = read_traces(file)
     assert len(found.calls) + sum(found.left_out.values()) == 1
-
-
-def test_files_without_spans_say_so(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"y"')
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2 is no JSON"):
-        read_traces(tmp_path)
-    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
-    with pytest.raises(DataError, match="holds no spans"):
-        read_traces(tmp_path)
 
 
 class TestCollect:
@@ -392,33 +368,3 @@ class TestCollect:
         assert main(["collect", "--show", str(graded), "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert (shown["answers"], shown["right"], shown["both"]) == (24, 12, 12)
-
-    @pytest.mark.parametrize(
-        ("words", "says"),
-        [
-            (["--traces", "nowhere", "--out", "x.jsonl"], "there is no such file"),
-            (["run", "--traces", ".", "--out", "x.jsonl"], "nobody plays"),
-            (["--traces", ".", "--samples", "3", "--out", "x.jsonl"], "nobody plays"),
-            (["run", "--metric", "right", "--out", "x.jsonl"], "--metric names an evaluation"),
-            (["--traces", "traces.jsonl", "--min-reward", "2", "--out", "x.jsonl"], "Nothing was collected"),
-            (
-                ["--traces", "traces.jsonl", "--for", "verifier", "--out", "x.jsonl"],
-                "0 of 1 calls have a score",
-            ),
-        ],
-    )
-    def test_what_cannot_be_collected_is_one_line(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        words: list[str],
-        says: str,
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        written(tmp_path, span("a", PRESENT))
-        assert main(["collect", *words]) == 2
-        error = capsys.readouterr().err
-        assert says in error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "x.jsonl").exists()

@@ -1,6 +1,4 @@
-import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,15 +95,6 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     return fake
 
 
-def test_wandb_gets_metrics(tmp_path: Path, wandb: FakeWandb) -> None:
-    tracker = open_tracker("wandb", tmp_path / "demo run", project="team", config={"seed": 3})
-    tracker.log(1, {"reward/actor": 0.25})
-    assert wandb.run.rows == [({"reward/actor": 0.25}, 1)]
-    assert not wandb.run.finished
-    tracker.close()
-    assert wandb.run.finished
-
-
 @pytest.mark.parametrize(("offline", "mode", "resume"), [(True, "offline", None), (False, "online", "allow")])
 def test_wandb_runs_are_named_after_their_folder(
     tmp_path: Path, wandb: FakeWandb, offline: bool, mode: str, resume: str | None
@@ -133,11 +122,6 @@ def test_a_tracker_that_is_not_installed_names_its_extra(
         open_tracker(name, tmp_path)
 
 
-def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Known: mlflow, tensorboard, trackio, wandb"):
-        open_tracker("neptune", tmp_path)
-
-
 class Breaking(Tracker):
     """A tracker whose server is gone after its first step."""
 
@@ -156,7 +140,7 @@ class Breaking(Tracker):
         self.heard.append("close")
 
 
-def test_a_tracker_that_fails_stops_nothing_and_is_said_once() -> None:
+def test_a_tracker_that_fails_is_reported_once() -> None:
     said: list[str] = []
     broken = Breaking()
     tracker = Guarded("mine", lambda: broken, said.append)
@@ -170,7 +154,7 @@ def test_a_tracker_that_fails_stops_nothing_and_is_said_once() -> None:
     ]
 
 
-def test_a_tracker_whose_server_is_away_at_the_start_stops_nothing(
+def test_a_tracker_that_fails_at_the_start_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -199,7 +183,7 @@ def test_a_tracker_whose_server_is_away_at_the_start_stops_nothing(
     assert broken.heard == ["log 1", "close", "close"]
 
 
-def test_a_table_of_transcripts_is_small_whatever_was_said() -> None:
+def test_transcripts_are_cut() -> None:
     task = Task("t", "12+30")
     turns = (turn("solver", 0, text="x" * 9000), turn("critic", 1, text="<b>42</b>"))
     episode = Episode(task, 1, ("solver", "critic"), turns, {"solver": 0.5})
@@ -259,7 +243,7 @@ class FakeMlflow(ModuleType):
         )
 
 
-def test_mlflow_goes_on_with_the_run_that_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMlflow()
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.setitem(sys.modules, "mlflow", fake)
@@ -291,7 +275,7 @@ class FakeTrackio(ModuleType):
         return [dict(zip(columns, row, strict=True)) for row in data]
 
 
-def test_trackio_stays_on_this_machine_and_says_nothing_on_standard_output(
+def test_trackio_logs_locally_without_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = FakeTrackio()
@@ -303,39 +287,3 @@ def test_trackio_stays_on_this_machine_and_says_nothing_on_standard_output(
     assert fake.run.rows == [({"loss": 0.5}, 1)]
     assert fake.run.finished
     assert capsys.readouterr().out == ""
-
-
-ROWS = [{"agent": "solver", "said": "42"}, {"agent": "critic", "said": "no"}]
-
-
-def test_a_table_for_trackio_needs_nothing_that_it_does_not_bring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = FakeTrackio()
-    monkeypatch.setitem(sys.modules, "trackio", fake)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    tracker = open_tracker("trackio", tmp_path / "demo")
-    tracker.table(2, "transcripts", ROWS)
-    tracker.table(3, "transcripts", [])
-    assert fake.run.rows == [({"transcripts": ROWS}, 2), ({"transcripts": []}, 3)]
-
-
-def test_what_trackio_itself_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trackio", reason="trackio is not installed")
-    storage = importlib.import_module("trackio.sqlite_storage")
-    for module in ("trackio.utils", "trackio.sqlite_storage"):
-        monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path / "store")
-    for step in (1, 2):  # the second time it goes on
-        tracker = open_tracker("trackio", tmp_path / "demo", project="team", config={"seed": 3})
-        tracker.log(step, {"loss": 0.5 / step})
-        tracker.table(step, "transcripts", ROWS)
-        tracker.close()
-    kept = storage.SQLiteStorage.get_logs("team", "demo")
-    assert [(row["step"], row["loss"]) for row in kept if "loss" in row] == [(1, 0.5), (2, 0.25)]
-    assert [row["transcripts"]["_value"] for row in kept if "transcripts" in row] == [ROWS, ROWS]
-
-
-def test_importing_trackers_imports_neither() -> None:
-    code = "import sys, kapelle.runs.trackers; print({'torch', 'tensorboard', 'wandb'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

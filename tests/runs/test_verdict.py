@@ -1,4 +1,4 @@
-"""Planted runs of each kind are named, and sound ones, noisy or short, are accused of nothing."""
+"""Planted runs of each kind get their verdict, and normal runs, noisy or short, get no fault."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
 
 
 @pytest.mark.parametrize(("word", "said", "found"), PLANTED)
-def test_what_was_planted_is_named_with_its_evidence(word: Word, said: str, found: Verdict) -> None:
+def test_planted_runs_get_their_verdict(word: Word, said: str, found: Verdict) -> None:
     assert found.word == word, found.lines()
     assert said in found.evidence[0].sentence
     assert found.at_fault == (word in FAULTS)
 
 
-def test_all_that_speaks_against_a_run_is_listed() -> None:
+def test_all_evidence_is_listed() -> None:
     found = played(
         40,
         success=lambda k: 0.5 if k >= 28 else 0.9,
@@ -123,7 +123,7 @@ def test_all_that_speaks_against_a_run_is_listed() -> None:
     assert [each.word for each in broken.evidence] == ["diverging", "diverging"]
 
 
-def test_chance_is_named_only_where_it_explains_the_difference() -> None:
+def test_chance_is_named_only_if_it_explains_the_difference() -> None:
     named = {True: 0, False: 0}
     for seed in range(40):
         for start, end in ((0.4, 0.52), (0.52, 0.44), (0.45, 0.45)):
@@ -135,12 +135,11 @@ def test_chance_is_named_only_where_it_explains_the_difference() -> None:
     assert min(named.values()) > 5
 
 
-@pytest.mark.parametrize("steps", [8, 20, 60, 200])
-@pytest.mark.parametrize("end", [0.45, 0.85])
-def test_honest_runs_are_hardly_ever_called_diverging(steps: int, end: float) -> None:
-    """Success stands still or rises, with few episodes a step, a policy that wanders and ten evaluations: 4 in 200 at most."""
+@pytest.mark.parametrize(("steps", "end"), [(8, 0.45), (20, 0.85), (60, 0.45), (200, 0.85)])
+def test_normal_runs_rarely_get_a_fault(steps: int, end: float) -> None:
+    """Success stands still or rises, with few episodes a step, a policy that wanders and ten evaluations: 2 in 100 at most."""
     accused = 0
-    for seed in range(200):
+    for seed in range(100):
         rng = random.Random(seed)
         wander = [0.0]
         for _ in range(steps):
@@ -157,10 +156,10 @@ def test_honest_runs_are_hardly_ever_called_diverging(steps: int, end: float) ->
             evaluations=evaluated(*((k, mid, mid - 0.07, mid + 0.07) for k, mid in unseen)),
         )
         accused += any(each.word in FAULTS and each.word != "flat" for each in found.evidence)
-    assert accused <= 4
+    assert accused <= 2
 
 
-def test_a_fall_while_unseen_problems_go_as_well_as_ever_means_harder_tasks() -> None:
+def test_a_fall_with_good_unseen_problems_means_harder_tasks() -> None:
     def fallen(unseen: float) -> Verdict:
         rows = evaluated(
             (0, 0.4, 0.35, 0.45), (20, 0.8, 0.75, 0.85), (40, unseen, unseen - 0.05, unseen + 0.05)
@@ -171,7 +170,7 @@ def test_a_fall_while_unseen_problems_go_as_well_as_ever_means_harder_tasks() ->
     assert fallen(0.82).word == "healthy"
 
 
-def test_a_step_or_two_without_any_success_are_no_fall() -> None:
+def test_single_steps_without_success_are_no_fall() -> None:
     """An endpoint fails for one step among the last three; then all its episodes count as wrong."""
     for late in (9, 10, 11):
         found = played(12, success=lambda k, late=late: 0.6 * (k != late))  # type: ignore[misc]
@@ -183,7 +182,7 @@ def test_every_word_was_planted_and_has_advice() -> None:
     assert all(each.meaning and each.remedy and each.page.startswith("docs/") for each in ADVICE.values())
 
 
-def test_a_cause_stands_before_what_follows_from_it() -> None:
+def test_causes_come_before_consequences() -> None:
     """`demo` at fifty times its rate: success falls, entropy jumps, and then every group is dead."""
     found = played(
         12,
@@ -197,8 +196,8 @@ def test_a_cause_stands_before_what_follows_from_it() -> None:
     assert "all groups are dead in 11 of 12 steps" in found.evidence[2].sentence
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_noisy_healthy_run_is_accused_of_nothing(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_noisy_healthy_run_is_healthy(seed: int) -> None:
     """Few episodes a step, gradients that jump, entropy that sinks as it should, evaluations that go up and down."""
     rng = random.Random(seed)
     found = played(
@@ -216,14 +215,14 @@ def test_a_noisy_healthy_run_is_accused_of_nothing(seed: int) -> None:
     assert found.word == "healthy", found.lines()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_noise_alone_is_no_rise_and_no_fall(seed: int) -> None:
     found = played(100, seed, success=lambda _: 0.3)
     assert found.word in ("flat", "young"), found.lines()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_lucky_task_now_and_then_is_no_run_that_fell_apart(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_rare_successes_are_no_divergence(seed: int) -> None:
     """One task a step, eight attempts that succeed or fail together: success is 0 in nine steps of ten."""
     rng = random.Random(seed)
     column: list[float | None] = [rng.choice((0.5, 1.0)) if rng.random() < 0.05 else 0.0 for _ in range(300)]
@@ -231,7 +230,7 @@ def test_a_lucky_task_now_and_then_is_no_run_that_fell_apart(seed: int) -> None:
     assert found.word in ("flat", "young"), found.lines()
 
 
-def test_games_in_which_one_wins_what_the_other_loses_are_not_called_flat() -> None:
+def test_zero_sum_games_are_not_flat() -> None:
     column: list[float | None] = [0.1, -0.1] * 20
     columns: dict[str, list[float | None]] = {
         "return/a": column,
@@ -248,12 +247,12 @@ def test_games_in_which_one_wins_what_the_other_loses_are_not_called_flat() -> N
     assert "the newest member's rating rose from 4 to 32 over 10 steps" in rated.evidence[0].sentence
 
 
-def test_dead_groups_are_no_fault_where_a_critic_learns() -> None:
+def test_dead_groups_are_no_fault_with_a_critic() -> None:
     found = played(40, success=lambda _: 0.1, dead_groups=lambda _: 1.0, explained_variance__a=lambda _: 0.5)
     assert found.word == "flat"
 
 
-def test_numbers_of_a_damaged_file_break_no_verdict() -> None:
+def test_huge_numbers_break_no_verdict() -> None:
     huge: list[float | None] = [1e308, -1e308, None, 0.0] * 10
     columns = dict.fromkeys(
         ("success", "scored", "return/a", "return/b", "entropy/a", "dead_groups", "undone/a"), huge
@@ -262,7 +261,7 @@ def test_numbers_of_a_damaged_file_break_no_verdict() -> None:
     assert found.lines()
 
 
-def test_gaps_and_odd_evaluations_are_passed_over() -> None:
+def test_gaps_and_invalid_evaluations_are_ignored() -> None:
     column: list[float | None] = [None if k % 3 else 0.4 + 0.01 * k for k in range(60)]
     odd: list[dict[str, Any]] = [{"step": 1}, {"step": 2, "success": None, "interval": None}, {"step": True, "success": 1.0, "interval": [0, 1]}, {"step": 3, "success": 0.5, "interval": ["a", 2]}]  # fmt: skip
     assert judge(range(60), {"success": column}, odd).word == "healthy"

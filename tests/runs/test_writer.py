@@ -20,7 +20,6 @@ from kapelle.runs.reader import (
     read_groups,
     read_latest,
     read_metrics,
-    read_provenance,
     read_status,
     saved_steps,
 )
@@ -28,32 +27,6 @@ from kapelle.runs.writer import RunDirectory, new_folder, new_path
 from kapelle.types import Json
 
 # ------------------------------------------------------------------------------------------- a new run
-
-
-def test_a_new_run_has_every_file_of_the_documentation(tmp_path: Path) -> None:
-    with open_run(tmp_path / "runs" / "a") as run:
-        assert read_config(run.path) == CONFIG
-        assert read_provenance(run.path) == {"steps": "default"}
-        assert read_metrics(run.path) == []
-        assert read_evaluations(run.path) == []
-        assert read_latest(run.path) is None
-        assert not run.resumed
-        status = read_status(run.path)
-        assert (status.state, status.step, status.pid) == ("running", 0, os.getpid())
-        assert {path.name for path in run.path.iterdir()} == {
-            "config.yaml",
-            "provenance.json",
-            "status.json",
-            "metrics.jsonl",
-            "evaluations.jsonl",
-            "system.jsonl",
-            "distributions.jsonl",
-            "recorded.jsonl",
-            "episodes",
-            "traces",
-            "checkpoints",
-            "lock",
-        }
 
 
 MEASURED: dict[str, Json] = {
@@ -84,15 +57,7 @@ def test_rows_are_read_back_exactly(tmp_path: Path) -> None:
     assert [episode.seed for episode in read_episodes(run.path, split="test")] == [5]
 
 
-def test_latest_is_a_text_file_with_a_relative_path(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run") as run:
-        folder = run.checkpoints / "00000012"
-        folder.mkdir()
-        run.point_latest(folder)
-        assert (run.path / "latest").read_text() == "checkpoints/00000012\n"
-
-
-def test_the_newest_whole_checkpoint_counts_whatever_latest_says(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoint_counts(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         first, second = (checkpoint.save(run.checkpoints, step, {"loop": {}}) for step in (1, 2))
         run.point_latest(first)
@@ -106,7 +71,7 @@ def test_the_newest_whole_checkpoint_counts_whatever_latest_says(tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: float) -> None:
+def test_a_number_that_is_not_finite_raises(tmp_path: Path, value: float) -> None:
     with open_run(tmp_path / "run") as run:
         with pytest.raises(NumericsError, match="'loss/actor' of step 3"):
             run.record_metrics(3, {"kl": 0.0, "loss/actor": value})
@@ -116,7 +81,7 @@ def test_a_number_that_is_not_finite_is_refused_by_name(tmp_path: Path, value: f
     assert read_evaluations(run.path) == []
 
 
-def test_the_default_name_holds_recipe_and_time_and_is_never_taken(tmp_path: Path) -> None:
+def test_the_default_name_is_new(tmp_path: Path) -> None:
     at = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
     assert new_path("gsm8k", at) == Path("runs/gsm8k-20310203-040506")
     first = new_path("my recipes/the best.yaml", at, tmp_path)
@@ -125,10 +90,10 @@ def test_the_default_name_holds_recipe_and_time_and_is_never_taken(tmp_path: Pat
     assert new_path("the best", at, tmp_path) == tmp_path / "the-best-20310203-040506-2"
 
 
-# --------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------- errors
 
 
-def test_folders_of_the_same_second_are_different_and_one_that_stays_empty_goes_again(tmp_path: Path) -> None:
+def test_new_folders_are_different_and_removed_if_empty(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with new_folder("sums", root) as first, new_folder("sums", root) as second:
         assert first != second
@@ -141,35 +106,34 @@ def test_folders_of_the_same_second_are_different_and_one_that_stays_empty_goes_
 
 def test_an_existing_run_needs_resume(tmp_path: Path) -> None:
     open_run(tmp_path / "run").close()
-    with pytest.raises(RunDirectoryError, match=r"already holds a run\. Continue it with --resume"):
+    with pytest.raises(RunDirectoryError, match="--resume"):
         open_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path, resume: bool) -> None:
+def test_a_folder_with_other_files_raises(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunDirectoryError, match=r"holds 'thesis\.tex'"):
-        open_run(tmp_path, resume=resume)
+        open_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.parametrize("make", [False, True])
-def test_there_must_be_something_to_resume(tmp_path: Path, make: bool) -> None:
+def test_a_resume_needs_a_run(tmp_path: Path, make: bool) -> None:
     if make:
         (tmp_path / "run").mkdir()
     with pytest.raises(RunDirectoryError, match=r"no run at .* to resume"):
         open_run(tmp_path / "run", resume=True)
 
 
-def test_another_config_is_refused_and_says_what_differs(tmp_path: Path) -> None:
+def test_another_config_raises(tmp_path: Path) -> None:
     open_run(tmp_path / "run").close()
     before = files(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match=r"no longer 'lr: 0\.001' and 1 more"):
+    with pytest.raises(RunDirectoryError, match="lr"):
         open_run(tmp_path / "run", resume=True, config=CONFIG.replace("0.001", "0.5"))
     assert files(tmp_path / "run") == before
 
 
-def test_a_change_that_the_caller_allows_is_taken_over(tmp_path: Path) -> None:
+def test_an_allowed_change_is_written(tmp_path: Path) -> None:
     open_run(tmp_path / "run").close()
     longer = CONFIG.replace("50", "100")
 
@@ -182,26 +146,13 @@ def test_a_change_that_the_caller_allows_is_taken_over(tmp_path: Path) -> None:
     assert read_config(tmp_path / "run") == longer
 
 
-def test_a_second_trainer_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_trainer_raises_and_the_first_continues(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         for resume in (False, True):
             with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
                 open_run(tmp_path / "run", resume=resume)
         run.record_metrics(1, {"loss": 0.0})
     assert len(read_metrics(run.path)) == 1
-
-
-def test_a_refused_directory_is_not_kept_locked(tmp_path: Path) -> None:
-    open_run(tmp_path / "run").close()
-    with pytest.raises(RunDirectoryError, match="--resume"):
-        open_run(tmp_path / "run")
-    open_run(tmp_path / "run", resume=True).close()
-
-
-def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(RunDirectoryError, match="a file has the name"):
-        open_run(tmp_path / "run")
 
 
 # ----------------------------------------------------------------------------------------------- resume
@@ -248,19 +199,19 @@ Write = Callable[[RunDirectory], None]
         lambda run: run.record_episodes(0, [group("t", 1)], "test"),
     ],
 )
-def test_nothing_is_deleted_that_no_checkpoint_replaces(tmp_path: Path, write: Write) -> None:
+def test_a_resume_without_a_checkpoint_deletes_nothing(tmp_path: Path, write: Write) -> None:
     with open_run(tmp_path / "run") as run:
         write(run)
     before = files(run.path)
     with (
         open_run(run.path, resume=True) as run,
-        pytest.raises(RunDirectoryError, match=r"no checkpoint.*config\.yaml --run-dir OTHER"),
+        pytest.raises(RunDirectoryError, match="no checkpoint"),
     ):
         run.start_anew()
     assert files(run.path) == before
 
 
-def test_a_run_without_a_whole_row_begins_anew(tmp_path: Path) -> None:
+def test_a_run_without_a_complete_row_starts_again(tmp_path: Path) -> None:
     open_run(tmp_path / "run").close()
     (tmp_path / "run" / "evaluations.jsonl").write_bytes(b'{"step": 0, "accu')
     with open_run(tmp_path / "run", resume=True) as run:
@@ -275,7 +226,7 @@ def test_a_resumed_run_must_rewind_first(tmp_path: Path) -> None:
         run.record_metrics(1, {"loss": 0.5})
 
 
-def test_rows_that_the_checkpoint_counts_and_the_file_lacks_are_missed(tmp_path: Path) -> None:
+def test_missing_rows_that_the_checkpoint_counts_raise(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         run.record_metrics(1, {"loss": 0.5})
         saved = run.positions()
@@ -286,7 +237,7 @@ def test_rows_that_the_checkpoint_counts_and_the_file_lacks_are_missed(tmp_path:
             run.rewind(saved)
 
 
-def test_a_run_that_died_while_it_was_made_can_be_made_again(tmp_path: Path) -> None:
+def test_a_partly_made_run_can_be_made_again(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         pass
     (run.path / "config.yaml").unlink()
@@ -303,7 +254,7 @@ def test_a_run_that_died_while_it_was_made_can_be_made_again(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("error", "state"), [(ValueError, "failed"), (KeyboardInterrupt, "interrupted"), (None, "interrupted")]
 )
-def test_how_the_block_is_left_is_how_the_run_ended(
+def test_the_state_follows_from_the_exception(
     tmp_path: Path, error: type[BaseException] | None, state: str
 ) -> None:
     def leave() -> None:
@@ -319,12 +270,6 @@ def test_how_the_block_is_left_is_how_the_run_ended(
             leave()
     status = read_status(tmp_path / "run")
     assert (status.state, status.phase, status.step) == (state, "rollout", 7)
-
-
-def test_a_finished_run_stays_finished(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run") as run:
-        run.report("done", 50, "finished")
-    assert read_status(tmp_path / "run").state == "finished"
 
 
 def test_reading_a_run_imports_neither_torch_nor_numpy() -> None:
