@@ -94,7 +94,7 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
     assert "'other' in a was random, and is cfr now" in said.err
     Path("b").mkdir()
     Path("b/mine.txt").write_text("precious")
-    assert "b holds something else than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
+    assert "b holds other files than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
 
 
 def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None
         [asked[0], Task("1", "2 + 2 ?", {"answer": "4"})],
         [asked[0], Task("1", "2 + 2?", {"answer": "5"})],
     ):
-        with pytest.raises(ConfigError, match="holds an arena of other tasks than there are now"):
+        with pytest.raises(ConfigError, match="holds an arena with other tasks"):
             _keep_settings(tmp_path, {"tasks": _digest(changed)}, {})
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_pair_is_named_before_anything_is_played(
     assert (said.code, said.err.count("\n")) == (2, 1), said.err
     assert f"kapelle: {file}" in said.err
     assert reason in said.err
-    assert "Remove it, and the pair is played again" in said.err
+    assert "Remove it to play the pair again" in said.err
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
 def test_a_file_is_no_folder_of_results(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(
-        OutputError, match=r"mine.txt is a file, and an arena is kept in a folder. Name another `output`"
+        OutputError, match=r"mine.txt is a file, but an arena needs a folder. Name another `output`"
     ):
         arena("nash", "random", environment="kuhn_poker", games=2, output=tmp_path / "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "precious"

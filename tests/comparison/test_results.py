@@ -1,4 +1,4 @@
-"""What a comparison says: medians and quartiles over the runs that ended well, and curves over their steps."""
+"""The results of a comparison: medians and quartiles over the finished runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ from tests.support.tiny import sections
 from kapelle.comparison.contenders import Contender, Run, plan, read_contenders
 from kapelle.comparison.results import (
     Measured,
-    curves,
-    draw,
-    held_out,
     legend,
     measure,
-    sampled,
     standings,
     table,
-    unscored,
     write_results,
 )
 from kapelle.functional.statistics import Quartiles
@@ -50,12 +45,12 @@ RUNS = [
 ]
 
 
-def test_a_row_is_medians_and_quartiles_of_what_ended_well(contenders: tuple[Contender, ...]) -> None:
+def test_a_row_has_medians_and_quartiles_of_finished_runs(contenders: tuple[Contender, ...]) -> None:
     grpo, rloo = standings(contenders, RUNS)
     assert (grpo.runs, grpo.failed) == (3, 0)
     assert grpo.success is not None
     assert (grpo.success.low, grpo.success.median, grpo.success.high) == pytest.approx((0.3, 0.5, 0.7))
-    assert grpo.mean_return == Quartiles(1.0, 2.0, 4.0), "means over agents: 2, 6, 0"
+    assert grpo.mean_return == Quartiles(1.0, 2.0, 4.0)
     assert grpo.tokens == Quartiles(110.0, 120.0, 130.0)
     assert (rloo.runs, rloo.failed, rloo.success, rloo.tokens) == (0, 1, None, None)
     head, first, second = table([grpo, rloo])
@@ -70,11 +65,11 @@ def test_a_row_is_medians_and_quartiles_of_what_ended_well(contenders: tuple[Con
         "1.5",
     ]
     assert re.split(r"\s{2,}", first) == cells
-    assert first.index("0.500") == head.index("success"), "columns stand below one another"
+    assert first.index("0.500") == head.index("success")
     assert second.split() == ["rloo", "0", "of", "1", "–", "–", "–", "–", "–"]
 
 
-def test_runs_that_functions_pay_are_compared_by_their_return(contenders: tuple[Contender, ...]) -> None:
+def test_runs_without_a_success_are_compared_by_return(contenders: tuple[Contender, ...]) -> None:
     paid = [replace(run, success=None, scored=0, failed=1) for run in RUNS[:3]]
     found = standings(contenders, paid)
     head, first, _ = table(found)
@@ -152,41 +147,3 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
     )
     assert measure(stopped, tmp_path / "all").error == "not finished"
     assert measure(never, tmp_path / "all").error == "not finished"
-    assert held_out(unsolvable) == {0: 0.5, 3: 2.0}, "nothing is solved there, so returns count"
-    assert sampled(unsolvable) == {1: 1.5, 2: 1.5, 3: 1.5}
-    shown = curves([done, unsolvable, stopped, never], held_out)
-    assert shown["grpo"] == {0: Quartiles(0.125, 0.25, 0.375), 3: Quartiles(1.0625, 1.375, 1.6875)}
-    assert shown["rloo"] == {0: Quartiles(0.25, 0.25, 0.25)}, (
-        "a run that was stopped has a curve as far as it went"
-    )
-
-
-def test_a_curve_over_few_of_its_problems_says_so_in_the_legend(
-    contenders: tuple[Contender, ...], tmp_path: Path
-) -> None:
-    grpo, rloo = plan(contenders, 1, tmp_path / "all")
-    whole: dict[str, object] = {
-        **ROW,
-        "step": 0,
-        "success": 1.0,
-        "reward": {},
-        "problems": 16,
-        "scored": 16,
-        "failed": 0,
-    }
-    recorded(grpo, [whole, {**whole, "step": 3, "scored": 1, "failed": 12}], [], "finished", 3)
-    recorded(rloo, [whole], [], "finished", 3)
-    notes = unscored([grpo, rloo])
-    assert notes == {"grpo": "scored 17 of 32"}
-    draw(tmp_path / "c.svg", "t", {"unseen": curves([grpo, rloo], held_out)}, notes)
-    assert "grpo, scored 17 of 32" in (tmp_path / "c.svg").read_text()
-
-
-def test_the_same_curves_are_the_same_picture(tmp_path: Path) -> None:
-    panels = {"unseen": {"grpo": {0: Quartiles(0.1, 0.2, 0.3), 5: Quartiles(0.5, 0.6, 0.7)}}, "empty": {}}
-    for name in ("one", "two"):
-        draw(tmp_path / name, "a title", panels)
-    picture = (tmp_path / "one").read_text()
-    assert picture == (tmp_path / "two").read_text()
-    for word in ("a title", "unseen", "grpo", "step", "FillBetween"):
-        assert word in picture

@@ -1,4 +1,4 @@
-"""A run of a comparison is trained to its end, from wherever it stopped."""
+"""A run of a comparison is trained to its end, or resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
 
 
-def test_a_run_that_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     config = resolve(sections(evaluation={"problems": 4}))
     take_up(to_yaml(config), {}, str(tmp_path / "whole"))
     with Trainer(config, run_dir=tmp_path / "stopped") as trainer:
@@ -35,7 +35,7 @@ def test_a_run_that_stopped_goes_on_to_the_same_end(tmp_path: Path) -> None:
     assert read_evaluations(tmp_path / "stopped") == read_evaluations(tmp_path / "whole")
 
 
-def test_runs_that_are_under_way_are_heard_of_before_the_first_one_ends(
+def test_progress_is_reported_before_the_first_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -43,7 +43,7 @@ def test_runs_that_are_under_way_are_heard_of_before_the_first_one_ends(
     runs = [Run("grpo", recipe, tmp_path / "one"), Run("rloo", recipe, tmp_path / "two")]
     monkeypatch.setattr(running, "FIRST_WORD", 0.0)
     monkeypatch.setattr(running, "LONGEST_SILENCE", 0.0)
-    look = running._UnderWay(runs, said.append, 0.0)
+    look = running._Progress(runs, said.append, 0.0)
     look()
     assert said[-1].endswith("the first runs are being prepared")
     with Trainer(recipe.config, run_dir=tmp_path / "one") as trainer:

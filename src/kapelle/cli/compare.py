@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     for each in wrong:
         say(f"{each.label} seed {each.seed} failed: {each.error}", stream)
     try:
-        say(f"figures: {', '.join(map(str, comparison.draw()))}", sys.stderr)
+        if files := comparison.draw():
+            say(f"figures: {', '.join(map(str, files))}", sys.stderr)
     except ConfigError as error:  # the numbers are complete without the drawing
         say(str(error), sys.stderr)
     return FAILED if wrong else 0

@@ -1,10 +1,10 @@
-"""`kapelle.arena`: players by name against one another, kept in a folder and continued where it was stopped.
+"""`kapelle.arena`: matches between players by name, stored in a folder so that it can be resumed.
 
     import kapelle
 
     print(kapelle.arena("runs/mine", "runs/mine@best", "nash", environment="kuhn_poker", games=200))
 
-`comparison.contestants` says who a name is and loads it, `evaluation.arena` plays a pair and makes the tables.
+`comparison.contestants` finds and loads players by name, `evaluation.arena` rolls out the games of a pair and makes the tables.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kapelle.setup.problems import choose_tasks
 from kapelle.types import Json, Task
 
 SETTINGS, PAIRS = "settings.json", "pairs"
-"""In the folder of an arena: what is played, and a file for each pair that has met."""
+"""In the folder of an arena: its settings, and a file for each finished pair."""
 GAMES = 100
-"""Deals of each pair, unless set otherwise."""
+"""Default number of deals per pair."""
 
 Report = Callable[[str], None]
 
@@ -53,14 +53,14 @@ def arena(
     output: str | Path | None = None,
     report: Report = lambda _: None,
 ) -> Arena:
-    """Let every pair of players play `games` deals, each in every assignment of seats, and return the results.
+    """Roll out `games` deals for every pair of players, each in every assignment of roles, and return the results.
 
     A player is a run (`RUN`, `RUN@best`, `RUN@12`), the folder or hub name of a model or PEFT adapter, an OpenAI-compatible server
-    (`http://HOST/v1#MODEL`) or a player of the environment itself (`nash`, `mcts(simulations=200)`); `NAME=PLAYER` calls it otherwise.
-    `environment` is the name of an environment, a recipe or a game of OpenSpiel; without it, what the first run was trained on.
-    `settings` are `environment.key=value` and those of `team.sampling`, `episode`, `engine` and `model`. All pairs play the same deals.
-    With `output`, results are kept in that folder: called again, it plays the pairs that are missing. `jobs` pairs are played at
-    a time, each in a process of its own. Raises the errors of `errors.py`.
+    (`http://HOST/v1#MODEL`) or a player of the environment (`nash`, `mcts(simulations=200)`); `NAME=PLAYER` gives it another name.
+    `environment` is the name of an environment, a recipe or a game of OpenSpiel; the default is the environment of the first run.
+    `settings` are `environment.key=value` and those of `team.sampling`, `episode`, `engine` and `model`. All pairs have the same
+    deals. With `output`, results are stored in that folder, and a second call adds only missing pairs. `jobs` pairs run at a time,
+    each in its own process. Raises the errors of `errors.py`.
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
@@ -112,7 +112,7 @@ def _played(
             play = _player(entries, tasks, seed, folder, report, closing)
             for pair in left:
                 met[pair] = play(pair)
-                report(_said(met[pair], len(met), len(pairs)))
+                report(_line(met[pair], len(met), len(pairs)))
     elif left:
         work = [
             (tuple(players), environment, tuple(settings), games, seed, str(folder), pair) for pair in left
@@ -121,7 +121,7 @@ def _played(
             if failure is not None:
                 raise EngineError(f"{' and '.join(left[number])}: {failure.reason}")
             met[left[number]] = _read(folder, left[number], len(tasks))
-            report(_said(met[left[number]], len(met), len(pairs)))
+            report(_line(met[left[number]], len(met), len(pairs)))
     result = Arena(
         environment=entries.game,
         seats=len(entries.names),
@@ -142,7 +142,7 @@ def _played(
 def _player(
     entries: Entries, tasks: Sequence[Task], seed: int, folder: Path, report: Report, closing: ExitStack
 ) -> Callable[[tuple[str, str]], Encounter]:
-    """Load everybody, and return what plays a pair and keeps it; `closing` gives the engine and worlds back."""
+    """Load all players, and return a function that rolls out and stores a pair; `closing` closes engine and environments."""
     loaded = load(entries, report)
     closing.callback(loaded.play.engine.close)
     closing.callback(loaded.play.close)
@@ -156,8 +156,8 @@ def _player(
     return play
 
 
-_here: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}
-"""What plays pairs in a process of its own, which keeps everybody in memory from one pair to the next."""
+_loaded: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}
+"""The function for pairs in a worker process, which keeps all players in memory."""
 
 
 def play_pair(
@@ -169,28 +169,28 @@ def play_pair(
     folder: str,
     pair: tuple[str, str],
 ) -> None:
-    """Play one pair and keep it: the work of a process."""
+    """Roll out and store one pair: the work of a process."""
     key = (players, environment, settings, games, seed, folder)
-    if key not in _here:
+    if key not in _loaded:
         entries = enter(players, environment, settings)
-        # What it holds ends with the process.
         tasks = choose_tasks(entries.config.environment, "test", games)
-        _here[key] = _player(entries, tasks, seed, Path(folder), lambda _: None, ExitStack())
-    _here[key](pair)
+        # The process closes everything when it ends.
+        _loaded[key] = _player(entries, tasks, seed, Path(folder), lambda _: None, ExitStack())
+    _loaded[key](pair)
 
 
-def _said(meeting: Encounter, done: int, of: int) -> str:
+def _line(meeting: Encounter, done: int, of: int) -> str:
     known = [pair for pair in meeting.deals if pair is not None]
-    paid = " to ".join(f"{fmean(side):+.3f}" for side in zip(*known, strict=True)) if known else "nothing"
+    means = " to ".join(f"{fmean(side):+.3f}" for side in zip(*known, strict=True)) if known else "no result"
     failed = f", {meeting.failed} episodes failed: {meeting.reason}" if meeting.failed else ""
-    return f"{meeting.one} – {meeting.other}: {paid} in {len(known)} deals{failed}  ({done} of {of})"
+    return f"{meeting.one} – {meeting.other}: {means} in {len(known)} deals{failed}  ({done} of {of})"
 
 
 # -------- The folder
 
 
 def _file(folder: Path, pair: tuple[str, str]) -> Path:
-    """Return where a pair is kept; the same two, in whichever order, have one file."""
+    """Return the file of a pair, whatever the order of its players."""
     names = sorted(quote(label, safe="@-_., ()=") for label in pair)
     name = "~".join(names)
     if len(name) > 200:
@@ -199,7 +199,7 @@ def _file(folder: Path, pair: tuple[str, str]) -> Path:
 
 
 def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str, str]) -> None:
-    """Make the folder, or raise ConfigError where other games, or other players of these names, were played in it."""
+    """Make the folder, or raise ConfigError if it holds another arena or other players with these names."""
     file = folder / SETTINGS
     kept: dict[str, Any] = {**about, "players": {}}
     if file.is_file():
@@ -209,14 +209,14 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{file} cannot be read: {error}. Name another --output.") from error
         for key, value in about.items():
-            if key in kept and kept[key] != value:  # folders of older versions have fewer keys
+            if kept.get(key) != value:
                 if key == "tasks":
                     raise ConfigError(
-                        f"{folder} holds an arena of other tasks than there are now. Name another --output, or restore the data."
+                        f"{folder} holds an arena with other tasks. Name another --output, or restore the data."
                     )
                 changed = sorted(_differences(key, kept.get(key), value))
                 raise ConfigError(
-                    f"{folder} holds an arena with {changed[0]}. Name another --output, or set it as it was."
+                    f"{folder} holds an arena with {changed[0]}. Name another --output, or restore the setting."
                 )
         for label, identity in players.items():
             if before.get(label, identity) != identity:
@@ -225,9 +225,9 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
                     "another --output."
                 )
     elif folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file, and an arena is kept in a folder. Name another --output.")
+        raise OutputError(f"{folder} is a file, but an arena needs a folder. Name another --output.")
     elif folder.exists() and any(folder.iterdir()):
-        raise OutputError(f"{folder} holds something else than an arena. Name another --output.")
+        raise OutputError(f"{folder} holds other files than an arena. Name another --output.")
     try:
         (folder / PAIRS).mkdir(parents=True, exist_ok=True)
         kept = {**about, **kept, "players": {**kept["players"], **players}}
@@ -237,9 +237,11 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    """Return a digest of what is played: a file of questions may change under its name."""
-    said = json.dumps([[task.id, task.question, task.system, dict(task.data)] for task in tasks], default=str)
-    return blake2b(said.encode(), digest_size=8).hexdigest()
+    """Return a digest of the tasks, because a file of questions may change."""
+    content = json.dumps(
+        [[task.id, task.question, task.system, dict(task.data)] for task in tasks], default=str
+    )
+    return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 def _differences(key: str, before: Json, now: Json) -> list[str]:
@@ -255,19 +257,17 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
 
 
 def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
-    """Return how a pair met; DataError where its file says something else than that, of so many deals."""
+    """Return the results of a pair; raises DataError if its file does not hold so many deals of the pair."""
     file = _file(folder, pair)
     try:
         found = Encounter.of(json.loads(file.read_bytes()))
         whose, count = {found.one, found.other}, len(found.games)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{file} cannot be read: {error}. Remove it, and the pair is played again."
-        ) from error
+        raise DataError(f"{file} cannot be read: {error}. Remove it to play the pair again.") from error
     if whose != set(pair) or count != deals:
         raise DataError(
-            f"{file} holds {count} deals of {' and '.join(sorted(whose))}, not {deals} of {' and '.join(pair)}. Remove it, and the pair is "
-            "played again."
+            f"{file} holds {count} deals of {' and '.join(sorted(whose))}, not {deals} of {' and '.join(pair)}. Remove it to "
+            "play the pair again."
         )
     return found
 
@@ -294,7 +294,7 @@ def _write_results(folder: Path, result: Arena) -> None:
 
 
 def draw(folder: Path, result: Arena) -> Path:
-    """Write `arena.svg`, ratings with intervals and the matrix of payoffs, and return its path; ConfigError without matplotlib."""
+    """Write `arena.svg`, ratings with intervals and the payoff matrix, and return its path; raises ConfigError without matplotlib."""
     path = folder / "arena.svg"
     count, ranked = len(result.labels), result.ranked
     with figure_file(path, size=(10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:
@@ -330,5 +330,5 @@ def draw(folder: Path, result: Arena) -> Path:
         right.set_xticks(rows, ranked, rotation=30, ha="right")
         right.set_yticks(rows, ranked)
         right.set_title("payoff of the row against the column", fontsize="medium")
-        figure.suptitle(f"{result.environment}: {result.deals} deals in every seat")
+        figure.suptitle(f"{result.environment}: {result.deals} deals in every role")
     return path

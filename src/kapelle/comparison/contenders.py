@@ -1,9 +1,8 @@
-"""What is compared: the recipe with one algorithm after another, and all runs that this takes.
+"""The contenders of a comparison: the recipe with each algorithm, and the runs of all seeds.
 
-A contender is the recipe with another algorithm. Settings that the recipe gives its own algorithm (and always the
-group size) apply to every contender that has them, since a shared reward or a penalty belongs to the task as much as
-to the algorithm; everything else is the contender's default. Only settings of how it learns may be set for a single
-contender: tasks, steps, sampling and model are the same for all.
+Settings that the recipe gives its own algorithm (and always the group size) apply to every contender that has them, because a
+shared reward or a penalty belongs to the task as well as to the algorithm; other settings are the contender's defaults. Only
+settings of training may be set for a single contender: tasks, steps, sampling and model are the same for all.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from kapelle.settings.base import Settings
 
 OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
-"""What may be set for one contender alone."""
+"""Settings that may be set for one contender alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One algorithm with its settings, under the name that tables show."""
+    """One algorithm with its settings, and its label in tables."""
 
     label: str
     recipe: Recipe
@@ -54,20 +53,20 @@ class Run:
     """One contender with one seed."""
 
     label: str
-    """The contender's label, as typed after `--algorithms`."""
+    """The contender's label in `--algorithms`."""
     recipe: Recipe
-    """The contender's recipe with the seed of this run."""
+    """The contender's recipe with this run's seed."""
     path: Path
     """The run directory, inside the comparison's folder."""
 
     @property
     def seed(self) -> int:
-        """The seed that its recipe sets."""
+        """The seed of its recipe."""
         return self.recipe.config.seed
 
     @property
     def steps(self) -> int:
-        """The steps that it takes; of epochs as its run has counted them."""
+        """The number of its steps; for epochs, as its run has computed it."""
         return planned_steps(self.path, self.recipe.config)
 
     @property
@@ -77,7 +76,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether it has taken all its steps and was evaluated."""
+        """Whether it has finished all steps and the evaluation."""
         if not is_run(self.path):
             return False
         status = read_status(self.path)
@@ -87,7 +86,7 @@ class Run:
 def read_contenders(
     recipe: Recipe, algorithms: Sequence[str], own: Sequence[tuple[str, Mapping[str, Any]]] = ()
 ) -> tuple[Contender, ...]:
-    """Return the contenders that `algorithms` name, each `NAME` or `LABEL=NAME`, and check that each can run.
+    """Return the contenders in `algorithms`, each `NAME` or `LABEL=NAME`, and check that each can run.
 
     `own` holds (label, nested settings) for one contender alone. Raises ConfigError naming the contender.
     """
@@ -96,7 +95,7 @@ def read_contenders(
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigError(
-                f"'{label}' is named twice. Name each once, or write LABEL={label} to give one another name."
+                f"'{label}' is named twice. Write LABEL={label} to give one of them another label."
             )
     for label, _ in own:
         if label not in labels:
@@ -105,8 +104,7 @@ def read_contenders(
             )
     if not recipe.config.evaluation.before_and_after:
         raise ConfigError(
-            "A comparison needs the evaluation after training, which this recipe leaves out. Set "
-            "`evaluation.before_and_after=true`."
+            "A comparison needs the evaluation after training. Set `evaluation.before_and_after=true`."
         )
     found = tuple(
         _contender(recipe, label, name, [values for whose, values in own if whose == label])
@@ -122,16 +120,16 @@ def read_contenders(
         size = contender.build().attempts
         if size != wanted:
             raise ConfigError(
-                f"`{contender.label}` would play each task {size} times, but the recipe {wanted} times: that is another "
-                "number of tokens. Set `algorithm.group_size` for all."
+                f"`{contender.label}` has {size} episodes per task, but the recipe has {wanted}: all must have the same number. "
+                "Set `algorithm.group_size` for all."
             )
     return found
 
 
 def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run, ...]:
-    """Return every run of a comparison; seeds count from the recipe's.
+    """Return every run of a comparison; the first seed is the recipe's.
 
-    Raises RunDirectoryError when the folder holds something else, or one of the runs with other settings.
+    Raises RunDirectoryError if the folder holds other files, or a run with other settings.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "compare.json").is_file():
         raise RunDirectoryError(f"{folder} is not empty and holds no comparison. Name another --run-dir.")
@@ -173,7 +171,7 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         key, equals, raw = setting.partition("=")
         if not (colon and equals and label and key):
             raise ConfigError(
-                f"'{word}' is not a setting of one row. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
+                f"'{word}' is not a setting of one contender. Write --set NAME:key.path=value, for example --set qmix:algorithm.fit.lr=1e-3, "
                 "or name a YAML file."
             )
         found.append((label, nested(key, raw, word)))
@@ -181,15 +179,15 @@ def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         for key in _paths(values):
             if not any(key == own or key.startswith(f"{own}.") for own in OWN):
                 raise ConfigError(
-                    f"`{key}` cannot be set for '{label}' alone: all are compared on the same tasks with the same number of "
-                    f"episodes. Set it for all, without '{label}:'. Only these can be set for one: {', '.join(OWN)}."
+                    f"`{key}` cannot be set for '{label}' alone, because all have the same tasks and number of episodes. "
+                    f"Set it for all, without '{label}:'. Only these can be set for one: {', '.join(OWN)}."
                 )
     return found
 
 
 def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str, Any]]) -> Contender:
     if not re.fullmatch(NAME, label):
-        raise ConfigError(f"'{label}' cannot name a row. Use letters, digits and _.")
+        raise ConfigError(f"'{label}' is not a valid label. Use letters, digits and _.")
     kind: type[Settings] = algorithm_class(name)
     base = recipe.config.model_dump(mode="json")
     section = {"name": name, **_carried(recipe, kind)}
@@ -209,7 +207,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
 
 
 def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
-    """Return those settings of the recipe's algorithm that another one has too, and its group size."""
+    """Return the settings of the recipe's algorithm that another algorithm has too, and its group size."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:
         return {key: value for key, value in values.items() if key != "name"}
@@ -234,8 +232,8 @@ def _check(contender: Contender) -> None:
     algorithm = contender.build()
     if not algorithm.plays:
         raise ConfigError(
-            f"it learns from records or scripts without sampling, so its number of tokens cannot be made equal. "
-            f"Train it by itself, with `kapelle train` and `algorithm.name={algorithm.name}`."
+            f"it learns without sampling, so that its number of tokens cannot be equal. "
+            f"Use `kapelle train` with `algorithm.name={algorithm.name}`."
         )
     check_weights(prepare(contender.recipe.config))
 

@@ -1,7 +1,6 @@
-"""Who takes part in an arena: names become players, checked before anything is loaded, then held in memory together.
+"""The players of an arena: found by name and checked before anything is loaded, then all kept in memory.
 
-Adapters on the same base are in one bank, so that two runs of one recipe sample in one batch; bases that differ are loaded
-beside each other.
+Adapters on the same base are in one bank, so that two runs of one recipe sample in one batch; different bases are all loaded.
 """
 
 from __future__ import annotations
@@ -36,58 +35,58 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
 
 MAX_TOKENS = 512
-"""Most tokens of a move of a model that no recipe describes, unless set otherwise."""
+"""Default for the most tokens of a move of a model without a recipe."""
 MOST_PLAYERS = 10
 WORDS = ("wording", "view", "rules", "thinking", "list_moves")
-"""Settings of a game that say how it is told; a run reads what it has learned to read."""
+"""Settings of a game's text; a run expects those that it was trained with."""
 SETTABLE = ("environment.", "workflow.", "team.sampling.", "episode.", "engine.", "model.")
-"""Settings that say what is played and how, not who plays."""
+"""Sections of settings of the game and of sampling, not of players."""
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@ -]*)=(.+)", re.DOTALL)
 _MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One player by name, checked and not loaded."""
+    """One player by name, checked but not loaded."""
 
     label: str
     identity: str
-    """What it is, exactly: other weights are another player."""
+    """What identifies it: other weights are another player."""
     about: Mapping[str, Json]
-    """`player` (as it was named), `kind` and, of a run, its folder's name (`run`) and `step`."""
+    """`player` (the given name), `kind` and, for a run, its folder's name (`run`) and `step`."""
     run: RunConfig | None = None
     checkpoint: Path | None = None
     model: str = ""
     endpoint: Endpoint | None = None
     player: str = ""
-    """The environment's own."""
+    """A player of the environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """All players of an arena and what they play."""
+    """All players of an arena and their game."""
 
     players: tuple[Entry, ...]
     config: RunConfig
     """Environment, workflow, engine and sampling of the arena."""
     names: tuple[str, ...]
-    """Of the seats."""
+    """Names of the roles."""
     game: str
-    """What is played, in words."""
+    """The name of the game."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everybody in memory."""
+    """All players in memory."""
 
     play: Play
-    """Engine, environment and workflow; its team is not that of any game."""
+    """Engine, environment and workflow; its team holds all policies."""
     contestants: Mapping[str, Contestant]
 
 
 def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]) -> Entries:
-    """Return who plays what; raises the first error that the arena would meet before anything is loaded."""
+    """Return the players and their game; raises the first error before anything is loaded."""
     for setting in settings:
         if not setting.startswith(SETTABLE):
             raise ConfigError(
@@ -118,8 +117,8 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
     entries, notes = [], []
     for label, word in named:
         if label in runs:
-            entry, told = _run_entry(label, word, *runs[label], config.environment, names)
-            notes += told
+            entry, remarks = _run_entry(label, word, *runs[label], config.environment, names)
+            notes += remarks
         else:
             entry = _other_entry(label, word, config.environment)
         entries.append(entry)
@@ -127,14 +126,14 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
 
 
 def _split(word: str) -> tuple[str, str]:
-    """Return what a player is called, and what it is."""
+    """Return the label of a player, and the player."""
     named = _NAMED.fullmatch(word)
     if named is not None and "(" not in named[1]:
         section, dot, _ = named[1].partition(".")
         meant = did_you_mean(section, [each.partition(".")[0] for each in SETTABLE]) if dot else ""
         if meant:
             raise ConfigError(
-                f"'{word}' begins with no section of settings.{meant} A player's name of that kind goes without the dot."
+                f"'{word}' does not begin with a section of settings.{meant} The name of a player has no dot."
             )
         return named[1], named[2]
     if word.startswith(("http://", "https://")):
@@ -145,7 +144,7 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def _check_there(word: str) -> None:
-    """Raise ConfigError for a word that can only be meant as a run, and is none."""
+    """Raise ConfigError for a word that looks like a run and is none."""
     folder, path = split_run(word)[0], Path(word)
     model = any((path / file).is_file() for file in _MODEL_FILES)
     if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):
@@ -157,18 +156,18 @@ def _check_there(word: str) -> None:
 def _run_entry(
     label: str, word: str, run: RunConfig, checkpoint: Path, environment: Environment, names: Sequence[str]
 ) -> tuple[Entry, list[str]]:
-    """Return a run's entry and what is to be said of it; ConfigError for one that was trained on something else."""
+    """Return a run's entry and notes on it; raises ConfigError for a run of another game."""
     own = run.environment
     same = [part for part in (own, *_parts(own)) if _game(part) == _game(environment)]
     if not same:
         raise ConfigError(
-            f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Leave it out, or name its game with "
+            f"'{label}' was trained on {_game(own)}, and the arena plays {_game(environment)}. Remove it, or name its game with "
             "--environment."
         )
     count = len(seats_of(run.team))
     if count not in {1, len(names)}:
         raise ConfigError(
-            f"'{label}' is a team of {count} agents, and {_game(environment)} has {len(names)} seats here. Take a run with 1 agent "
+            f"'{label}' is a team of {count} agents, and {_game(environment)} has {len(names)} roles here. Choose a run with 1 agent "
             f"or {len(names)}."
         )
     step = step_of(checkpoint) or 0
@@ -181,15 +180,15 @@ def _run_entry(
     wrong = {key: value for key, value in words.items() if _words(environment).get(key) != value}
     notes = []
     if wrong:
-        said = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
-        notes.append(f"{label} reads the game in other words than those that it was trained with ({said})")
+        settings = ", ".join(f"environment.{key}={json.dumps(value)}" for key, value in wrong.items())
+        notes.append(f"{label} was trained with another text of the game ({settings})")
     about = {"player": word, "kind": "run", "run": checkpoint.absolute().parents[1].name, "step": step}
     content = blake2b((checkpoint / "manifest.json").read_bytes(), digest_size=8).hexdigest()
     return Entry(label, f"step {step} of a run ({content})", about, run=run, checkpoint=checkpoint), notes
 
 
 def _other_entry(label: str, word: str, environment: Environment) -> Entry:
-    """Return the entry of a model, an endpoint or a player of the environment; ConfigError for what is none."""
+    """Return the entry of a model, an endpoint or a player of the environment; raises ConfigError for another word."""
     if word.startswith(("http://", "https://")):
         url, _, model = word.partition("#")
         if not model:
@@ -201,7 +200,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
     if word == "embedded" or any((path / file).is_file() for file in _MODEL_FILES):
         from kapelle.models.adapters import base_and_adapter
 
-        own, adapter = base_and_adapter(word)  # raises where an adapter does not say its base
+        own, adapter = base_and_adapter(word)  # raises if an adapter does not name its base
         about: dict[str, Json] = {"player": word, "kind": "model"}
         contents = [
             _content(Path(each)) for each in (own, adapter) if each is not None and Path(each).is_dir()
@@ -211,14 +210,14 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
         return Entry(label, word, {"player": word, "kind": "model"}, model=word)
     if not offers(environment, PlaysSeats):
         raise ConfigError(
-            f"'{word}' is neither a run nor a model, and {_game(environment)} plays no seat itself."
+            f"'{word}' is neither a run nor a model, and {_game(environment)} has no players of its own."
         )
     environment.check_player(word)
     return Entry(label, word, {"player": word, "kind": "environment"}, player=word)
 
 
 def _content(folder: Path) -> str:
-    """Return a digest of a model's or an adapter's folder: other weights under a name are another player."""
+    """Return a digest of the folder of a model or adapter, which may get other weights under the same name."""
     digest = blake2b(digest_size=8)
     for file in sorted(folder.iterdir()):
         if file.is_file():
@@ -229,13 +228,13 @@ def _content(folder: Path) -> str:
     return digest.hexdigest()
 
 
-# -------- What is played
+# -------- The game
 
 
 def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json] | None = None) -> RunConfig:
-    """Return settings to play an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
+    """Return settings for an environment by its own name, that of a recipe, or that of a game of OpenSpiel.
 
-    `words` say how a game of OpenSpiel is told, unless `settings` do. ConfigError for a name that is none of these.
+    `words` are settings of the text of a game of OpenSpiel; `settings` override them. Raises ConfigError for an unknown name.
     """
     if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
         return load_recipe(name, (), tuple(settings)).config
@@ -267,21 +266,21 @@ def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json]
 
 
 def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]) -> RunConfig:
-    """Return what is played and how: the game that is named, else that of the first run, every seat of it free."""
+    """Return the settings of the named game, or by default that of the first run, without opponents."""
     if name is not None:
         config = config_of_game(name, settings)
         game = _game(config.environment)
-        # Told as the first run that was trained on it has learned to read it.
-        told = [_words(part) for run in runs for part in _parts(run.environment) if _game(part) == game]
-        if told:
-            config = config_of_game(name, settings, told[0])
+        # Use the text that the first run of this game was trained with.
+        texts = [_words(part) for run in runs for part in _parts(run.environment) if _game(part) == game]
+        if texts:
+            config = config_of_game(name, settings, texts[0])
     elif runs:
         from kapelle.settings.overlays import parse_yaml
         from kapelle.setup.recipe import to_yaml
 
         config = lay_over([("run", parse_yaml(to_yaml(runs[0])))], tuple(settings)).config
     else:
-        raise ConfigError("Name the game with --environment: no player is a run, which would say it.")
+        raise ConfigError("Name the game with --environment, because no player is a run.")
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if isinstance(config.environment, OpenSpiel) and config.environment.opponents:
@@ -291,7 +290,7 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
 
 
 def _seats(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the seats: the agents of a recipe or run where they fit, else as many players as the game takes."""
+    """Return the names of the roles: the agents of the recipe or run if they fit, else as many players as the game needs."""
     own = tuple(seat.name for seat in seats_of(config.team))
     reasons = []
     for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
@@ -304,7 +303,7 @@ def _seats(config: RunConfig) -> tuple[str, ...]:
         else:
             return names
     raise ConfigError(
-        f"{_game(config.environment)} has no two seats for players to meet in: {reasons[0] if reasons else 'it has one.'}"
+        f"{_game(config.environment)} does not have two roles: {reasons[0] if reasons else 'it has one.'}"
     )
 
 
@@ -313,7 +312,7 @@ def _parts(environment: Environment) -> list[Environment]:
 
 
 def _game(environment: Environment) -> str:
-    """Return what an environment plays, in words that differ where the games do."""
+    """Return the name of an environment's game; different games have different names."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if isinstance(environment, OpenSpiel):
@@ -329,17 +328,17 @@ def _words(environment: Environment) -> dict[str, Json]:
     )
 
 
-# -------- Who plays, in memory
+# -------- The players in memory
 
 
 def _team(run: RunConfig) -> Team:
-    """Return a run's team without what only training needs."""
+    """Return a run's team without the parts for training."""
     plain = without_features(run).model_copy(update={"start_from": {}})
     return build_team(plain, replace(build_algorithm(plain), needs=()))
 
 
 def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
-    """Load the bases once each, everybody's adapters into their banks, and return what plays."""
+    """Load each base once and all adapters into its bank, and return the players."""
     from kapelle.rollout.evaluation.arena import Contestant
     from kapelle.rollout.play import make_play
     from kapelle.setup.model_loading import build_engine, load_models, load_weights
@@ -357,7 +356,10 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     policies = {name: policy for team in teams.values() for name, policy in team.policies.items()}
     if not policies:
         whole = Team.alone(Agent("nobody"), Policy("nobody", ""))
-        engine = _silent()
+        # The environment plays all roles.
+        from kapelle.engines.rollout.scripted import ScriptedEngine
+
+        engine: Any = ScriptedEngine({})
         return Loaded(
             make_play(config, whole, engine),
             {e.label: Contestant(e.label, player=e.player) for e in entries.players},
@@ -384,17 +386,10 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
     return Loaded(make_play(config, whole, engine), contestants)
 
 
-def _silent() -> Any:
-    """Return an engine without policies, for an arena in which the environment plays all seats."""
-    from kapelle.engines.rollout.scripted import ScriptedEngine
-
-    return ScriptedEngine({})
-
-
 def _of_run(
     entry: Entry, held: dict[str, LanguageModel], folders: dict[str, Path], report: Callable[[str], None]
 ) -> Team:
-    """Return a run's team, whose policies and bases have names of their own; `folders` gets its weights."""
+    """Return a run's team, with unique names of policies and bases; add its weights to `folders`."""
     assert entry.run is not None, "a run's entry"
     assert entry.checkpoint is not None, "a run's entry"
     from kapelle.training.warmup import warmed_bases
@@ -411,7 +406,7 @@ def _of_run(
         if policy.endpoint is None:
             place = team.places.get(policy.base, Place(run.model.dtype, run.model.device))
             path = paths[policy.base]
-            # One model in memory for all adapters on it; weights that were trained as a whole are their player's alone.
+            # All adapters on a base share one model in memory; fully trained weights have their own.
             base = f"own:{own}" if whole else f"{path} {place.dtype} {place.device}"
             bases[base], places[base] = path, place
         policies[own] = replace(policy, name=own, base=base, trained=whole)
@@ -425,7 +420,7 @@ def _of_run(
 
 
 def _of_model(entry: Entry, config: RunConfig, seats: int) -> Team:
-    """Return the team of one agent that a model or an endpoint plays in any seat."""
+    """Return the team of one agent with a model or an endpoint, for any role."""
     from kapelle.models.adapters import base_and_adapter, read_lora
 
     agent = Agent(entry.label, sampling=config.team.sampling.build())

@@ -5,8 +5,8 @@
     print(plot("runs/compared/compare.json", "figure.pdf"))
 
 Three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of the runs' last
-scores, the probability that one contender's run scores above another's, and the interquartile mean over what was spent. Each has
-its 95 % interval by a bootstrap that resamples the runs of every task by themselves.
+scores, the probability that one contender's run scores above another's, and the interquartile mean over tokens or steps. Each has
+a 95 % interval from a bootstrap that resamples the runs of every task separately.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 RESULTS = "compare.json"
 POINTS = 60
-"""Most places of a curve; a longer one is drawn at so many, evenly chosen."""
+"""Most points of a curve; a longer one is drawn at evenly chosen points."""
 PAIRS = 12
-"""Most pairs in the panel of improvements: those of the contenders that scored most."""
+"""Most pairs in the panel of improvements: those of the contenders with the highest scores."""
 Against = Literal["tokens", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """One run's scores on one task: after training, and at every evaluation on the way."""
+    """One run's scores on one task: after training, and at every evaluation."""
 
     label: str
     task: str
     final: Mapping[str, float]
-    """Score by measure: `success`, `return` or `return/SEAT`."""
+    """Score by measure: `success`, `return` or `return/ROLE`."""
     curve: Sequence[tuple[int, float, Mapping[str, float]]] = ()
-    """Steps, tokens sampled to train until then, and the scores."""
+    """Step, tokens sampled for training until then, and scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarised:
-    """What a figure shows of one measure."""
+    """The numbers in a figure for one measure."""
 
     measure: str
     runs: Mapping[str, int]
@@ -63,7 +63,7 @@ class Summarised:
     improvements: Mapping[tuple[str, str], tuple[float, Interval]]
     """Probability that a run of the first scores above one of the second, with its 95 % interval."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, Interval]]]]
-    """Task → contender → place, interquartile mean and interval."""
+    """Task → contender → place on the axis, interquartile mean and interval."""
 
     def __str__(self) -> str:
         """Return the numbers as lines."""
@@ -86,14 +86,16 @@ class Plotted:
     files: tuple[Path, ...]
     measures: tuple[Summarised, ...]
     notes: tuple[str, ...] = ()
-    """What was drawn in place of what was asked for, and what a mean over tasks means."""
+    """Notes on the choice of the measure."""
 
     def __str__(self) -> str:
         """Return the numbers, and where the figure is."""
         few = any(count < 3 for each in self.measures for count in each.runs.values())
-        note = ["An interval over fewer than three runs says nothing about other seeds."] if few else []
-        note = [*self.notes, *note]
-        return "\n".join([*map(str, self.measures), *note, f"figure: {', '.join(map(str, self.files))}"])
+        notes = [
+            *self.notes,
+            *(["An interval over fewer than three runs says nothing about other seeds."] if few else []),
+        ]
+        return "\n".join([*map(str, self.measures), *notes, f"figure: {', '.join(map(str, self.files))}"])
 
 
 def plot(
@@ -104,13 +106,13 @@ def plot(
     metric: str | None = None,
     seed: int = 0,
 ) -> Plotted:
-    """Draw the figure of `results` into `output`, whose ending says the format (.pdf, .png, .svg), and return its numbers.
+    """Draw the figure of `results` into `output`, whose suffix gives the format (.pdf, .png, .svg), and return its numbers.
 
     `results` are files of `kapelle compare` (`compare.json`, or its folder), each a task, or of `kapelle eval --output`, each a run;
-    `LABEL=FILE` names the team of an evaluation. `against` is what curves are drawn over: tokens sampled to train, or steps.
-    `metric` is what is drawn: `success`, `return` or `return/SEAT`; by default the success, or the returns of one task that has none.
-    `seed` draws the bootstrap. Contenders with runs on some tasks only are left out of the first two panels. Raises ConfigError for
-    what cannot be drawn or written, DataError for a file that holds something else.
+    `LABEL=FILE` names the team of an evaluation. `against` is the axis of curves: tokens sampled for training, or steps.
+    `metric` is `success`, `return` or `return/ROLE`; the default is success, or returns for one task without it.
+    `seed` is that of the bootstrap. The first two panels exclude contenders without runs on all tasks. Raises ConfigError if
+    the figure cannot be drawn or written, DataError for a file without results.
     """
     if not can_draw():
         raise ConfigError(f"Nothing was drawn: {MISSING}")
@@ -133,11 +135,11 @@ def plot(
     return Plotted(paths, found, _measures(runs, metric)[1])
 
 
-# -------- What is read
+# -------- Reading results
 
 
 def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
-    """Return the scores of every run in the files; runs that failed or have not ended are left out."""
+    """Return the scores of every run in the files, without runs that failed or have not ended."""
     if not results:
         raise ConfigError(
             "Name the results to draw: a folder of `kapelle compare`, or files of `kapelle eval --output`."
@@ -150,7 +152,7 @@ def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
         try:
             values = json.loads(path.read_bytes())
             if "contenders" in values:
-                # Two folders may hold the same recipe with other settings: these are tasks of their own.
+                # Two folders may hold one recipe with different settings: these are different tasks.
                 task = str(values["recipe"])
                 taken = {run.task for run in found}
                 found += _compared(values, task if task not in taken else f"{task} {number + 1}")
@@ -175,47 +177,47 @@ def _named(word: str | Path) -> tuple[str, Path]:
 
 
 def _compared(values: Mapping[str, Any], task: str) -> list[ScoredRun]:
-    apart = any(each.get("returns") for each in values["contenders"])
+    by_role = any(each.get("returns") for each in values["contenders"])
     found = []
     for run in values["runs"]:
         if run["error"] is None:
             curve = [
-                (int(at["step"]), float(at["tokens"]), _scores(at, apart=apart))
+                (int(at["step"]), float(at["tokens"]), _scores(at, by_role=by_role))
                 for at in run.get("curve", ())
             ]
-            found.append(ScoredRun(run["label"], task, _scores(run, apart=apart), curve))
+            found.append(ScoredRun(run["label"], task, _scores(run, by_role=by_role), curve))
     return found
 
 
 def _evaluated(row: Mapping[str, Any], label: str) -> list[ScoredRun]:
-    """Return the scores of the team, and of each baseline that was evaluated beside it."""
+    """Return the scores of the team, and of each baseline in its evaluation."""
     task = str(row["environment"])
-    found = [ScoredRun(label or "team", task, _scores(row, apart=bool(row.get("games"))))]
+    found = [ScoredRun(label or "team", task, _scores(row, by_role=bool(row.get("games"))))]
     for each in row.get("baselines", ()):
-        who = ", ".join(each["agents"])
-        name = f"{who} alone" if each["answers"] == 1 else f"{who}, majority of {each['answers']}"
-        found.append(ScoredRun(f"{label}: {name}" if label else name, task, _scores(each, apart=False)))
+        agents = ", ".join(each["agents"])
+        name = f"{agents} alone" if each["answers"] == 1 else f"{agents}, majority of {each['answers']}"
+        found.append(ScoredRun(f"{label}: {name}" if label else name, task, _scores(each, by_role=False)))
     return found
 
 
-def _scores(row: Mapping[str, Any], *, apart: bool) -> dict[str, float]:
-    """Return a row's score by measure; where one seat wins what the others lose, each seat is a measure."""
-    paid: Mapping[str, float] = row.get("reward") or {}
+def _scores(row: Mapping[str, Any], *, by_role: bool) -> dict[str, float]:
+    """Return a row's score by measure; with `by_role`, each role is a measure."""
+    rewards: Mapping[str, float] = row.get("reward") or {}
     found = {} if row["success"] is None else {"success": float(row["success"])}
-    if apart:
-        found |= {f"return/{seat}": float(value) for seat, value in paid.items()}
-    elif paid:
-        found["return"] = fmean(paid.values())
+    if by_role:
+        found |= {f"return/{role}": float(value) for role, value in rewards.items()}
+    elif rewards:
+        found["return"] = fmean(rewards.values())
     return found
 
 
-# -------- What is computed
+# -------- Numbers
 
 
 def summarise(
     runs: Sequence[ScoredRun], against: Against, seed: int, metric: str | None = None
 ) -> tuple[Summarised, ...]:
-    """Return the numbers of each measure that is drawn: the `metric`, or else success where there is one, else returns."""
+    """Return the numbers of each measure: the `metric`, or by default success if there is one, else returns."""
     measures, _ = _measures(runs, metric)
     return tuple(_summarised(measure, runs, _tasks(runs), against, seed) for measure in measures)
 
@@ -225,7 +227,7 @@ def _tasks(runs: Sequence[ScoredRun]) -> list[str]:
 
 
 def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str], tuple[str, ...]]:
-    """Return the measures that are drawn, the success where there is one, and what to say of the choice."""
+    """Return the measures to draw, and notes on the choice."""
     names, tasks = list(dict.fromkeys(name for run in runs for name in run.final)), _tasks(runs)
     if not names:
         raise DataError("These results hold neither a success nor a return.")
@@ -241,8 +243,8 @@ def _measures(runs: Sequence[ScoredRun], metric: str | None) -> tuple[list[str],
         if metric is None:
             named = "return" if "return" in names else names[0]
             raise ConfigError(
-                f"Returns of several tasks ({', '.join(tasks)}) have different units, so no mean is taken over them unasked. Draw each by "
-                f"itself, or take the mean as it is: --metric {named}."
+                f"Returns of several tasks ({', '.join(tasks)}) have different units. Draw each task separately, or set "
+                f"--metric {named} to draw their mean."
             )
         notes.append(
             f"The mean of returns of several tasks ({', '.join(tasks)}) weighs those with larger returns more. Probabilities of "
@@ -274,7 +276,7 @@ def _summarised(
             for name in others
             if set(tasks) == {run.task for run in runs if name in run.final}
         )
-        instead = f" All have what {known} draws." if known else " Draw each by itself."
+        instead = f" All have values for {known}." if known else " Draw each separately."
         raise DataError(f"No contender has a {measure} on each of {', '.join(tasks)}.{instead}")
 
     def mean(strata: Sequence[Sequence[float]]) -> float:
@@ -321,7 +323,7 @@ def _curve(
     mean: Callable[[Sequence[Sequence[float]]], float],
     seed: int,
 ) -> list[tuple[float, float, Interval]]:
-    """Return the mean over the runs at each evaluated step that all of them have; tokens are the mean of theirs until then."""
+    """Return the mean over the runs at each evaluated step of all of them; tokens are their mean until then."""
     known = [
         {step: (tokens, scores[measure]) for step, tokens, scores in run.curve if measure in scores}
         for run in runs
@@ -337,11 +339,11 @@ def _curve(
     return found
 
 
-# -------- What is drawn
+# -------- Drawing
 
 
 def _draw(measures: Sequence[Summarised], paths: Sequence[Path], against: Against) -> None:
-    """Draw a row of panels for each measure: means, improvements where there are two contenders, and a curve for each task."""
+    """Draw a row of panels for each measure: means, improvements if there are two contenders, and curves for each task."""
     tasks = list(dict.fromkeys(task for each in measures for task in each.curves))
     pairs = max(len(each.improvements) for each in measures)
     rows = max(pairs, *(len(each.means) for each in measures))
@@ -385,7 +387,7 @@ def _draw(measures: Sequence[Summarised], paths: Sequence[Path], against: Agains
 def _intervals(
     axes: Axes, named: Sequence[tuple[str, tuple[float, Interval]]], colors: Sequence[str]
 ) -> None:
-    """Draw each value as a point on its interval, one below another, under its name."""
+    """Draw each value as a point on its interval, with its name on the axis."""
     for row, ((_, (value, (low, high))), color) in enumerate(zip(named, colors, strict=True)):
         axes.plot([low, high], [row, row], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
         axes.plot([value], [row], color=color, marker="|", markersize=11, markeredgewidth=2)

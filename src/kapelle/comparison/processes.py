@@ -1,7 +1,6 @@
-"""Work in several processes at once; a process that fails or dies leaves the others alone.
+"""Work in several processes at once; a process that fails or dies does not affect the others.
 
-A process is started afresh (spawn), computes on one thread, and takes one piece of work after another, so that it imports torch
-once for all of them.
+A process is spawned, computes on one thread, and takes one piece of work after another, so that it imports torch only once.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import LifeSigns, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
-"""A function of a module, found by name in the new process; its arguments are plain values."""
+"""A function of a module with plain arguments; the new process finds it by name."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Read by torch when it is imported: processes share the cores, and more threads would only take turns."""
+"""Variables for torch: the processes share the cores, so that more threads would be slower."""
 
 
 LOOKS = 1.0
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ class _ComparisonWorker:
     process: SpawnProcess
     pipe: Connection
     signs: LifeSigns
-    """Whether it is stopped; a process that waits, for example for an endpoint, is alive."""
+    """Detects whether it is stopped; a waiting process is alive."""
     doing: int | None = None
     """Number of its piece of work."""
-    still: str | None = None
-    """How it stood still, if it was ended for that."""
+    stalled: str | None = None
+    """Why it was killed as stalled."""
 
 
 def in_processes(
@@ -63,9 +62,9 @@ def in_processes(
 ) -> Iterator[tuple[int, Failure | None]]:
     """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
 
-    `meanwhile` is called about once a second between them. When the iteration is left early, also by Ctrl-C or SIGTERM, every
-    process is asked to stop (SIGTERM) and waited for, so that a training run saves first. A process that is stopped (SIGSTOP)
-    for long is killed, and all of them end with this one.
+    `meanwhile` is called about once per second. If the iteration ends early, also by Ctrl-C or SIGTERM, every process gets
+    SIGTERM and is waited for, so that a training run can save. A process that is stopped (SIGSTOP) for too long is killed, and
+    all processes end with this one.
     """
     left = deque(range(len(pieces)))
     workers: list[_ComparisonWorker] = []
@@ -79,11 +78,11 @@ def in_processes(
                     if left:
                         number = left.popleft()
                         worker.doing = number
-                        with suppress(OSError):  # it has died, which `_finished` reports
+                        with suppress(OSError):  # `_finished` reports a dead process
                             worker.pipe.send(pieces[number])
                     else:
                         workers.remove(worker)
-                        worker.pipe.close()  # its signal to end
+                        worker.pipe.close()  # this ends the process
                         worker.process.join()
                 if workers:
                     yield from _finished(workers, meanwhile)
@@ -94,7 +93,7 @@ def in_processes(
 def _start(context: SpawnContext, work: Work) -> _ComparisonWorker:
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, work, os.getpid()), daemon=False)
-    # A terminal sends a Ctrl-C to all processes. The new one inherits the block, and leaves it to this one to stop them.
+    # A terminal sends Ctrl-C to all processes. The new one inherits the blocked signal; this one stops it with SIGTERM.
     masks = hasattr(signal, "pthread_sigmask")  # not on Windows
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masks else None
     try:
@@ -110,27 +109,27 @@ def _start(context: SpawnContext, work: Work) -> _ComparisonWorker:
 def _finished(
     workers: list[_ComparisonWorker], meanwhile: Callable[[], None]
 ) -> Iterator[tuple[int, Failure | None]]:
-    """Wait until pieces of work are done and yield them; workers that have died are removed from the list."""
+    """Wait for finished pieces of work and yield them; remove dead workers from the list."""
     busy = {worker.pipe: worker for worker in workers}
     while not (ready := wait(list(busy), timeout=LOOKS)):
         meanwhile()
         for worker in workers:
-            still = worker.signs.look(LOOKS)
-            if still is not None:
+            stalled = worker.signs.look(LOOKS)
+            if stalled is not None:
                 worker.process.kill()
-                worker.still = f"its process {worker.process.pid} stood still: {still}"
+                worker.stalled = f"its process {worker.process.pid} stalled: {stalled}"
     for pipe in ready:
         assert isinstance(pipe, Connection)
         worker = busy[pipe]
         number = worker.doing
-        assert number is not None, "only work is answered"
+        assert number is not None, "only workers with work send answers"
         try:
             answer = pipe.recv()
         except (EOFError, OSError):
             workers.remove(worker)
             worker.process.join()
             code = worker.process.exitcode or 0
-            reason = worker.still or f"its process {how_it_ended(code)}.{memory_hint(code)}"
+            reason = worker.stalled or f"its process {how_it_ended(code)}.{memory_hint(code)}"
             yield number, Failure(reason, reason)
             continue
         worker.doing = None
@@ -141,8 +140,8 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
     for worker in workers:
         worker.process.terminate()
         if worker.process.pid is not None and hasattr(signal, "SIGCONT") and worker.process.is_alive():
-            os.kill(worker.process.pid, signal.SIGCONT)  # so that a stopped one can save, too
-    with unbroken():  # their steps end first
+            os.kill(worker.process.pid, signal.SIGCONT)  # a stopped process must run to save
+    with unbroken():  # they finish their step first
         for worker in workers:
             while worker.process.is_alive():
                 worker.process.join(LOOKS)
@@ -152,25 +151,24 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
 
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:
-    """Do pieces of work until the pipe is closed or process `parent` has ended: the main function of a process."""
-    # If a fork server has started this process, it ends with that one.
+    """Do pieces of work until the pipe is closed or the process `parent` has ended: the main function of a process."""
+    # A process of a fork server ends with that server.
     creator, above = multiprocessing.parent_process(), os.getppid()
     end_with_parent(above if above != parent and creator is not None and creator.is_alive() else parent)
-    with suppress(
-        EOFError, BrokenPipeError, KeyboardInterrupt
-    ):  # the pipe is closed, or a signal asks to stop
+    # The pipe is closed, or a signal ends the process.
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             piece, failure = pipe.recv(), None
             try:
                 work(*piece)
-            except Exception as error:  # noqa: BLE001 - the boundary at which any error becomes a report
+            except Exception as error:  # noqa: BLE001 - any error becomes a report
                 failure = " ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc()
             pipe.send(failure)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that start inside the block compute on one thread."""
+    """Set one thread for processes that start inside the block."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
     try:

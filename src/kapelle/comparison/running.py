@@ -1,4 +1,4 @@
-"""Training all runs of a comparison in parallel processes; finished runs are kept as they are."""
+"""Training all runs of a comparison in parallel processes; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,9 @@ from kapelle.comparison.contenders import Contender, Run
 from kapelle.comparison.processes import in_processes
 from kapelle.comparison.results import (
     Measured,
-    curves,
-    held_out,
     measure,
-    sampled,
-    seats_of,
-    unscored,
     write_results,
 )
-from kapelle.environment import is_opposed
 from kapelle.errors import DataError, KapelleError, for_command
 from kapelle.runs.reader import is_run, read_status
 from kapelle.runtime.files import writing
@@ -42,7 +35,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunningComparison:
-    """What is compared, and where it is kept."""
+    """The contenders and runs of a comparison, and its folder."""
 
     name: str
     contenders: tuple[Contender, ...]
@@ -54,47 +47,36 @@ class RunningComparison:
         return [measure(run, self.folder) for run in self.runs]
 
     def write(self) -> dict[str, Json]:
-        """Write `compare.json` and `compare.csv`, and return what the first holds."""
+        """Write `compare.json` and `compare.csv`, and return the content of the first."""
         return write_results(self.folder, self.name, self.contenders, self.measure())
 
     def draw(self) -> tuple[Path, ...]:
-        """Write `compare.svg`, and `figure` as PDF, PNG and SVG where a run has ended well; return their paths.
+        """Write `figure` as PDF, PNG and SVG if a run has a score, and return the paths.
 
         Raises ConfigError without matplotlib.
         """
         from kapelle.comparison.figures import plot
-        from kapelle.comparison.results import FORMATS, draw
+        from kapelle.comparison.results import FORMATS
 
-        # Where one seat wins what the others lose, each has a panel of its own: their mean is always the same.
-        seats: list[str | None] = [None]
-        if is_opposed(self.contenders[0].recipe.config.environment):
-            seats = [*seats_of(self.runs)] or seats
-        panels = {}
-        for seat in seats:
-            whose = f", {seat}" if seat else ""
-            panels[f"training, as sampled{whose}"] = curves(self.runs, partial(sampled, seat=seat))
-            panels[f"unseen problems{whose}"] = curves(self.runs, partial(held_out, seat=seat))
-        path = self.folder / "compare.svg"
-        draw(path, f"{self.name}: median and quartiles over seeds", panels, unscored(self.runs))
         try:
-            return path, *plot(self.folder, [self.folder / f"figure.{form}" for form in FORMATS]).files
+            return plot(self.folder, [self.folder / f"figure.{form}" for form in FORMATS]).files
         except DataError:  # no run has a score
-            return (path,)
+            return ()
 
 
 def train_all(comparison: RunningComparison, processes: int, report: Report) -> None:
-    """Train every unfinished run, continuing where one stopped; failures are reported and kept as text.
+    """Train every unfinished run, or resume it; failures are reported and stored as text.
 
-    Warmed-up models that several runs need are made first, once each. Results are written after every run. Raises
-    KeyboardInterrupt when a signal stops it, after the runs have saved.
+    Warmed-up models that several runs need are made first. Results are written after every run. Raises KeyboardInterrupt
+    after a signal, once the runs have saved.
     """
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
     if len(left) < len(comparison.runs):
         report(f"{len(comparison.runs) - len(left)} of {len(comparison.runs)} runs were done before")
     start = time.monotonic()
-    under_way = _UnderWay(left, report, start)
-    # One run's settings for each warmed-up model that is needed and missing.
+    progress = _Progress(left, report, start)
+    # The settings of one run for each missing warmed-up model.
     from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
 
     with_one = [run.recipe.config for run in left if run.recipe.config.warmup is not None]
@@ -102,12 +84,12 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
     configs = [config for config in needed if not warmup_is_cached(config)]
     if configs:
         seeds = ", ".join(str(config.seed) for config in configs)
-        report(f"warm-up: teaching the models of seeds {seeds} first, once for all algorithms")
+        report(f"warm-up: training the models of seeds {seeds} first, once for all algorithms")
     for number, failure in in_processes(warm_up, [(to_yaml(config),) for config in configs], processes):
-        # The runs that need it meet the same error and report it as their own.
+        # After a failure, the runs that need the model report the same error.
         report(f"warm-up of seed {configs[number].seed}: {failure.reason if failure else 'done'}")
     pieces = [(run.recipe.yaml(), dict(run.recipe.origin), str(run.path)) for run in left]
-    for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, under_way), start=1):
+    for count, (number, failure) in enumerate(in_processes(take_up, pieces, processes, progress), start=1):
         run = left[number]
         with writing(run.error_file):
             if failure is None:
@@ -115,15 +97,15 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
             else:
                 run.error_file.parent.mkdir(parents=True, exist_ok=True)
                 run.error_file.write_text(f"{failure.reason}\n{failure.details}\n", "utf-8")
-        score = failure.reason if failure else _in_words(measure(run, comparison.folder))
+        score = failure.reason if failure else _score(measure(run, comparison.folder))
         comparison.write()
         report(
             f"[{time.monotonic() - start:6.1f} s] {run.label} seed {run.seed}: {score}  ({count} of {len(left)})"
         )
 
 
-class _UnderWay:
-    """Reports how far the runs are: after 5 seconds, then at intervals that grow to 5 minutes."""
+class _Progress:
+    """Reports the steps of the runs: after 5 seconds, then at intervals that grow to 5 minutes."""
 
     def __init__(self, runs: Sequence[Run], report: Report, start: float) -> None:
         self._runs = runs
@@ -131,10 +113,10 @@ class _UnderWay:
         self._start = start
         self._wait = FIRST_WORD
         self._next = start + self._wait
-        self._said = ""
+        self._last = ""
 
     def __call__(self) -> None:
-        """Report the steps of the runs that have begun, if it is time and they have changed."""
+        """Report the steps of the running runs, if it is time and they have changed."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -142,20 +124,20 @@ class _UnderWay:
         self._next = now + self._wait
         steps = []
         for run in self._runs:
-            with suppress(KapelleError):  # its directory is being created
+            with suppress(KapelleError):  # its directory may be incomplete
                 if is_run(run.path) and not run.done:
                     done, steps_in_all = read_status(run.path).step, run.steps
                     steps.append(f"{run.label} seed {run.seed} {done}/{steps_in_all}")
-        said = f"steps so far: {', '.join(steps)}" if steps else "the first runs are being prepared"
-        if said != self._said:
-            self._said = said
-            self._report(f"[{now - self._start:6.1f} s] {said}")
+        message = f"steps so far: {', '.join(steps)}" if steps else "the first runs are being prepared"
+        if message != self._last:
+            self._last = message
+            self._report(f"[{now - self._start:6.1f} s] {message}")
 
 
 def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
-    """Train one run to its end, continuing where it stopped: the work of a process.
+    """Train one run to its end, or resume it: the work of a process.
 
-    Raises the errors of `Trainer`, and KeyboardInterrupt when a signal has stopped it.
+    Raises the errors of `Trainer`, and KeyboardInterrupt after a signal.
     """
     from kapelle.training.trainer import Trainer
 
@@ -170,7 +152,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
 
 def warm_up(config: str) -> None:
-    """Make the warmed-up model of a run's settings: the work of a process."""
+    """Make the warmed-up model of a run: the work of a process."""
     from kapelle.training.warmup import warmed_up
 
     warmed_up(_config(config))
@@ -181,7 +163,7 @@ def _config(text: str) -> RunConfig:
     return resolve(values)
 
 
-def _in_words(measured: Measured) -> str:
+def _score(measured: Measured) -> str:
     if measured.success is not None:
         counts = "" if measured.scored is None else f", scored {measured.scored} of {measured.problems}"
         return f"success {measured.success:.3f}{counts}"

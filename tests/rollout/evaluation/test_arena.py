@@ -335,7 +335,7 @@ class TestRuns:
         assert entered.notes == ()
         entered = enter([str(runs / "whole"), "nash"], KUHN, ["environment.wording=full"])
         assert entered.notes == (
-            'whole reads the game in other words than those that it was trained with (environment.wording="short")',
+            'whole was trained with another text of the game (environment.wording="short")',
         )
         with pytest.raises(
             ConfigError, match=r"'a' was trained on kuhn_poker\(\), and the arena plays leduc_poker\(\)"
