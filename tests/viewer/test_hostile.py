@@ -181,7 +181,6 @@ async def test_no_hostile_script_runs_in_a_browser(hostile: str, browser: Browse
         "/episodes",
         "/team",
         "/settings?all=1",
-        "/system",
         "/league",
         "/together?" + "&".join(f"e=train.1.{n}" for n in range(8)),
     ]

@@ -20,8 +20,7 @@ from kapelle.viewer import server
 from kapelle.viewer.library import Library
 from kapelle.viewer.server import viewer
 
-VIEWS = ("", "/episodes", "/episodes?sort=longest&q=carry", "/team", "/league", "/league.json", "/settings?all=1", "/system",
-         "/system.json", "/episode/train/1/0", "/episode/train/1/0/0", "/together?e=train.1.0")  # fmt: skip
+VIEWS = ("", "/episodes", "/episodes?sort=longest&q=carry", "/team", "/league", "/league.json", "/settings?all=1", "/episode/train/1/0", "/episode/train/1/0/0", "/together?e=train.1.0")  # fmt: skip
 MARKUP = "<img src=x onerror=alert(1)>\"'&"
 NAMES = [
     "a~b",
@@ -116,9 +115,6 @@ def test_any_number_in_a_run_gives_valid_pages(value: str, tmp_path: Path, site:
             )
             file.write(f'{{"step": {step}, ' + ", ".join(f'"{name}": {value}' for name in names) + "}\n")
         file.write(f'{{"step": {value}, "success": 1}}\n')
-    (run / "system.jsonl").write_text(
-        f'{{"step": 1, "cpu": {value}, "memory": {value}, "seconds": {value}, "gpus": [{{"used": {value}}}]}}\n'
-    )
     (run / "evaluations.jsonl").write_text(
         f'{{"step": 1, "success": {value}, "interval": [{value}, {value}]}}\n{{"step": {value}, "success": 1}}\n'
     )
@@ -175,7 +171,7 @@ def test_the_number_of_event_streams_is_limited(
 
 def test_pipes_and_devices_do_not_block_pages(tmp_path: Path, site: Site) -> None:
     run = write_run(tmp_path / "run", steps=2)
-    for name in ("metrics.jsonl", "system.jsonl", "provenance.json", "evaluations.jsonl"):
+    for name in ("metrics.jsonl", "provenance.json", "evaluations.jsonl"):
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
     for name in ("exact.json", "evaluated.jsonl"):

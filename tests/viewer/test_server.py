@@ -37,8 +37,6 @@ PAGES = [
     "/advice",
     "/run/pair-0/team",
     "/run/pair-0/settings?q=lr&all=1",
-    "/run/pair-0/system",
-    "/run/pair-0/system.json",
     "/run/pair-0/episodes",
     "/run/pair-0/episodes?q=%22&from=x&page=0&sort=none&agent=critic&split=no",
     "/run/pair-0/episode/train/3/0?as=critic",

@@ -10,6 +10,7 @@ never writes to a directory that was moved, deleted or replaced.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -19,20 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kapelle.errors import RunDirectoryError
 from kapelle.runtime.files import PARTIAL, explain, replace_file, write_all
-
-if TYPE_CHECKING:
-    from filelock import FileLock
-
-try:
-    import fcntl
-
-    HAS_FCNTL = True
-except ModuleNotFoundError:  # Windows, where `filelock` locks the file alone
-    HAS_FCNTL = False
 
 _ATTEMPTS = 100
 
@@ -52,10 +42,6 @@ class RunLock:
         self._folder: int | None = None
         self._file: int | None = None
         self._folder_locked = False
-        self._portable: FileLock | None = None
-        if not HAS_FCNTL:
-            self._take_portable()
-            return
         try:
             self._folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             _HELD.add(self)
@@ -74,8 +60,6 @@ class RunLock:
         If the directory is locked, a missing file `lock` is made again, because no other process can have taken the run.
         Raises RunDirectoryError if the directory was moved, deleted or replaced, or if another process may own it.
         """
-        if self._portable is not None and self._path.parent.is_dir():
-            return
         if self._folder is None or self._file is None:
             raise RunDirectoryError(
                 f"{self._path.parent} is no longer held by this process, which may not write there."
@@ -101,9 +85,6 @@ class RunLock:
 
     def release(self) -> None:
         """Release the directory; a second call does nothing."""
-        if self._portable is not None:
-            self._portable.release()
-            self._portable = None
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
                 # Unlock explicitly: a process that was forked outside of Python may still have the descriptor.
@@ -119,18 +100,6 @@ class RunLock:
             if descriptor is not None:
                 os.close(descriptor)
         self._file = self._folder = None
-
-    def _take_portable(self) -> None:
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self._path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise self._in_use(b"") from error
-        except OSError as error:
-            raise RunDirectoryError(f"Cannot lock {self._path}: {explain(error)}") from error
-        self._portable = lock
 
     def _lock_folder(self, folder: int) -> bool:
         """Lock the directory; return False if the disk cannot lock directories."""
@@ -211,8 +180,7 @@ def _close_in_child() -> None:
         lock._close()  # noqa: SLF001 - its own module
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def now() -> str:

@@ -140,39 +140,6 @@ def width_of(rows: int, runs: int = 1) -> int:
     return max(1, -(-rows // points))
 
 
-SYSTEM = {
-    "Machine": ("cpu", "load", "memory", "machine_memory", "gpus used", "gpus held"),
-    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
-}
-GIGABYTES = ("memory", "machine_memory", "gpus used", "gpus held")
-
-
-def system_page(run: ViewedRun, label: str) -> dict[str, Any]:
-    """Return the curves of the page on a run's machine, as JSON."""
-    with run.lock:
-        run.refresh()
-        run.system.refresh()
-        made = []
-        names = {name for own in SYSTEM.values() for name in own}
-        for table in (run.system, run.metrics):
-            shown = {name: column for name, column in table.columns.items() if _owner(name)[0] in names}
-            scaled = {
-                name: [None if value is None else value / 1e9 for value in column]
-                if _owner(name)[0] in GIGABYTES
-                else column
-                for name, column in shown.items()
-            }
-            axes, columns = table.thinned(width_of(len(table)), scaled)
-            made.append(CurveSource(run.key, label, axes, columns, rows=len(table)))
-    drawn = page([each for each in made if each.columns], agents=(), sections=SYSTEM)
-    for section in drawn["sections"]:
-        for panel in section["panels"]:
-            panel["unit"] = (
-                "GB" if panel["name"] in GIGABYTES else "cores" if panel["name"] == "cpu" else panel["unit"]
-            )
-    return {**drawn, "alone": True}
-
-
 STRETCHES = 240
 """Most columns of a heat map."""
 

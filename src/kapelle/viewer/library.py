@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from kapelle.functional.distributions import Histogram, read_histogram
 from kapelle.runs.reader import read_provenance, read_status, tag_hint
 from kapelle.runs.summary import find_runs, settings_of
 from kapelle.runs.verdict import Verdict
-from kapelle.viewer.lines import Tail, mapping, mean, number, whole
+from kapelle.viewer.lines import Tail, mean, number, whole
 
 # -------- The metrics of a run by name and step
 
@@ -58,7 +58,7 @@ class MetricTable:
             self.tail.damaged += 1
             return
         tokens = 0.0
-        for name, value in _flat(row):
+        for name, value in row.items():
             kept = self._number(value)
             if name == "step" or (kept is None and name not in self.columns):
                 continue
@@ -69,7 +69,7 @@ class MetricTable:
                 column.append(None)
         self.disordered += bool(count) and step <= self.axes["step"][-1]
         self.axes["step"].append(step)
-        seconds = number(row.get("time/step")) or number(row.get("seconds")) or 0.0
+        seconds = number(row.get("time/step")) or 0.0
         for axis, more in (("time", seconds), ("tokens", tokens)):
             so_far = self.axes[axis][-1] if self.axes[axis] else 0.0
             self.axes[axis].append(so_far + more)
@@ -105,16 +105,6 @@ class MetricTable:
         }
 
 
-def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a row; for a list of devices, those of each device under its own name."""
-    for name, value in row.items():
-        if not isinstance(value, list):
-            yield name, value
-            continue
-        for k, device in enumerate(value[:16]):
-            yield from ((f"{name} {key}/{k}", each) for key, each in mapping(device).items())
-
-
 LOOK_AGAIN = 5.0
 """Seconds between searches for new runs; more if a search takes long."""
 STATES = {"running": "running", "finished": "finished", "interrupted": "stopped", "failed": "crashed"}
@@ -131,8 +121,6 @@ class ViewedRun:
     metrics: MetricTable
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    system: MetricTable = field(init=False)
-    """Use of the machine; its time axis is the time between rows."""
     edition: int = 0
     """Increases when new metrics or evaluations are read."""
     drawn: Mapping[object, object] = field(default_factory=dict)
@@ -147,7 +135,6 @@ class ViewedRun:
     def __post_init__(self) -> None:
         self._evaluated = Tail(self.path / "evaluations.jsonl")
         self._spread = Tail(self.path / "distributions.jsonl")
-        self.system = MetricTable(Tail(self.path / "system.jsonl"))
 
     def refresh(self) -> None:
         """Read rows that were appended to the run's tables."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -246,37 +246,10 @@ def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str
     ]
 
 
-def graph(names: Sequence[str], episodes: Sequence[ShownEpisode]) -> dict[str, Any]:
-    """Return nodes on a circle and arrows from authors to readers, with counts."""
-    often: dict[tuple[str, str], int] = {}
+def readers(episodes: Sequence[ShownEpisode]) -> list[tuple[str, str, int]]:
+    """Return author, reader and the number of turns of the author that the reader has read, most first."""
+    counts = Counter[tuple[str, str]]()
     for episode in episodes:
-        for turn in episode.turns:
-            for reader in witnesses(episode)[turn.index]:
-                often[turn.agent, reader] = often.get((turn.agent, reader), 0) + 1
-    count = max(1, len(names))
-    radius = 30 + 26 * count if count > 1 else 0
-    width, height = 2 * radius * (1.35 if count > 1 else 0) + 220, (2 * radius if count > 2 else 0) + 90
-    places = {}
-    for k, name in enumerate(names):
-        angle = math.pi + 2 * math.pi * k / count
-        places[name] = (
-            width / 2 + 1.35 * radius * math.cos(angle),
-            height / 2 + (radius * math.sin(angle) if count > 2 else 0),
-        )
-    arrows = []
-    for (author, reader), times in often.items():
-        if author in places and reader in places:
-            (x1, y1), (x2, y2) = places[author], places[reader]
-            length = math.hypot(x2 - x1, y2 - y1) or 1.0
-            dx, dy = (x2 - x1) / length, (y2 - y1) / length
-            side = 12
-            start = (x1 + dx * 62 - dy * side, y1 + dy * 26 + dx * side)
-            end = (x2 - dx * 68 - dy * side, y2 - dy * 30 + dx * side)
-            label = ((start[0] + end[0]) / 2 - dy * 12, (start[1] + end[1]) / 2 + dx * 12)
-            arrows.append(
-                {"from": start, "to": end, "label": label, "times": times, "said": author, "reader": reader}
-            )
-    nodes = [
-        {"name": name, "x": x, "y": y, "color": 1 + k % 7} for k, (name, (x, y)) in enumerate(places.items())
-    ]
-    return {"nodes": nodes, "arrows": arrows, "width": width, "height": height, "episodes": len(episodes)}
+        seen_by = witnesses(episode)
+        counts.update((turn.agent, reader) for turn in episode.turns for reader in seen_by[turn.index])
+    return [(author, reader, count) for (author, reader), count in counts.most_common()]

@@ -47,9 +47,9 @@ from kapelle.viewer.pool import pool
 from kapelle.viewer.presenting import (
     at,
     compared,
-    graph,
     listed,
     newest_episodes,
+    readers,
     settings_rows,
     team_rows,
     warnings,
@@ -97,7 +97,8 @@ def _team(library: Library, request: Request) -> Response:
         run=summary,
         tab="team",
         team=rows,
-        graph=graph([row["name"] for row in rows], episodes),
+        readers=readers(episodes),
+        count=len(episodes),
         sharing=at(run.settings(), "team", "sharing"),
         workflow=at(run.settings(), "workflow", "name"),
     )
@@ -511,12 +512,6 @@ def viewer(library: Library, binding: Binding) -> Guard:
         "/advice": lambda _: html("advice.html", advice=ADVICE, young=YOUNG),
         "/run/{key}/team": lambda request: _team(library, request),
         "/run/{key}/settings": lambda request: _settings(library, request),
-        "/run/{key}/system": lambda request: html(
-            "system.html", run=listed(run_of(library, request.path_params["key"]))
-        ),
-        "/run/{key}/system.json": lambda request: json_answer(
-            curves.system_page(run := run_of(library, request.path_params["key"]), run.path.name)
-        ),
         "/run/{key}/episodes": episodes.table,
         at: episodes.episode,
         f"{at}/{{turn:int}}": episodes.whole,
