@@ -17,11 +17,3 @@ def test_all_claims_are_listed_with_their_verdicts(capsys: pytest.CaptureFixture
 def test_a_misspelt_claim_is_answered_with_the_one_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "leave_one_ou"]) == 2
     assert "leave_one_out" in capsys.readouterr().err
-
-
-def test_what_pictures_need_is_said_before_anything_runs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["run", "variance_and_team_size"]) == 2
-    assert "kapelle[plot]" in capsys.readouterr().err

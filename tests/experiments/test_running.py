@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from experiments.claim import Claim, Result, better, claims, overall
-from experiments.running import TUNING_SEEDS, Job, Rows, kept, run, run_one, source_of, turned
+from experiments.running import TUNING_SEEDS, kept, run, source_of, turned
 
 from experiments import page
 
@@ -67,49 +64,6 @@ def test_what_is_done_is_not_done_again(of_numbers: Claim, tmp_path: Path) -> No
     assert len(ASKED) == asked + 2
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_arms_of_one_run_are_taken_by_one_process(
-    of_numbers: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
-) -> None:
-    """What `measure` keeps of a run is not run again by a process that takes the other arm."""
-    shares: list[list[tuple[str, int]]] = []
-
-    def taken(given: Sequence[Sequence[Job]], jobs: int) -> Iterator[dict[str, Any]]:
-        shares.extend([(arm, seed) for _, arm, _, seed in share] for share in given)
-        yield from (run_one(*job) for share in given for job in share)
-
-    monkeypatch.setattr("experiments.running._rows_of", taken)
-    claim = replace(of_numbers, rates=(1.0,), one_run=together)
-    run(claim, jobs=2, seeds=2, folder=tmp_path)
-    both = [[("up", seed), ("down", seed)] for seed in (0, 1)]
-    assert shares == (both if together else [[each] for pair in both for each in pair])
-
-
-def test_rows_of_another_experiment_are_not_read(of_numbers: Claim, tmp_path: Path) -> None:
-    run(of_numbers, folder=tmp_path)
-    file = tmp_path / "group_baseline.jsonl"
-    file.write_text(file.read_text("utf-8").replace(source_of(of_numbers), "0" * 16), "utf-8")
-    assert Rows(of_numbers, tmp_path).known == {}
-
-
-def test_words_and_bounds_change_no_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Path(page.__file__).with_name("claims").joinpath("group_baseline.py").read_text("utf-8")
-    (tmp_path / "claims").mkdir()
-    file = tmp_path / "claims" / "group_baseline.py"
-    monkeypatch.setattr("experiments.running.HERE", tmp_path)
-
-    def hash_of(changed: str) -> str:
-        assert changed != text or not file.exists()
-        file.write_text(changed, "utf-8")
-        return source_of(CLAIM)
-
-    first = hash_of(text)
-    assert hash_of(text.replace("    setting=", "    setting='Ä ' + ")) == first
-    assert hash_of(text.replace("    landmarks=", "    quick=3, landmarks=")) == first
-    assert hash_of(text.replace("    arms={", "    arms={'more': {}, ")) != first
-    assert hash_of(text.replace("TOKENS = ", "TOKENS = 1 + ")) != first
-
-
 def test_what_a_claim_takes_from_another_is_of_its_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,13 +98,3 @@ def test_the_page_says_what_the_results_say() -> None:
         for algorithm in claim.algorithms:
             text = (page.DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")
             assert text == page.with_verdicts(text, algorithm, known), "run: python -m experiments page"
-
-
-def test_every_claim_is_called_as_its_file_and_compares() -> None:
-    folder = Path(__file__).parents[2] / "experiments" / "claims"
-    found = claims()
-    assert sorted(found) == sorted(file.stem for file in folder.glob("[!_]*.py"))
-    for claim in found.values():
-        assert len(claim.arms) >= 2, claim.name
-        assert claim.predictions, claim.name
-        assert claim.seeds >= 10 or claim.remark, f"{claim.name}: fewer than ten seeds need a word"

@@ -7,7 +7,6 @@ from experiments.claim import (
     Judged,
     Prediction,
     better,
-    claims,
     interquartile_mean,
     overall,
     summed_up,
@@ -70,14 +69,3 @@ def test_an_algorithm_s_page_counts_the_predictions_about_it() -> None:
     assert overall(found[:2], "vdn") == "not shown"
     assert overall(found[:2], "qmix") == "shown"
     assert overall(found) == "contradicted"
-
-
-def test_predictions_are_about_algorithms_of_their_claim() -> None:
-    for claim in claims().values():
-        named = {name for each in claim.predictions for name in each.algorithms}
-        assert named <= set(claim.algorithms), claim.name
-        for algorithm in claim.algorithms:
-            about = [
-                each for each in claim.predictions if not each.algorithms or algorithm in each.algorithms
-            ]
-            assert about, f"{claim.name} predicts nothing of {algorithm}"

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.lab import FAR, Anatomy, Arm, Curve, TableRun, exact_gradient, learn, moves, recipe_of
+from experiments.lab import Anatomy, Arm, Curve, TableRun, exact_gradient, moves, recipe_of
 from experiments.relays import Calls
-from experiments.tables import SteppedTables
 
 GRPO: Mapping[str, Any] = {"name": "rloo", "group_size": 4, "team_reward": "sum"}
 
@@ -53,13 +52,6 @@ def test_an_update_is_the_exact_gradient_on_average() -> None:
         assert bool(((mean - gradient).abs() <= 5 * error + 1e-6).all()), name
 
 
-def test_a_team_learns_and_repeats() -> None:
-    game = {"name": "sum_game", "seats": 2, "letters": 2}
-    first, second = (learn(run_of(game), 400) for _ in range(2))
-    assert first == second
-    assert first.end > 0.8
-
-
 def test_a_curve_holds_each_worth_until_the_next() -> None:
     curve = Curve([0, 10, 30], [0.0, 0.5, 1.0])
     assert curve.area(40) == (0 * 10 + 0.5 * 20 + 1.0 * 10) / 40
@@ -86,45 +78,6 @@ def test_a_row_is_that_of_what_was_read_and_said() -> None:
     assert gradient[1:].abs().max() < 1e-9  # the first letter decides
 
 
-@pytest.mark.long
-def test_to_what_embeds_turns_a_letter_is_itself() -> None:
-    algorithm = {"name": "vdn", "group_size": 16, "fit": {"min_fill": 16, "updates": 40, "lr": 0.01}}
-    still = TableRun(recipe_of({"name": "sum_game", "seats": 3}, Arm(algorithm), 1e-6, 0))
-    explained = [still.step()[1].get("mixer_explained", 0.0) for _ in range(10)]
-    assert explained[-1] > 0.9  # a sum explains a sum, and could not if answers looked alike
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("additive", "explained"), [(True, True), (False, False)])
-def test_additive_critics_know_answers_that_they_have_not_met_together(
-    additive: bool, explained: bool
-) -> None:
-    arm = Arm({"name": "coma", "group_size": 8}, {"optimizer": {"critic_lr": FAR / 4}})
-    still = TableRun(recipe_of({"name": "sum_game", "seats": 4}, arm, 1e-6, 0), additive=additive)
-    shares = [still.step()[1]["explained_variance/critic:agent_0"] for _ in range(30)]
-    assert (sum(shares[-5:]) / 5 > 0.8) == explained
-
-
-def test_an_exact_gradient_asks_for_the_rows_that_matter_alone() -> None:
-    run = run_of({"name": "sum_game", "seats": 3})
-    gradient = exact_gradient(run)
-    assert [run.rows_of(name) for name in gradient] == [[k] for k in range(3)]
-    assert all(int((each.abs().sum(1) > 0).sum()) == 1 for each in gradient.values())
-
-
-def test_tables_play_a_workflow_of_questions() -> None:
-    game = {"name": "experiments.questions:Letters", "letters": 3}
-    over = {"workflow": {"name": "cory"}, "training": {"tasks_per_step": 3}}
-    run = run_of(game, **over)
-    read = "2?\n\nagent_0: A"
-    assert run.say(1, read) == pytest.approx(dict.fromkeys("ABC", 1 / 3))
-    for _ in range(60):
-        _, metrics = run.step()
-        assert metrics["parity/max"] < 1e-5
-    assert run.say(0, "2?")["B"] > 0.8
-    assert run.say(1, "2?\n\nagent_0: B")["B"] > 0.8
-
-
 def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_experts() -> None:
     game = {"name": "experiments.relays:ShownRelay", "seats": 2, "letters": 3}
     for algorithm in ({"name": "distill", "teacher": "teacher"}, {"name": "sft"}):
@@ -139,35 +92,6 @@ def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_exper
 
 
 ESSAYS = {"name": "essay", "seats": 2, "letters": 2, "longest": 8}
-
-
-def test_tables_that_sample_step_by_step_say_the_same() -> None:
-    whole, stepped = (
-        TableRun(recipe_of(ESSAYS, Arm(GRPO), 1.0, 0, training={"tasks_per_step": 4}), stepped=each)
-        for each in (False, True)
-    )
-    for _ in range(3):
-        said, again = whole.step()[0], stepped.step()[0]
-        assert [t.text for g in said for e in g.episodes for t in e.turns] == [
-            t.text for g in again for e in g.episodes for t in e.turns
-        ]
-    # Eight rows a group of four tasks, all at once: as many steps as the longest answer has letters.
-    assert isinstance(stepped.player, SteppedTables)
-    assert stepped.player.steps <= 3 * 8
-
-
-def test_answers_that_a_step_leaves_go_on_in_the_next_one() -> None:
-    over = {"tasks_per_step": 4, "max_staleness": 1, "partial_rollouts": 0.5}
-    run = TableRun(recipe_of(ESSAYS, Arm(GRPO), 4.0, 0, training=over), stepped=True)
-    mixed, sizes = 0, set()
-    for _ in range(8):
-        groups, metrics = run.step()
-        assert metrics["parity/max"] < 1e-5  # each letter is one of the weights that its turn names
-        turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
-        mixed += sum(bool(turn.versions) for turn in turns)
-        sizes.add(len(groups))
-    assert mixed > 0
-    assert min(sizes) < 4, "some are left"
 
 
 def test_calls_are_worth_their_share_of_an_attempt() -> None:

@@ -68,17 +68,6 @@ def test_damage_is_named_and_the_newest_complete_checkpoint_found(tmp_path: Path
     assert load(newest.folder)["model"]["w"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_there_may_be_no_complete_checkpoint(tmp_path: Path) -> None:
-    assert newest_valid(tmp_path / "nowhere").folder is None
-    folder = save(tmp_path, 1, {"loop": {}})
-    (folder / "manifest.json").unlink()
-    newest = newest_valid(tmp_path)
-    assert newest.folder is None
-    assert [rejected.folder for rejected in newest.rejected] == [folder]
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
-        load(tmp_path / "00000009")
-
-
 def test_a_step_saved_again_is_the_newer_one(tmp_path: Path) -> None:
     for value in range(11):
         save(tmp_path, 5, {"loop": {"value": value}})

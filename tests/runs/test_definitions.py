@@ -6,9 +6,7 @@ import pytest
 
 from kapelle.environment import FAILED
 from kapelle.runs.definitions import (
-    METRICS,
     MOST_REPORTED,
-    describe,
     reported_counts,
     rollout_metrics,
 )
@@ -116,38 +114,6 @@ def test_a_group_is_dead_if_no_trained_return_varies() -> None:
     # In an evaluation no agent is trained, and every agent counts.
     mute = turn("actor", 1, trained=False)
     assert share(episode(1.0, mute), episode(0.0, mute)) == 0.0
-
-
-def test_every_metric_of_a_row_is_described() -> None:
-    members = (episode(1.0, turn("reasoner", 4), turn("actor", 2), success=1.0), episode(0.0, success=0.0))
-    scored = tuple(
-        replace(member, rewards={"reasoner": 1.0, "actor": 0.0}, task=replace(TASK, part="sums"))
-        for member in members
-    )
-    branch = replace(turn("actor", 2), index=1, parent=0, worth=0.0)
-    tree = replace(
-        episode(1.0, replace(turn("actor", 2), index=0, worth=1.0, dropped=3)),
-        branches=(branch,),
-        continued={"actor-lora": 5},
-    )
-    judged = {"reward/rubric": 0.5, "reward/rubric/clear": 0.5, "judge/disagreement": 0.1}
-    reported = replace(tree, info={"moves": 3, "tricks": {"actor": 1}, **judged})
-    silent = replace(reported, info={"unscored": "nobody said"}, success=None, rewards={})
-    mute = replace(silent, info={"unscored": "nobody said", "reward/rubric": None})
-    broken = replace(silent, info={"reward/rubric": FAILED}, error="it raised")
-    rows = [
-        rollout_metrics([Group(scored[0].task, scored)]),
-        rollout_metrics([Group(tree.task, (reported,))]),
-        rollout_metrics([Group(tree.task, (silent, reported))]),
-        rollout_metrics([Group(tree.task, (mute, broken, reported))]),
-    ]
-    assert ["unscored" in row for row in rows] == [False, False, True, True]
-    assert rows[1]["tokens/actor-lora"] == 2 + 2 + 5
-    assert rows[1]["tokens_continued/actor-lora"] == 5
-    assert rows[1]["dead_moments"] == 0.0
-    described = {name: describe(name) for row in rows for name in row}
-    assert None not in described.values()
-    assert set(described.values()) == set(METRICS)
 
 
 def test_each_reward_function_has_mean_deviation_and_shares_of_none_and_failures() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard, try_to_load_from_cache
@@ -61,20 +60,6 @@ def test_notes_are_changed_and_read(tmp_path: Path) -> None:
         assert read_notes(tmp_path) == RunNotes()
     with pytest.raises(RunDirectoryError):
         keep_notes(tmp_path / "nowhere", text="x")
-
-
-@pytest.mark.parametrize(
-    "row", [{"team": 3, "baselines": [1, 2]}, {"baselines": 5}, {"baselines": [{"agents": 4, "answers": 2}]}]
-)
-def test_a_model_card_accepts_any_evaluation(row: dict[str, Any], tmp_path: Path) -> None:
-    config = {"name": "two", "algorithm": {"name": "grpo"}, "environment": {"name": "arithmetic"}}
-    for name, text in {"config.yaml": json.dumps(config), "provenance.json": "{}"}.items():
-        (tmp_path / name).write_text(text)
-    for name in ("metrics.jsonl", "evaluations.jsonl"):
-        (tmp_path / name).touch()
-    keep_evaluation(tmp_path, row, [])
-    card = model_card(tmp_path, 1, [Exported("solver", ["ann"], ".", "embedded", "hf", "float32")])
-    assert "## Evaluation at equal tokens\n\nUnseen problems of None" in card
 
 
 def test_the_hub_finds_data_base_and_licence_of_a_model(

@@ -17,7 +17,6 @@ from kapelle.runs.named_checkpoint import (
     resumed_run,
     split_run,
     values_of,
-    why_no_best,
 )
 from kapelle.runs.rollback import roll_back
 from kapelle.training.trainer import Trainer
@@ -87,10 +86,6 @@ def test_the_best_is_the_earliest_complete_one_of_the_best_value(kept: Path) -> 
     assert values_of(kept, "reward/solver")[2] == -0.9
     (kept / "checkpoints" / "00000002" / "state.json").write_bytes(b"{}")
     assert best("success") == "00000003"
-
-
-def test_an_unknown_metric_has_a_suggestion(kept: Path) -> None:
-    assert why_no_best(kept, "sucess").endswith("Did you mean 'success'?")
 
 
 def test_the_best_is_kept_while_others_are_deleted(kept: Path) -> None:

@@ -61,27 +61,6 @@ def test_a_rate_that_breaks_the_weights_stops_the_run(tmp_path: Path) -> None:
         assert states(run) == {}
 
 
-@pytest.mark.sample(1)
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [{"optimizer": {"lr": 1e-2}}, {"non_finite": "skip"}])
-def test_a_run_that_was_stopped_by_its_rate_continues_with_other_settings(
-    way: dict[str, Any], undisturbed: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    broken: dict[str, Any] = {"optimizer": {"lr": 1e38}}
-    with Trainer(**settings(**broken), run_dir=run) as trainer, pytest.raises(NumericsError):
-        trainer.train()
-    with Trainer(**settings(**{**broken, **way}), run_dir=run, resume=True) as trainer:
-        assert trainer.train().steps == STEPS
-    rows = read_metrics(run)
-    if "optimizer" in way:
-        assert same_bits(states(run), states(undisturbed))
-    else:
-        assert all(row["undone/agent_0"] == row["skipped/agent_1"] == 1.0 for row in rows)
-        first = checkpoint.load(run / "checkpoints" / "00000000")["train"]
-        assert all(same_bits(state, first) for state in states(run).values())
-
-
 Breaks = Callable[[str, float], None]
 
 
@@ -107,8 +86,8 @@ def breaks(monkeypatch: pytest.MonkeyPatch) -> Breaks:
     return spoil_step
 
 
-PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg", "exp_avg_sq"])
-VALUES = pytest.mark.parametrize("value", [math.nan, -math.inf, 1e38])
+PLACES = pytest.mark.parametrize("part", ["weights", "exp_avg_sq"])
+VALUES = pytest.mark.parametrize("value", [math.nan, 1e38])
 
 
 @pytest.mark.sample(1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -46,24 +44,6 @@ def test_a_single_process_writes_none(tmp_path: Path) -> None:
     with rank_log(tmp_path, ALONE):
         doing("anything")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_warnings_and_logs_of_libraries_are_in_it_and_still_shown(
-    tmp_path: Path,
-) -> None:
-    library = logging.getLogger("some.library")
-    before = warnings.showwarning
-    with warnings.catch_warnings(record=True, action="always") as shown, rank_log(tmp_path, Third()):
-        warnings.warn("the disk is\x1b[31m slow", stacklevel=1)
-        library.error("a link is down")
-        library.debug("nothing to see")
-    assert warnings.showwarning is before
-    assert [str(each.message) for each in shown] == ["the disk is\x1b[31m slow"]
-    text = "\n".join(lines(tmp_path))
-    assert "UserWarning: the disk is" in text
-    assert "a link is down" in text
-    assert "nothing to see" not in text
-    assert "\x1b" not in text
 
 
 def test_a_failure_to_write_is_ignored(tmp_path: Path) -> None:

@@ -133,14 +133,6 @@ def test_readers_and_a_resume_raise_for_damage(tmp_path: Path, saved: dict[str, 
     assert read_groups(run, 10) == [group("a", 10, 1010)], "the other steps are read as before"
 
 
-def test_lost_traces_are_reported(tmp_path: Path, saved: dict[str, int]) -> None:
-    run = tmp_path / "run"
-    (run / "traces" / "00000017.jsonl.zst").unlink()
-    assert all_losses(run) == ["the traces of steps 17 to 32 are missing (traces)"]
-    with pytest.raises(RunDirectoryError, match="traces"):
-        resumed(run, saved)
-
-
 def test_a_deleted_folder_is_reported_and_a_resume_continues(tmp_path: Path, saved: dict[str, int]) -> None:
     run = tmp_path / "run"
     shutil.rmtree(run / "episodes" / "train")

@@ -17,7 +17,7 @@ from tests.support.killed_runs import spawn
 from tests.support.tiny import same_bits
 
 from kapelle.errors import CheckpointError, RunDirectoryError
-from kapelle.runs import checkpoint, rollback, step_rows
+from kapelle.runs import checkpoint, rollback
 from kapelle.runs.lock import RunLock
 from kapelle.runs.reader import read_status
 from kapelle.runs.rollback import ASIDE, roll_back
@@ -180,49 +180,3 @@ def test_the_newest_of_two_checkpoints_of_a_step_is_taken(run: Path) -> None:
     plan = roll_back(run, 3)
     assert plan.to.name == "00000003"
     assert plan.checkpoints == (again,)
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
-
-
-def attempt(run: Path, to: int, monkeypatch: pytest.MonkeyPatch, moves: int) -> None:
-    """Begin to go back, and end after so many folders were moved."""
-    real, left = rollback._move, [moves]
-
-    def move(folder: Path, kept: Path) -> None:
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        real(folder, kept)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rollback, "_move", move)
-        with pytest.raises(Killed):
-            roll_back(run, to)
-
-
-def test_rows_after_a_killed_rollback_are_kept_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt(run, 1, monkeypatch, moves=0)
-    roll_back(run, 2)
-    train(run, resume=True)
-    step_rows.cut_steps(run / "episodes" / "train", 3)  # stands for other settings since
-    for step in (4, 5):
-        step_rows.append_step(run / "episodes" / "train", step, b'{"other":%d}\n' % step)
-    now, lines = files(run), lines_in(run)
-    plan = roll_back(run, 1)
-    aside = files(plan.aside)
-    assert {step: lines_in(plan.aside)[step] for step in TRAINED[1:]} == {
-        step: lines[step] for step in TRAINED[1:]
-    }
-    assert files(run)["metrics.jsonl"] + aside["metrics.jsonl"] == now["metrics.jsonl"]
-
-
-def test_a_killed_rollback_does_not_affect_a_later_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt(run, 1, monkeypatch, moves=1)
-    train(run, resume=True)
-    plan = roll_back(run, 1)
-    assert [folder.name for folder in plan.checkpoints] == [f"{k:08d}" for k in range(2, STEPS + 1)]
-    places = sorted((run / ASIDE).iterdir())
-    assert len(places) == 2
-    assert all((place / "checkpoints" / f"{STEPS:08d}").is_dir() for place in places)

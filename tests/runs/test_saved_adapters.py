@@ -6,7 +6,6 @@ Covers starting weights, stages, past selves, resumed checkpoints, verifiers and
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from torch import Tensor
 from kapelle import Trainer
 from kapelle.errors import CheckpointError, ModelError
 from kapelle.models.checksums import base_of, write_checksums
-from kapelle.training.stages import checkable, read_stages
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -173,14 +171,6 @@ class TestVerifiers:
         pays = {"name": "maporl", "verifier": str(verifier), "least_auc": None, "group_size": 2}
         return Trainer(**sections(algorithm=pays))
 
-    def test_additional_tensors_raise(self, verifier: Path) -> None:
-        self.run(verifier).close()
-        settings = json.loads((verifier / "adapter_config.json").read_text())
-        fewer = {**settings, "target_modules": ["q_proj"]}
-        (verifier / "adapter_config.json").write_text(json.dumps(fewer))
-        with pytest.raises(ModelError, match=r"`algorithm.verifier` cannot start from"):
-            self.run(verifier)
-
     def test_a_head_of_another_size_raises(self, verifier: Path) -> None:
         save_file({"weight": torch.ones(1, 8), "bias": torch.ones(1)}, verifier / "value_head.safetensors")
         write_checksums(verifier)
@@ -211,9 +201,3 @@ class TestStages:
         assert "'two'" in said.err
         assert told in said.err
         assert not (tmp_path / "run").exists()
-
-    def test_stages_may_name_the_same_layers_differently(self, tmp_path: Path) -> None:
-        spelled = [f"self_attn.{part}_proj" for part in "qkvo"] + ["gate_proj", "up_proj", "mlp.down_proj"]
-        second = {"team": {"lora": {"targets": spelled}}}
-        with checkable(read_stages(self.recipe(tmp_path, second))) as configs:
-            assert configs[1].team.lora.targets == tuple(spelled)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kapelle.runs import step_rows
 from kapelle.runs.step_rows import (
     append_step,
     cut_steps,
@@ -49,12 +48,6 @@ def whole(tmp_path: Path) -> Path:
 def test_sixteen_steps_make_a_file(whole: Path) -> None:
     assert list(files(whole)) == ["00000001.jsonl.zst", "00000017.jsonl.zst", "00000033.jsonl.zst"]
     assert read(whole) == {step: lines(step) for step in range(1, STEPS + 1)}
-
-
-def test_a_large_file_is_complete_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_rows, "SIZE", 150)
-    write(tmp_path / "run", 1, 2, 3, 4)
-    assert len(files(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize("last", [-1, 1, 16, 17, 39, 40])

@@ -21,7 +21,6 @@ from kapelle.errors import CheckpointError, RunDirectoryError
 from kapelle.runs import checkpoint
 from kapelle.runs.reader import is_run, read_metrics, read_status
 from kapelle.runs.writer import RunDirectory
-from kapelle.training.stages import open_stages, read_stages
 
 ALL = ("row", "status", "episodes", "latest")
 
@@ -216,15 +215,6 @@ def test_a_checkpoint_appears_only_while_the_run_is_held(tmp_path: Path) -> None
         run.report("training", 1)
 
 
-def test_stages_are_trained_by_one_process(tmp_path: Path) -> None:
-    stages = read_stages("mrlm_hybrid")
-    lock = open_stages(tmp_path / "run", stages, resume=False)
-    with pytest.raises(RunDirectoryError, match=rf"run is in use by process {os.getpid()}"):
-        open_stages(tmp_path / "run", stages, resume=True)
-    lock.release()
-    open_stages(tmp_path / "run", stages, resume=True).release()
-
-
 def _train_slowly(run: str, resume: bool, pipe: Connection) -> None:
     """Train, and wait after every step until the other end says go."""
     import random
@@ -278,21 +268,6 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.slow
 class TestTrainers:
-    def test_a_trainer_whose_lock_is_removed_ends_bitwise_identical(
-        self, tmp_path: Path, left_alone: bytes, begin: Callable[..., tuple[Any, Connection]]
-    ) -> None:
-        run = tmp_path / "run"
-        _, first = begin(run)
-        for step in range(1, STEPS + 1):
-            assert first.recv() == step
-            (run / "lock").unlink()
-            if step in (1, STEPS):
-                assert start("grpo", run, resume=True) not in (0, None)  # refused
-            first.send("go")
-        assert first.recv() == "done"
-        assert _weights(run) == left_alone
-        assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))
-
     def test_a_paused_trainer_leaves_a_replaced_run_to_the_other(
         self, tmp_path: Path, left_alone: bytes, begin: Callable[..., tuple[Any, Connection]]
     ) -> None:

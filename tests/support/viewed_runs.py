@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 from tests.support.episode_lines import change_rows
 
 from kapelle.runs.writer import RunDirectory
+from kapelle.services.binding import Binding
+from kapelle.services.http import HttpServer
 from kapelle.types import Episode, Group, Message, Task, Turn
 
 AGENTS = ("solver", "critic")
@@ -158,3 +162,16 @@ def _against_the_first(row: dict[str, Any]) -> None:
         row["task"]["cast"] = {"critic": {"policy": "league:0:player", "player": "self@0"}}
         for turn in row["turns"]:
             turn["trained"] = turn["agent"] != "critic"
+
+
+@contextmanager
+def client_of(folder: Path) -> Iterator[httpx.Client]:
+    """Yield a client of a viewer of the runs in a folder."""
+    from kapelle.viewer.library import Library
+    from kapelle.viewer.server import viewer
+
+    with (
+        HttpServer(Binding(), viewer(Library([folder]), Binding())) as server,
+        httpx.Client(base_url=server.url, timeout=120.0) as client,
+    ):
+        yield client

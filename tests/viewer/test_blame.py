@@ -9,14 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.viewed_runs import AGENTS, write_run
+from tests.support.viewed_runs import AGENTS, client_of, write_run
 
 from kapelle.runs.blamed import BlamedEpisode, BlamedTurn, BlameFile, SampledInstead
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
 from kapelle.viewer.blame import conversation, kept
-from kapelle.viewer.library import Library
-from kapelle.viewer.server import viewer
 
 HOW: dict[str, Any] = {"step": 8, "split": "eval", "samples": 4, "seed": 0, "settings": []}
 
@@ -43,10 +39,7 @@ def blamed_run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def there(blamed_run: Path) -> Iterator[httpx.Client]:
-    with (
-        HttpServer(Binding(), viewer(Library([blamed_run.parent]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as client,
-    ):
+    with client_of(blamed_run.parent) as client:
         yield client
 
 

@@ -6,12 +6,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.support.viewed_runs import write_run
-
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
-from kapelle.viewer.library import Library
-from kapelle.viewer.server import viewer
+from tests.support.viewed_runs import client_of, write_run
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +17,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         for lr in (0.001, 0.01, 0.1):
             for seed in range(5):
                 write_run(folder / f"{algorithm}-{lr}-{seed}", steps=1, algorithm=algorithm, lr=lr, seed=seed)
-    with (
-        HttpServer(Binding(), viewer(Library([folder]), Binding())) as site,
-        httpx.Client(base_url=site.url, timeout=60.0) as made,
-    ):
+    with client_of(folder) as made:
         yield made
 
 

@@ -79,13 +79,6 @@ def test_changed_steps_are_indexed_again(run: Path) -> None:
     assert found(index, {"q": "carry 4"}) == [(3, 2), *((4, k) for k in range(4))]
 
 
-def test_a_page_waits_for_few_steps(run: Path) -> None:
-    index = Index(run, ["solver"])
-    while not index.refresh().ready:
-        pass
-    assert len(found(index, {})) == 12
-
-
 def test_a_row_has_the_recorded_values(run: Path) -> None:
     row = made(run).rows({})[0]
     assert (row.split, row.step, row.line, row.question, row.answer) == ("train", 3, 0, "3+0", "3")

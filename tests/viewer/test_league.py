@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from tests.support.episode_lines import change_rows
-from tests.support.viewed_runs import write_run
+from tests.support.viewed_runs import client_of, write_run
 
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
 from kapelle.viewer.league import opposed, standing
-from kapelle.viewer.library import Library
-from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of, tallies
 
 
@@ -104,10 +99,7 @@ def test_the_page_of_a_run_whose_agents_are_opposed(tmp_path: Path) -> None:
         file.write('{"step": 5, "return/solver": 1.0, "return/critic": -1.0}\n')
     rows = [{"part": "", "step": 2, "nash_conv": 0.5, "exploitability": 0.25}, {"step": "x"}, 7]
     (run / "exact.json").write_text(json.dumps({"format": 1, "rows": rows}))
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         assert "/run/duel/league" in web.get("/run/duel").text
         assert "/run/pair/league" not in web.get("/run/pair").text
         text = web.get("/run/duel/league").text

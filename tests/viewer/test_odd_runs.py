@@ -11,14 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.viewed_runs import write_run
+from tests.support.viewed_runs import client_of, write_run
 
 from kapelle.runs.step_rows import scan
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
 from kapelle.viewer import server
-from kapelle.viewer.library import Library
-from kapelle.viewer.server import viewer
 
 VIEWS = ("", "/episodes", "/episodes?sort=longest&q=carry", "/team", "/league", "/league.json", "/settings?all=1", "/episode/train/1/0", "/episode/train/1/0/0", "/together?e=train.1.0")  # fmt: skip
 MARKUP = "<img src=x onerror=alert(1)>\"'&"
@@ -51,10 +47,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as made,
-        httpx.Client(base_url=made.url, timeout=120.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         yield Site(web)
 
 

@@ -82,13 +82,6 @@ def test_a_picture_is_sent_as_what_it_is(kind: str, client: httpx.Client) -> Non
     assert f"/run/seen/image/{image.file}" in client.get("/run/seen/together?e=train.2.0").text
 
 
-def test_another_type_is_named_alone(client: httpx.Client) -> None:
-    page = client.get("/run/seen/episode/train/2/0").text
-    assert GIF.hash in page
-    assert f"/image/{GIF.hash}" not in page
-    assert client.get(f"/run/seen/image/{GIF.file}").status_code == 404
-
-
 @pytest.mark.parametrize(
     "name",
     [

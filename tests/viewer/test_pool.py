@@ -10,17 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.viewed_runs import STANDING, put_standing, write_league_run, write_run
+from tests.support.viewed_runs import STANDING, client_of, put_standing, write_league_run
 
 from kapelle.runs.summary import opposed, plays_against
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
-from kapelle.viewer.league import standing
-from kapelle.viewer.library import Library, MetricTable, ViewedRun
+from kapelle.viewer.library import MetricTable, ViewedRun
 from kapelle.viewer.lines import Tail
 from kapelle.viewer.pool import entry_of, pool, read_entries
-from kapelle.viewer.server import viewer
-from kapelle.viewer.skimming import FIXED, SkimmedPair, SkimmedPlayer, Tally, players_of
+from kapelle.viewer.skimming import FIXED, SkimmedPlayer, players_of
 
 
 def opened(run: Path) -> ViewedRun:
@@ -56,20 +52,6 @@ def test_a_table_of_payoffs_is_shown_in_place_of_results(tmp_path: Path) -> None
     assert [cell["shade"] for cell in shown["matrix"]["rows"][0]] == ["", "m6"]
 
 
-def test_payoffs_have_a_number_of_games(tmp_path: Path) -> None:
-    table = {"names": ["self@0", "self@4"], "table": [[0, -0.5], [0.25, 0]], "games": [[24, 1024], [None, 0]]}
-    shown = pool(opened(write_league_run(tmp_path / "run", STANDING | {"payoffs": table})))
-    assert shown is not None
-    cells = [cell for row in shown["matrix"]["rows"] for cell in row]
-    assert [cell["games"] for cell in cells] == [24, 1024, None, None]
-    assert [cell["words"].partition("where the others are ")[2] for cell in cells] == [
-        "self@0, in 24 games",
-        "self@4, in 1,024 games",
-        "self@0",
-        "self@4, computed exactly",
-    ]
-
-
 def test_entries_of_removed_steps_do_not_count(tmp_path: Path) -> None:
     later = STANDING | {"step": 8, "member": "self@8", "ratings": {"self@4": [900, 800, 1000]}}
     run = write_league_run(tmp_path / "run", STANDING, later, steps=5)
@@ -77,32 +59,6 @@ def test_entries_of_removed_steps_do_not_count(tmp_path: Path) -> None:
     assert shown is not None
     assert (shown["entrant"], shown["missing"]) == ("self@4", [])
     assert read_entries(run, 8)[0][-1].member == "self@8"
-
-
-def test_members_that_have_left_are_listed_last(tmp_path: Path) -> None:
-    now = STANDING | {"step": 8, "member": "self@8", "members": STANDING["members"][:2]}
-    shown = pool(opened(write_league_run(tmp_path / "run", STANDING, now, steps=8)))
-    assert shown is not None
-    last = shown["members"][-1]
-    assert (last["name"], last["left"], last["entered"]) == ("self@4", True, 4)
-
-
-def test_ratings_are_those_of_the_last_entry_that_games_link_to_others(tmp_path: Path) -> None:
-    members = [*STANDING["members"], {"name": "exploiter@4", "kind": "past", "step": 4}]
-    own = {
-        "member": "exploiter@4",
-        "members": members,
-        "ratings": {},
-        "results": [["exploiter@4", "self", 3, 1, 0]],
-    }
-    run = write_league_run(tmp_path / "run", STANDING, STANDING | own)
-    os.utime(run / "league" / "self@4" / "standing.json", (1, 1))
-    shown = pool(opened(run))
-    assert shown is not None
-    assert (shown["entrant"], shown["rated"]) == ("exploiter@4", "self@4")
-    rows = {row["name"]: row for row in shown["members"]}
-    assert rows["self@4"]["rating"] == (120.4, 60.0, 181.0)
-    assert rows["exploiter@4"]["rating"] is None
 
 
 DAMAGE: dict[str, Any] = {
@@ -138,10 +94,7 @@ def test_a_file_without_step_and_member_is_no_entry(raw: bytes) -> None:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[httpx.Client]:
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as made,
-    ):
+    with client_of(tmp_path) as made:
         yield made
 
 
@@ -170,17 +123,6 @@ def test_the_page_opens_for_any_entry_files(tmp_path: Path, web: httpx.Client) -
     assert "In the standing.json of odd members, payoffs" in page.text
     assert "5 standing.json cannot be read or are damaged: broken, device, folder, large, pipe." in page.text
     assert web.get("/run/run/league.json").status_code == 200
-
-
-@pytest.mark.parametrize("how", ["nothing", "a file", "no league"])
-def test_the_page_opens_without_entries(how: str, tmp_path: Path, web: httpx.Client) -> None:
-    run = write_run(tmp_path / "run", steps=2) if how == "no league" else write_league_run(tmp_path / "run")
-    if how == "a file":
-        (run / "league").write_text("x")
-    page = web.get("/run/run/league")
-    assert page.status_code == 200
-    assert ("There is no standing.json" in page.text) == (how != "no league")
-    assert ("self@0" in page.text) == (how != "no league"), "metrics name it"
 
 
 def test_the_page_of_a_run_with_a_league(tmp_path: Path, web: httpx.Client) -> None:
@@ -221,16 +163,6 @@ def test_a_replaced_role_is_played_by_the_member() -> None:
     for odd in odds:
         assert second(row("x", odd)) == SkimmedPlayer("league:0:b", 2, -1.0)
     assert second({"task": {"cast": [1]}}) == second({"task": 7}) == SkimmedPlayer("league:0:b", 2, -1.0)
-
-
-def test_a_heat_map_has_a_limited_number_of_members() -> None:
-    rows = [
-        (k, SkimmedPair("", "player", k, f"self@{k}", FIXED), Tally(wins=k, losses=1)) for k in range(100)
-    ]
-    found = standing(rows)
-    fixed = [name for name in found["entrants"] if name.startswith("self@")]
-    assert fixed == [f"self@{k}" for k in range(80, 100)], "those with most games, by their numbers"
-    assert found["omitted"] == 80
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.episode_lines import change_rows
-from tests.support.viewed_runs import write_run
+from tests.support.viewed_runs import client_of, write_run
 
 from kapelle.cli import main
 from kapelle.runs.step_rows import append_step
-from kapelle.services.binding import Binding
-from kapelle.services.http import HttpServer
 from kapelle.viewer.episode import credit_map, step_episodes
-from kapelle.viewer.library import Library
 from kapelle.viewer.selection import Expression, selected
-from kapelle.viewer.server import viewer
 from kapelle.viewer.skimming import skimmed
 
 
@@ -44,10 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def web(run: Path) -> Iterator[httpx.Client]:
-    with (
-        HttpServer(Binding(), viewer(Library([run.parent]), Binding())) as site,
-        httpx.Client(base_url=site.url, timeout=60.0) as made,
-    ):
+    with client_of(run.parent) as made:
         yield made
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from tests.support.episode_lines import change_rows
-from tests.support.viewed_runs import append_step, write_run
+from tests.support.viewed_runs import append_step, client_of, write_run
 
 from kapelle.runs.findings import keep_evaluation, keep_notes
-from kapelle.runs.step_rows import append_step as append_rows
 from kapelle.runs.writer import RunDirectory
 from kapelle.services.binding import Binding
 from kapelle.services.http import HttpServer
@@ -111,10 +107,7 @@ def test_a_run_shows_its_evaluation_at_equal_tokens(tmp_path: Path) -> None:
     alone = {"agents": ["solver", "critic"], "answers": 1, **team, "success": 0.375}
     keep_evaluation(run, {"steps": 2, "team": team, "baselines": [alone, {**alone, "answers": 3}, 7]}, [])
     keep_evaluation(run, {"steps": 2, "team": {"success": None}, "baselines": None}, [])
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         text = web.get("/run/run").text
     assert [text.count(each) for each in ("solver, critic alone", "majority of 3 answers", "37.5 %")] == [
         1,
@@ -130,10 +123,7 @@ def test_a_finished_run_with_a_fault_is_marked(tmp_path: Path) -> None:
         for k in range(12)
     ]  # fmt: skip
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         listing, page, advice = (web.get(path).text for path in ("/", "/run/run", "/advice"))
     for text in (listing, page):
         assert 'class="health diverging"' in text
@@ -166,10 +156,7 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
         '{"step": 3, "reward/solver": [0, 0, [5]]}',
     ]
     (run / "distributions.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         page = web.get("/run/run/distributions.json").json()
     assert page["steps"] == [2, 3]
     (drawn,) = page["maps"]
@@ -179,73 +166,10 @@ def test_distributions_are_stretches_of_steps_in_common_bins(
     )
 
 
-def test_distributions_of_traced_episodes_show_their_number(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=2)
-    rows = [
-        '{"step": 2, "entropy/solver": [-1, 0, [1, 3]], "length/solver": [0, 0, [1]], "update_entropy/solver": [-1, 0, [9]]}'
-    ]
-    (run / "distributions.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    trace = {"format": 1, "step": 2, "line": 3, "turns": []}
-    append_rows(run / "traces", 2, json.dumps(trace).encode() + b"\n")
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
-        length, whole, entropy = web.get("/run/run/distributions.json").json()["maps"]
-    assert (whole["title"], whole["who"], whole["rows"]) == ("update entropy", "solver", [[9]])
-    assert whole["known_as"] == "entropy at a trained token, by policy", "of all turns"
-    assert entropy["known_as"].endswith(": 1 of 4 episodes at step 2")
-    assert length["known_as"] == "tokens of a completion, by agent"
-
-
-def _game(run: Path, steps: int) -> Path:
-    """Write a run in which the solver wins what the critic loses."""
-    write_run(run, steps=steps)
-
-    def change(line: int, row: dict[str, Any]) -> None:
-        won = 1.5 if line % 2 else -2.0
-        row |= {"success": None, "rewards": {"solver": won, "critic": -won}}
-
-    change_rows(run / "episodes" / "train", change)
-    return run
-
-
-def test_a_game_shows_the_return_of_each_role(tmp_path: Path) -> None:
-    run = _game(tmp_path / "run", 1)
-    (run / "metrics.jsonl").write_text(
-        '{"step": 1, "reward/solver": 1.5, "reward/critic": -1.5, "info/draw": 0}\n'
-    )
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
-        listing, table, episode, beside = (
-            web.get(path).text
-            for path in (
-                "/",
-                "/run/run/episodes",
-                "/run/run/episode/train/1/0",
-                "/run/run/together?e=train.1.0",
-            )
-        )
-    for text in (listing, table, episode, beside):
-        assert re.search(r">solver</b> (1.5|−2)</span>", text)
-        assert re.search(r">critic</b> (−1.5|2)</span>", text)
-    group = episode[episode.index("The same task in this step") :]
-    assert "not scored" not in group
-    assert '<td class="number">3.5</td>' in table, (
-        "the range in a group is that of a seat, not of the sum, which is 0"
-    )
-    assert 'href="/run/run/league"' in episode
-
-
 def test_notes_are_shown_and_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1)
     keep_notes(run, text="the <b>second</b>\ntry", add=["paper", "best:1"])
-    with (
-        HttpServer(Binding(), viewer(Library([tmp_path]), Binding())) as server,
-        httpx.Client(base_url=server.url, timeout=60.0) as web,
-    ):
+    with client_of(tmp_path) as web:
         listing, page = (web.get(path).text for path in ("/", "/run/run"))
     for text in (listing, page):
         assert '<span class="tag">paper</span>' in text

@@ -68,27 +68,3 @@ def test_a_long_curve_becomes_means_of_stretches() -> None:
         "cut at the same steps as a run that begins at 1"
     )
     assert thinned([], [], 2) == ([], [])
-
-
-def test_rows_of_other_names_and_values_between_alike_ones(tmp_path: Path) -> None:
-    rows = [
-        {"step": 1, "a": 1.5, "tokens/x": 5.0},
-        {"step": 2, "a": 2.5, "tokens/x": 5.0},
-        {"step": 3, "a": float("nan"), "tokens/x": 2},
-        {"step": 4, "tokens/x": 3.0, "b": None, "a": "x"},
-        {"step": 5, "tokens/x": 3.0, "b": 4.5, "a": True},
-        {"step": 6, "tokens/x": None, "b": 5.5, "a": 1e308},
-        {"step": 7, "a": 1.0, "tokens/x": 5.0},
-        {"step": "x", "a": 1.0, "tokens/x": 5.0},
-        {"step": 8, "a": 7, "tokens/x": 5.0},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table = MetricTable(Tail(tmp_path / "metrics.jsonl"))
-    table.refresh()
-    assert table.columns == {
-        "a": [1.5, 2.5, None, None, None, 1e308, 1.0, 7.0],
-        "tokens/x": [5.0, 5.0, 2.0, 3.0, 3.0, None, 5.0, 5.0],
-        "b": [None, None, None, None, 4.5, 5.5, None, None],
-    }
-    assert table.axes["tokens"] == [5.0, 10.0, 12.0, 15.0, 18.0, 18.0, 23.0, 28.0]
-    assert table.tail.damaged == 1
