@@ -199,7 +199,7 @@ class TestGate:
             check_verifier(judge_of(tmp_path), 0.7)
         said = str(refused.value)
         for part in (
-            "0.660 [0.600, 0.720]", "0.800 over all answers", "800 answers to 90 held-out questions", "40.0% of them right",
+            "0.660 [0.600, 0.720]", "0.800 over all answers", "800 answers to 90 held-out questions", "40.0% of them correct",
             "70 questions with both", "requires 0.7", "`warmup.steps`", "least_auc: null",
         ):  # fmt: skip
             assert part in said
@@ -212,7 +212,7 @@ class TestGate:
         check_verifier(judge_of(tmp_path), 0.66)
 
     def test_answers_of_one_kind_and_what_was_never_measured_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="too few questions have both right and wrong answers"):
+        with pytest.raises(ConfigError, match="too few questions have both correct and incorrect answers"):
             check_verifier(judge_of(tmp_path, both=1, interval_within=None), 0.7)
         (tmp_path / "verifier.json").write_text(json.dumps({"base": ""}))
         with pytest.raises(ConfigError, match="no record of its accuracy"):
