@@ -31,7 +31,7 @@ def settings(non_finite: str = "stop", keep: int = 9, **over: Any) -> dict[str, 
 
 
 def states(run: Path) -> dict[str, Any]:
-    """What each checkpoint of a step holds; that of the start is left out."""
+    """Return the state in each checkpoint, without the one of step 0."""
     folders = checkpoint.list_checkpoints(run / "checkpoints")
     folders = [folder for folder in folders if folder.name != "00000000"]
     return {folder.name: checkpoint.load(folder)["train"] for folder in folders}
@@ -140,7 +140,7 @@ def test_skip_undoes_only_the_step_of_that_policy(
     assert ["undone/agent_0" in row for row in rows] == [False, False, True, False]
     assert [row["skipped/agent_0"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
     assert [row["skipped/agent_1"] for row in rows] == [0.0] * 4
-    # And the learner goes on from there.
+    # The learner continues from there.
     assert not same_bits(found["00000004"]["learners"]["agent_0"], before["agent_0"])
 
 
@@ -224,7 +224,7 @@ POISONS: dict[str, tuple[Callable[[dict[str, Any]], Tensor], float, str]] = {
 
 
 def spoil(run: Path, step: int, poison: str) -> None:
-    """Put a sealed checkpoint of that step in place of the right one, as kapelle of before wrote them."""
+    """Replace the checkpoint of a step by a complete one with an invalid number, as older versions wrote."""
     where, value, _ = POISONS[poison]
     right = run / "checkpoints" / f"{step:08d}"
     state = checkpoint.load(right)

@@ -63,7 +63,7 @@ def test_later_files_are_moved_unchanged(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stopped_at_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never beyond its second step, to read only."""
+    """A run that stopped at step 2; tests only read it."""
     run = tmp_path_factory.mktemp("stopped") / "run"
     stop_after(run, 2)
     return run
@@ -112,13 +112,13 @@ def test_a_killed_rollback_can_be_finished_and_loses_nothing(
     process = spawn(_killed, str(run), place)
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    # As it lies there the run goes on to the same end, whatever the rollback had done.
+    # A copy of the run can be resumed to the same end, wherever the rollback was killed.
     other = tmp_path / "other"
     shutil.copytree(run, other)
     train(other, resume=True)
     assert same_bits(content(other)["m"], content(trained)["m"])
     assert same_bits(content(other)["c"]["00000005"], content(trained)["c"]["00000005"])
-    # And the same command ends what it began, with all that came later in one folder.
+    # The same command completes the rollback, and moves everything later into one folder.
     roll_back(run, 2)
     [aside] = (run / ASIDE).iterdir()
     kept, left = files(aside), files(run)

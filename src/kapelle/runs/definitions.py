@@ -166,26 +166,18 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
     silent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for episode in episodes:
-        for key, value in episode.info.items():
-            # Environments may use any keys; this runs for every episode, so skip most of them quickly.
-            if key.__class__ is not str or "/" not in key:
-                continue
-            if key.startswith(PAID_BY):
-                name = key[len(PAID_BY) :]
-                if episode.error is not None:
-                    failed[name] += value == FAILED
-                elif value is None:
-                    silent[name] += 1
-                elif isinstance(value, int | float) and math.isfinite(value):
-                    found.setdefault(name, []).append(float(value))
-            elif key == DISAGREEMENT and episode.error is None and isinstance(value, int | float):
-                found.setdefault(key, []).append(float(value))
+        for name, value in _paid(episode):
+            if episode.error is not None:
+                failed[name] += value == FAILED
+            elif value is None:
+                silent[name] += 1
+            elif isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, []).append(float(value))
     row: dict[str, float] = {}
+    judged = [episode.info.get(DISAGREEMENT) for episode in episodes if episode.error is None]
+    _put_mean(row, DISAGREEMENT, [float(value) for value in judged if isinstance(value, int | float)])
     for name in sorted({*found, *silent, *failed})[:MOST_REPORTED]:
         values = found.get(name, [])
-        if name == DISAGREEMENT:
-            row[name] = fmean(values)
-            continue
         if values:
             row |= {f"paid/{name}": fmean(values), f"paid_std/{name}": pstdev(values)}
         if silent[name]:
@@ -193,6 +185,14 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
         if failed[name]:
             row[f"paid_failed/{name}"] = failed[name] / len(episodes)
     return row
+
+
+def _paid(episode: Episode) -> Iterator[tuple[str, Any]]:
+    """Yield each reward function of an episode with its reward, None, or `FAILED`."""
+    info: Mapping[Any, Any] = episode.info  # environments may use any keys
+    for key, value in info.items():
+        if isinstance(key, str) and key.startswith(PAID_BY):
+            yield key.removeprefix(PAID_BY), value
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -285,11 +285,10 @@ def paid_by(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
         for episode in group.valid:
-            for key, value in episode.info.items():
-                name = str(key)  # environments may use any keys
-                if name.startswith(PAID_BY) and (value is None or isinstance(value, int | float)):
-                    numbers, calls = found.get(name.removeprefix(PAID_BY), (0, 0))
-                    found[name.removeprefix(PAID_BY)] = numbers + (value is not None), calls + 1
+            for name, value in _paid(episode):
+                if value is None or isinstance(value, int | float):
+                    numbers, calls = found.get(name, (0, 0))
+                    found[name] = numbers + (value is not None), calls + 1
     return found
 
 
@@ -298,10 +297,9 @@ def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
     valid = [episode for group in groups for episode in group.valid]
     counts = Counter({f"info/{name}": len(values) for name, values in _reported(valid).items()})
     for episode in valid:
-        for key, value in episode.info.items():
-            name = str(key)  # environments may use any keys
-            if name.startswith(PAID_BY) and isinstance(value, int | float) and math.isfinite(value):
-                counts[f"paid/{name.removeprefix(PAID_BY)}"] += 1
+        for name, value in _paid(episode):
+            if isinstance(value, int | float) and math.isfinite(value):
+                counts[f"paid/{name}"] += 1
     return dict(counts)
 
 
