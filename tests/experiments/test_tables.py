@@ -87,7 +87,7 @@ def test_a_teacher_of_tables_stays_as_it_starts_and_demonstrations_are_the_exper
             run.step()
         assert run.say(0, "1/2")["A"] > 0.8
         assert run.say(1, "2/2 A")["B"] > 0.8
-        # Fine-tuning never hears a wrong letter; distillation did, from a first seat that said any.
+        # Fine-tuning sees no wrong letter; distillation does, because the first agent gives any letter.
         assert (run.say(1, "2/2 C")["B"] == pytest.approx(1 / 3)) == (algorithm["name"] == "sft")
 
 

@@ -43,7 +43,7 @@ def saved(tmp_path: Path) -> dict[str, int]:
 
 
 def resumed(run: Path, saved: dict[str, int]) -> list[str]:
-    """Resume from a checkpoint with these positions; return what it said."""
+    """Resume from a checkpoint with these positions, and return the reported messages."""
     said: list[str] = []
     with open_run(run, resume=True) as again:
         again.say = said.append

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def flipped(row: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the row's line with each of its bits turned, in turn."""
+    """Yield the row's line once for each bit, with that bit flipped."""
     line = json.dumps(row).encode() + b"\n"
     for place in range(0, 8 * (len(line) - 1), 5):  # 5 and 8 share no factor: all eight places occur
         turned = bytearray(line)

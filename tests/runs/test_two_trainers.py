@@ -39,9 +39,9 @@ def without_its_lock(run: Path, *how: str) -> Iterator[Writer]:
 
 
 def said_without_its_lock(run: Path, what: str, *how: str) -> tuple[str, int]:
-    """What a trainer says that is told to write where a second one, which knows the file alone, has locked it.
+    """Return the answer of a trainer whose lock another one has taken, when it is asked to write, and the other's process id.
 
-    It writes nothing, and the second does. Also returns the second one's process id.
+    The first one must write nothing, and the second one can write.
     """
     with without_its_lock(run, *how) as first, writer(run, "resume", "no-folder-locks") as second:
         assert second.said() == "taken"

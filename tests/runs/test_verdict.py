@@ -18,7 +18,7 @@ Curve = Callable[[int], float]
 def played(
     steps: int, seed: int = 0, evaluations: Sequence[Mapping[str, Any]] = (), **curves: Curve
 ) -> Verdict:
-    """Judge a run of a team of two policies; `success` is drawn as so many episodes would give it, the rest is as told."""
+    """Judge a run of a team of two policies. `success` is drawn for a number of episodes; other values are as given."""
     rng = random.Random(seed)
     columns: dict[str, list[float | None]] = {"samples": [float(EPISODES)] * steps}
     for name, curve in {"entropy__a": lambda _: 0.4, "dead_groups": lambda _: 0.2, **curves}.items():
@@ -124,7 +124,7 @@ def test_all_evidence_is_listed() -> None:
 
 @pytest.mark.parametrize(("steps", "end"), [(8, 0.45), (20, 0.85), (60, 0.45), (200, 0.85)])
 def test_normal_runs_rarely_get_a_fault(steps: int, end: float) -> None:
-    """Success stands still or rises, with few episodes a step, a policy that wanders and ten evaluations: 2 in 100 at most."""
+    """At most 2 of 100 runs whose success is constant or rises, with few episodes a step, noise and ten evaluations."""
     accused = 0
     for seed in range(100):
         rng = random.Random(seed)

@@ -42,7 +42,7 @@ def site(runs: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def web(site: str) -> Iterator[httpx.Client]:
-    """A client that does as it is told."""
+    """A client of the server with a run."""
     with httpx.Client(base_url=site, timeout=60.0) as made:
         yield made
 

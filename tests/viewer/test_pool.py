@@ -1,4 +1,4 @@
-"""The pool of a run's league: the numbers of its files are shown as they are, and files that hold anything else break no page."""
+"""The page of a league's pool shows the numbers in its files, and opens for files with any content."""
 
 from __future__ import annotations
 
