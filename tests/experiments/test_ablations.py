@@ -61,11 +61,11 @@ def test_a_tree_may_be_compared_with_the_rest_of_its_group() -> None:
         assert found == pytest.approx(expected)
 
 
-def test_noise_is_told_in_tokens() -> None:
+def test_noise_is_measured_in_tokens() -> None:
     # Two attempts at one of two letters, compared with each other: half of the pairs differ, and their update is twice the gradient.
     rloo = Arm({"name": "rloo", "group_size": 2, "team_reward": "sum"})
     run = TableRun(recipe_of({"name": "sum_game", "seats": 1, "letters": 2}, rloo, 1.0, 0))
-    assert noise(run, 300) == pytest.approx(2.0, rel=0.25)
+    assert noise(run, 120) == pytest.approx(2.0, rel=0.25)
 
 
 def test_what_was_left_unfinished_may_be_dropped() -> None:
