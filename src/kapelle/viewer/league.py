@@ -256,11 +256,12 @@ def _pool(run: ViewedRun) -> list[CurveSource]:
 
         middle = {name: at(column) for name, column in entered.items()}
         ends = [column for end in ("low", "high") if (column := columns.get(f"league/rating_{end}"))]
-        bands: list[dict[str, list[float | None]]] = [{}, {}]
+        low: dict[str, list[float | None]] = {}
+        high: dict[str, list[float | None]] = {}
         if len(ends) == 2 and "league/rating" in middle:
-            bands = [{"league/rating": at(column)} for column in ends]
+            low, high = ({"league/rating": at(column)} for column in ends)
         axes = {axis: [places[k] for k in steps] for axis, places in table.axes.items()}
-        made.append(CurveSource(run.key, run.path.name, axes, middle, *bands, rows=len(steps)))
+        made.append(CurveSource(run.key, run.path.name, axes, middle, low, high, rows=len(steps)))
     own = {name: column for name, column in columns.items() if name not in ENTERED and "/rating_" not in name}
     # Members that left long ago have no values at the end.
     newest = [name for name in own if name.startswith("league/points/")]
