@@ -14,7 +14,7 @@ from kapelle.rows import turns_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_stages
 from kapelle.training.trainer import Trainer
-from kapelle.training.warmup import warmed_up
+from kapelle.features.warmup.stage import warmed_up
 
 RECIPE = "maporl_sums_debate"
 UNSEEN = 200

@@ -14,7 +14,7 @@ from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_stages
 from kapelle.training.trainer import Trainer
-from kapelle.training.warmup import warmed_up
+from kapelle.features.warmup.stage import warmed_up
 
 RECIPE = "maporl_gsm8k_debate"
 TESTED = 300

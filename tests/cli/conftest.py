@@ -90,8 +90,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     for (
         place
     ) in (  # who imports a name before whom it comes from: what is imported here first must find the real one
-        "training.warmup.load_models",
-        "training.starting.warmed_bases",
+        "features.warmup.stage.load_models",
+        "training.starting.bases_of",
         "setup.model_loading.load_models",
         "setup.model_loading.load_language_model",
     ):

@@ -181,7 +181,9 @@ def test_a_cache_that_cannot_be_written_is_found_before_the_warm_up(
 ) -> None:
     Path("file").write_text("not a folder")
     monkeypatch.setenv("KAPELLE_CACHE", "file/cache")
-    monkeypatch.setattr("kapelle.training.warmup.train_stage", lambda *_: pytest.fail("the warm-up begins"))
+    monkeypatch.setattr(
+        "kapelle.features.warmup.stage.train_stage", lambda *_: pytest.fail("the warm-up begins")
+    )
     said = kapelle("demo", *TINY, "--run-dir", "run")
     assert said.code == 2
     assert said.err.startswith(

@@ -228,7 +228,7 @@ def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
     settings = (*TINY, "seed=7", "team.sharing=shared")  # all weights learn, those of the warm-up too
     with monkeypatch.context() as patched:
         patched.setenv("KAPELLE_CACHE", "full")
-        patched.setattr("kapelle.training.warmup.save_model", full)
+        patched.setattr("kapelle.features.warmup.stage.save_model", full)
         said = kapelle("train", "demo", *settings, "--run-dir", "held")
     assert said.code == 0, said.err
     assert "cannot be saved in full/warmup: No space left on device" in said.out

@@ -11,9 +11,9 @@ from kapelle.environments.adapters.openenv import OpenEnv
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError
+from kapelle.features.warmup.key import warmup_key
 from kapelle.rollout.conformance import gold_pays
 from kapelle.setup.recipe import resolve
-from kapelle.training.warmup_settings import warmup_key
 from kapelle.types import Message, Task
 
 URL = "http://127.0.0.1:9"

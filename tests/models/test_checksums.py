@@ -181,7 +181,7 @@ class TestWarmup:
         flip(folder / name)
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert said[1].startswith("the cached one is deleted and made anew: ")
+        assert said[1].startswith("the cached model is deleted and trained again: ")
         assert name in said[1]
         assert (folder / name).read_bytes() == sound
         assert list(cache.iterdir()) == [folder]
@@ -193,9 +193,9 @@ class TestWarmup:
         (folder / CHECKSUMS).unlink()
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert "the cached one has no list of hashes" in said[1]
+        assert "no list of hashes" in said[1]
         flip(folder / "model.safetensors")
-        assert "deleted and made anew" in self.warmed()[1][1]
+        assert "deleted and trained again" in self.warmed()[1][1]
 
     def test_one_of_an_earlier_version_that_is_cut_off_is_made_anew(self, cache: Path) -> None:
         first, _ = self.warmed()
@@ -205,7 +205,7 @@ class TestWarmup:
         (folder / "model.safetensors").write_bytes(weights[:-8])
         again, said = self.warmed()
         assert same_bits(again, first)
-        assert "deleted and made anew" in said[1]
+        assert "deleted and trained again" in said[1]
 
     def test_a_resumed_run_goes_on_with_the_one_made_anew(self, cache: Path, tmp_path: Path) -> None:
         run = tmp_path / "run"

@@ -158,10 +158,10 @@ def test_a_run_and_its_warm_up_play_none_of_them(tmp_path: Path) -> None:
         step = next(trainer.steps(1))
         questions = [same_words(group.task.question) for group in step.groups]
     assert same_words(drawn(plain, 1)[0]) not in questions
+    from kapelle.features.warmup.key import stage_of, stage_team, warmup_key
+    from kapelle.features.warmup.stage import demonstrations
     from kapelle.rollout.play import make_play
     from kapelle.setup.model_loading import load_models, teacher
-    from kapelle.training.warmup import demonstrations
-    from kapelle.training.warmup_settings import stage_of, stage_team, warmup_key
 
     config = resolve(given)
     stage = stage_of(config)

@@ -17,12 +17,12 @@ from kapelle.engines.train.protocol import TrainSetup
 from kapelle.engines.train.settings import Torch
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.errors import CheckpointError, ConfigError, ModelError
+from kapelle.features.warmup.key import warmup_key
+from kapelle.features.warmup.stage import train_stage
 from kapelle.models.language_model import load_language_model
 from kapelle.runtime import plugins
 from kapelle.setup.recipe import resolve
 from kapelle.training import starting
-from kapelle.training.warmup import train_stage
-from kapelle.training.warmup_settings import warmup_key
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
 

@@ -127,7 +127,7 @@ def _base(player: Player) -> str:
     """Return the path of the base model behind the answers, on which a verifier of them should be trained."""
     if player.config.warmup is None:
         return player.config.model.path
-    from kapelle.training.warmup import warmed_up
+    from kapelle.features.warmup.stage import warmed_up
 
     return str(warmed_up(player.config))
 

@@ -23,6 +23,7 @@ from kapelle.runtime.files import step_of
 from kapelle.runtime.plugins import known_names
 from kapelle.settings.feature import without_features
 from kapelle.setup.bases import BASE
+from kapelle.setup.feature import bases_of
 from kapelle.setup.recipe import builtin_recipes, lay_over, load_recipe
 from kapelle.setup.team_builder import build_algorithm, build_team, seats_of
 from kapelle.team import Agent, Endpoint, Place, Policy, Team
@@ -392,10 +393,9 @@ def _of_run(
     """Return a run's team, with unique names of policies and bases; add its weights to `folders`."""
     assert entry.run is not None, "a run's entry"
     assert entry.checkpoint is not None, "a run's entry"
-    from kapelle.training.warmup import warmed_bases
 
     run, team = entry.run, _team(entry.run)
-    paths = warmed_bases(
+    paths = bases_of(
         run, team, lambda *_: None, lambda name, detail: report(f"{entry.label}: {name} {detail}"), held
     )
     policies, bases, places = dict[str, Policy](), dict[str, str](), dict[str, Place]()

@@ -77,7 +77,7 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
     start = time.monotonic()
     progress = _Progress(left, report, start)
     # The settings of one run for each missing warmed-up model.
-    from kapelle.training.warmup_settings import warmup_is_cached, warmup_key
+    from kapelle.features.warmup.key import warmup_is_cached, warmup_key
 
     with_one = [run.recipe.config for run in left if run.recipe.config.warmup is not None]
     needed = {warmup_key(config): config for config in with_one}.values()
@@ -153,7 +153,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
 def warm_up(config: str) -> None:
     """Make the warmed-up model of a run: the work of a process."""
-    from kapelle.training.warmup import warmed_up
+    from kapelle.features.warmup.stage import warmed_up
 
     warmed_up(_config(config))
 

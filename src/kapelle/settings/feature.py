@@ -26,8 +26,13 @@ class FeatureSettings(Settings):
     """`module:Class` of its `FeaturePlan`; empty for one that needs none."""
     feature: ClassVar[str] = ""
     """`module:Class` of its `Feature`; empty for one that acts at none of the phases."""
-    off_policy: ClassVar[bool] = False
-    """Whether steps learn from samples of earlier weights too."""
+    makes_base: ClassVar[bool] = False
+    """Whether it makes the base model that policies are trained on, which a trained team needs as well."""
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether steps learn from samples of earlier weights too."""
+        return False
 
 
 def sections_of(config: Settings) -> dict[str, FeatureSettings]:
@@ -36,8 +41,11 @@ def sections_of(config: Settings) -> dict[str, FeatureSettings]:
 
 
 def without_features(config: S) -> S:
-    """Return the settings without the features that are sections of their own: a trained team is used without them."""
+    """Return the settings without the features of training, except for those that make the base of a trained team."""
+    sections = {name: getattr(config, name) for name in type(config).model_fields}
     own = {
-        name: None for name in type(config).model_fields if isinstance(getattr(config, name), FeatureSettings)
+        name: None
+        for name, section in sections.items()
+        if isinstance(section, FeatureSettings) and not section.makes_base
     }
     return config.model_copy(update=own)

@@ -19,6 +19,7 @@ from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
 from kapelle.features.reward_model.settings import RewardModelConfig
+from kapelle.features.warmup.settings import WarmupConfig
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.base import (
     FREE,
@@ -385,21 +386,6 @@ class OptimizerConfig(Settings):
     def rising(self, total: int) -> int:
         """Return the steps over which the rate rises, of so many in all."""
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
-
-
-class WarmupConfig(Settings):
-    """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
-
-    steps: int = Field(default=400, ge=1)
-    """Optimiser steps."""
-    demonstrations: int = Field(default=20_000, ge=1)
-    """Number of episodes that the script plays on the training split."""
-    batch: int = Field(default=48, ge=1)
-    """Sequences per step."""
-    lr: float = Field(default=3e-3, gt=0)
-    """Learning rate."""
-    schedule: Schedule = "cosine"
-    """How the rate goes on."""
 
 
 PARTIAL = 0.25

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kapelle.algorithm import Algorithm
 from kapelle.models.outline import Outline
@@ -14,7 +14,15 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.bases import Bases
 from kapelle.team import Policy, Team
 
+if TYPE_CHECKING:
+    from kapelle.models.language_model import LanguageModel
+
 S = TypeVar("S", bound=FeatureSettings)
+
+Report = Callable[[str, str], None]
+"""Called with a phase and its detail."""
+ReportStep = Callable[[int, int, Mapping[str, float]], None]
+"""Called with step, steps and metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,21 @@ class FeaturePlan(Generic[S]):
         """Yield what prevents training with it: what is wrong and where, and how to fix it."""
         yield from ()
 
+    def bases(
+        self,
+        config: RunConfig,
+        team: Team,
+        progress: ReportStep,
+        report: Report,
+        held: dict[str, LanguageModel],
+    ) -> Mapping[str, str]:
+        """Return the path of each base of the team, by name; `held` gets the models that stay in memory, by path."""
+        return team.bases
+
+    def made_base(self, config: RunConfig, path: str) -> str:
+        """Return what determines the base that it makes from a model's path; empty if it makes none."""
+        return ""
+
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
         """Yield what does not fit the machine; `models` has the shape of each base model."""
         yield from ()
@@ -66,3 +89,12 @@ def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
         for section in sections_of(config).values()
         if section.plan
     ]
+
+
+def bases_of(
+    config: RunConfig, team: Team, progress: ReportStep, report: Report, held: dict[str, LanguageModel]
+) -> Mapping[str, str]:
+    """Return the path of each base of a team, by name, with those that features make; arguments as in `FeaturePlan.bases`."""
+    for plan in plans_of(config):
+        team = replace(team, bases=plan.bases(config, team, progress, report, held))
+    return team.bases

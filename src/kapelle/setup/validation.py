@@ -35,7 +35,6 @@ from kapelle.environment import (
     Scorable,
     Scripted,
     ShowsImages,
-    Teachable,
     check_capabilities,
     check_declared,
     offers,
@@ -439,26 +438,21 @@ def _check_pools(run: RunToCheck) -> None:
     pools_of(run.config, run.team)
 
 
+def demonstrates(environment: Environment) -> bool:
+    """Return whether an environment has demonstrations: a script, records, or an outside program that plays them."""
+    if offers(environment, PlayedFromOutside):
+        return environment.demonstrates
+    return offers(environment, Scripted) or offers(environment, Recorded)
+
+
 def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
     """Yield that nothing plays the demonstrations that are learned from."""
-    config, algorithm, environment = run.config, run.algorithm, run.config.environment
-    scripted = offers(environment, Scripted) or offers(environment, Recorded)
-    if offers(environment, PlayedFromOutside):
-        scripted = environment.demonstrates
+    algorithm, environment = run.algorithm, run.config.environment
     if offers(environment, Recorded):
         _check_recorded(algorithm, environment.name, environment.answers_per_task())
-    if not algorithm.plays and not scripted:
+    if not algorithm.plays and not demonstrates(environment):
         yield (
             f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script for them. Use one that has."
-        )
-    if config.warmup is not None and not scripted:
-        yield (
-            f"`warmup` plays the environment's script, but '{environment.name}' has none. Remove `warmup`."
-            + (" Or name one: `environment.teacher`." if offers(environment, Teachable) else "")
-        )
-    if config.warmup is not None and config.model.path in run.given:
-        yield (
-            f"`warmup` makes a model of its own from `model.path`, but '{config.model.path}' is in memory already. Leave `warmup` out, or pass no model."
         )
 
 

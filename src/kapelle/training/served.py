@@ -19,13 +19,13 @@ from kapelle.runs.named_checkpoint import named_checkpoint, policy_folder
 from kapelle.runtime.files import sha256, step_of
 from kapelle.settings.feature import without_features
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.feature import bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, load_weights
 from kapelle.setup.preparation import PreparedRun, prepare
 from kapelle.setup.team_file import is_team, read_team
 from kapelle.team import VERIFIER
 from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
-from kapelle.training.warmup import warmed_bases
 from kapelle.types import Json
 
 
@@ -46,9 +46,9 @@ def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Pat
 
 
 def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
-    """Return what is prepared on the bases that the run trained on: warmed up, where its recipe warms them up."""
+    """Return what is prepared on the bases that the run trained on."""
     held: dict[str, LanguageModel] = {}
-    bases = warmed_bases(prepared.config, prepared.team, observer.warmup, observer.phase, held)
+    bases = bases_of(prepared.config, prepared.team, observer.warmup, observer.phase, held)
     return prepared.on_bases(bases, held)
 
 

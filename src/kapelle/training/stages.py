@@ -34,6 +34,7 @@ from kapelle.runs.named_checkpoint import check_start, check_verifier, policy_fo
 from kapelle.runs.reader import is_run, planned_steps, read_latest, read_status
 from kapelle.runtime.files import PARTIAL, replace_file, step_of, writing
 from kapelle.settings.schema import EVERYONE, RunConfig
+from kapelle.setup.feature import plans_of
 from kapelle.setup.preparation import PreparedRun
 from kapelle.setup.recipe import Recipe, load_stages
 from kapelle.setup.team_builder import build_team
@@ -215,8 +216,6 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
 
 def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     """Return the settings that determine what a policy's saved tensors compute."""
-    from kapelle.training.warmup_settings import warmup_key
-
     path = _team(config).bases[policy.base]
     lora = policy.lora
     found: dict[str, object] = {"model": path, "trains": "all weights" if lora is None else "an adapter"}
@@ -225,8 +224,8 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
     if lora is not None:
         targets = named(read_outline(path, config.model.embedded).layers, lora).targets
         found |= {"lora.rank": lora.rank, "lora.alpha": lora.alpha, "lora.targets": sorted(targets)}
-        warm = config.warmup is not None and path == config.model.path
-        found["the base after its warm-up"] = warmup_key(config) if warm else "without one"
+        made = [plan.made_base(config, path) for plan in plans_of(config)]
+        found["what made the base"] = ", ".join(filter(None, made)) or "nothing"
     return found
 
 

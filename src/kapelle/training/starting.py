@@ -31,6 +31,7 @@ from kapelle.runtime.plugins import find_object
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
 from kapelle.runtime.tensors import leaves
 from kapelle.settings.schema import RunConfig
+from kapelle.setup.feature import ReportStep, bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
 from kapelle.setup.preparation import PreparedRun, check_endpoints
 from kapelle.team import Team, split_scored
@@ -39,7 +40,6 @@ from kapelle.training.loop import Loop
 from kapelle.training.provenance import provenance_of
 from kapelle.training.rollouts import Sampler
 from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
-from kapelle.training.warmup import ReportStep, origin_notes, warmed_bases
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
 """Variable in the environment of a rank that a cluster has placed → what plays and scores for it.
@@ -81,20 +81,18 @@ def load_pieces(
     ranks: Ranks = ALONE,
     run_dir: Path | None = None,
 ) -> Pieces:
-    """Warm up the base if the recipe does, load all models and build the engines and the loop.
+    """Make the bases of the recipe, load all models and build the engines and the loop.
 
     `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of weights that a policy starts from,
-    which are its reference too. Features may keep files in `run_dir`, where there is one. `warmup` is called at every step of the warm-up, `say` at every phase. All `ranks` load
-    everything; the first one warms up for all.
+    which are its reference too. Features may keep files in `run_dir`. `warmup` is called at every step of the warm-up, `say` at every
+    phase. All `ranks` load everything; the first one makes the bases for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     if not rollout_engine:
         check_endpoints(team, config.environment)
 
     held: dict[str, LanguageModel] = {}
-    bases = first_then_others(ranks, "warm-up", lambda: warmed_bases(config, team, warmup, say, held))
-    for note in origin_notes(path for base, path in bases.items() if path != team.bases[base]):
-        say("cache", note)
+    bases = first_then_others(ranks, "warm-up", lambda: bases_of(config, team, warmup, say, held))
     warmed = prepared.on_bases(bases, held)
     say("loading", ", ".join(dict.fromkeys(team.bases.values())))
     cluster = next((plays for variable, plays in CLUSTERS.items() if variable in os.environ), None)

@@ -15,7 +15,6 @@ class ReplayConfig(FeatureSettings):
     Their ratios are to the weights that sampled them, as for `training.max_staleness`.
     """
 
-    off_policy: ClassVar[bool] = True
     plan: ClassVar[str] = "kapelle.features.replay.plan:ReplayPlan"
     feature: ClassVar[str] = "kapelle.features.replay.feature:EpisodeReplay"
 
@@ -25,3 +24,8 @@ class ReplayConfig(FeatureSettings):
     """Newest such groups that are kept, one for each task."""
     max_age: int | None = Field(default=None, ge=1)
     """Steps after which a group is dropped; null keeps it as long as there is room."""
+
+    @property
+    def off_policy(self) -> bool:
+        """See `FeatureSettings`."""
+        return True

@@ -1,4 +1,4 @@
-"""What a warm-up does, by the settings alone, and the name under which its result is cached."""
+"""The settings of the stage that warms up a base, and the name under which its result is cached."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
 
 FORMAT = 2
-"""Increased when the same settings would give another warmed-up model than before."""
+"""Raise it if a change of the code changes the warmed-up model of the same settings."""
 
 
 def cache_folder() -> Path:
-    """Return where warmed-up models are kept: `$KAPELLE_CACHE`, else `~/.cache/kapelle`."""
+    """Return the folder of caches: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
     named = os.environ.get("KAPELLE_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "kapelle"
 
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 def warmup_key(config: RunConfig) -> str:
     """Return a hash of everything that the warmed-up model depends on."""
     learner = config.train_engine.model_dump(mode="json")
-    taught = _teachers(config.environment)
+    teachers = _teachers(config.environment)
     parts = {
         "format": FORMAT,
         "seed": config.seed,
@@ -41,22 +41,21 @@ def warmup_key(config: RunConfig) -> str:
         "agents": [
             [agent.name, agent.system, agent.prompt] for agent in stage_team(stage_of(config))[1].agents
         ],
-        # Nothing that is tested is shown.
+        # Tasks of these sets are excluded from demonstrations.
         **(
             {"sets": {n: s.model_dump(mode="json") for n, s in config.evaluation.sets.items()}}
             if config.evaluation.sets
             else {}
         ),
-        # What a teacher says is in its file, and no setting.
-        **({"teacher": ", ".join(taught)} if taught else {}),
-        # Models that were cached before there was a choice keep their key.
+        # A teacher's answers depend on its code.
+        **({"teacher": ", ".join(teachers)} if teachers else {}),
         **({} if learner == {"name": "torch"} else {"train_engine": learner}),
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
 def _teachers(environment: Environment) -> list[str]:
-    """Return hashes of the code of all teachers; those of a mixture are its members'."""
+    """Return hashes of the code of all teachers, including those of a mixture's members."""
     own = environment.teacher_hash() if offers(environment, Teachable) else None
     members = environment.members.values() if offers(environment, Mixed) else ()
     return [*([own] if own else []), *(each for member in members for each in _teachers(member))]
@@ -68,7 +67,7 @@ def warmup_is_cached(config: RunConfig) -> bool:
 
 
 def stage_of(config: RunConfig) -> RunConfig:
-    """Return the settings of the stage that warms up a run's base; the run must have a warm-up."""
+    """Return the settings of the stage that warms up the base of a run with a warm-up."""
     warmup = config.warmup
     assert warmup is not None, "a run without a warm-up has no such stage"
     optimizer = OptimizerConfig(

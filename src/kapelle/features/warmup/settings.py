@@ -1,0 +1,27 @@
+"""The section `warmup` of a recipe."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from kapelle.settings.feature import FeatureSettings
+
+
+class WarmupConfig(FeatureSettings):
+    """Supervised warm-up on scripted demonstrations of the roles, before everything else; cached."""
+
+    plan: ClassVar[str] = "kapelle.features.warmup.plan:WarmupPlan"
+    makes_base: ClassVar[bool] = True
+
+    steps: int = Field(default=400, ge=1)
+    """Optimiser steps."""
+    demonstrations: int = Field(default=20_000, ge=1)
+    """Number of episodes that the script plays on the training split."""
+    batch: int = Field(default=48, ge=1)
+    """Sequences per step."""
+    lr: float = Field(default=3e-3, gt=0)
+    """Learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate changes over the steps."""

@@ -1,0 +1,254 @@
+"""Supervised warm-up of a base model on demonstrations by the environment's script, cached by a hash of the settings.
+
+An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script's stated flaws leave
+something to learn. The files of a cached model have hashes, which are verified at every use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kapelle.environment import PlayedFromOutside, offers, task_of
+from kapelle.errors import CheckpointError, ModelError, TrainingHalted
+from kapelle.features.warmup.key import cache_folder, stage_of, stage_team, warmup_is_cached, warmup_key
+from kapelle.models.adapters import shapes_of
+from kapelle.models.checksums import verify_folder, write_checksums
+from kapelle.models.language_model import DTYPES, LanguageModel, copy_language_model, hold_in
+from kapelle.models.weights import copy_weights, save_model
+from kapelle.rollout.episodes import rollout
+from kapelle.rollout.play import Play, make_play
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.randomness import derive_seed
+from kapelle.settings.schema import RunConfig
+from kapelle.setup.feature import Report, ReportStep
+from kapelle.setup.model_loading import build_train_engine, load_models, teacher
+from kapelle.setup.problems import drawn, untested
+from kapelle.team import Team
+from kapelle.training.loop import Loop
+from kapelle.training.provenance import machine, versions
+from kapelle.training.selection import REDRAWN
+from kapelle.types import Group, Task
+
+MADE = "made.json"
+"""File beside a cached model's weights: the machine and versions it was trained with."""
+
+
+def origin_note(folder: str) -> str:
+    """Return how a cached model was trained with other threads, processor or versions than here; empty if with the same.
+
+    These change the order of sums, and after hundreds of steps the weights. A run that continues needs the cached model, so it
+    is used and the difference is reported.
+    """
+    here = _here()
+    try:
+        made = json.loads((Path(folder) / MADE).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(made, Mapping):
+        return ""
+    differs = [
+        f"{key} {made[key]}, here {here[key]}" for key in here if made.get(key, here[key]) != here[key]
+    ]
+    if not differs:
+        return ""
+    return (
+        f"the warmed-up model in {folder} was trained under other conditions ({'; '.join(differs)}), so results differ from those of one "
+        "that is trained here. Set `KAPELLE_CACHE` to another folder to train one."
+    )
+
+
+def _here() -> dict[str, Any]:
+    """Return what a model's last bits depend on besides its settings."""
+    found = machine()
+    kernels = str(found.pop("processor features", "")).partition(":")[0]
+    return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
+
+
+# -------- The stage: `sft` on demonstrations, with one set of weights for all agents
+#
+# The training loop trains it. The script plays a fixed number of episodes once, and each step samples turns of them.
+
+
+def train_stage(
+    config: RunConfig, progress: ReportStep | None, say: Callable[[str], None] = lambda _: None
+) -> LanguageModel:
+    """Train and return the warmed-up base model of a run; raises the errors of a training step."""
+    assert config.warmup is not None
+    stage = stage_of(config)
+    algorithm, team = stage_team(stage)
+    models = load_models(team, stage.model, {})
+    play = make_play(stage, team, teacher(stage, team, models))
+    with ExitStack() as playing:
+        playing.callback(play.close)
+        if offers(play.environment, PlayedFromOutside):
+            playing.enter_context(play.environment.serve(play, lambda _name, line: say(line)))
+        shown = demonstrations(play, stage, config.warmup.demonstrations)
+    [policy] = [team.policies[name] for name in team.trained]
+    model = models[policy.base]
+    with closing(build_train_engine(stage, algorithm, team, models)) as engine:
+        loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
+        for number in range(1, stage.training.steps + 1):
+            metrics = loop.step(number).metrics
+            if progress is not None:
+                # Nothing is sampled, so speed has no meaning.
+                row = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+                progress(number, stage.training.steps, row)
+        copy_weights(model.base_parameters(), engine.weights(policy.name), f"policy '{policy.name}'")
+    return model
+
+
+def demonstrations(play: Play, config: RunConfig, count: int) -> list[Group]:
+    """Return the script's valid episodes on `count` training tasks, one in each group; TrainingHalted if all failed.
+
+    An outside program sees the number of its task. On an endless split it therefore gets the numbers that training draws.
+    """
+    environment = play.environment
+    size = environment.size("train")
+    fits = untested(config)
+    tasks: list[Task] = []
+    excluded = 0
+    while len(tasks) < count:
+        index = len(tasks) + excluded
+        if size is not None:
+            index %= size
+        elif offers(environment, PlayedFromOutside):
+            index = drawn(config.seed, index)
+        task = task_of(environment, "train", index, played=len(tasks))
+        if fits is None or fits(task):
+            tasks.append(task)
+        elif (excluded := excluded + 1) > REDRAWN * count:
+            raise TrainingHalted(
+                f"`evaluation.sets` holds {excluded} tasks of `{environment.name}` that the warm-up would train on. Evaluate on other "
+                "problems."
+            )
+    groups = run_async(lambda: rollout(play, tasks, 1, derive_seed(config.seed, "demonstrations")))
+    valid = [group for group in groups if group.valid]
+    if not valid:
+        raise TrainingHalted(
+            f"All {len(groups)} demonstrations for the warm-up failed. The error of the first: {groups[0].episodes[0].error}"
+        )
+    return valid
+
+
+class DrawnTurns:
+    """Samples `batch` turns of demonstrations for each step, each as an episode of its own; call it for steps in order."""
+
+    def __init__(self, demonstrations: Sequence[Group], batch: int, seed: int) -> None:
+        self._turns = [
+            Group(group.task, (replace(episode, turns=(replace(turn, trained=True),)),))
+            for group in demonstrations
+            for episode in group.valid
+            for turn in episode.turns
+        ]
+        self._batch = min(batch, len(self._turns))
+        self._draw = random.Random(derive_seed(seed, "warmup"))
+
+    def __call__(self, number: int) -> list[Group]:
+        """Return the turns of the next step."""
+        return self._draw.sample(self._turns, self._batch)
+
+
+def warmed_up(
+    config: RunConfig,
+    progress: ReportStep | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    hold: dict[str, LanguageModel] | None = None,
+) -> Path:
+    """Return the folder of the warmed-up model; train it unless it is cached and its files are intact.
+
+    If the disk has no room, the model goes into `hold` under the folder's path; without `hold` raises CheckpointError. `say` gets
+    a line about each problem.
+    """
+    assert config.warmup is not None
+    folder = cache_folder() / "warmup" / warmup_key(config)
+    if (folder / "config.json").is_file() and _is_sound(folder, say):
+        return folder
+    beside = _beside(folder)
+    try:
+        with _saving_in(folder.parent):  # found before the work, which would be lost
+            beside.mkdir(parents=True)
+        model = train_stage(config, progress, say)
+        try:
+            with _saving_in(folder.parent):
+                save_model(beside, model)
+                (beside / MADE).write_text(json.dumps(_here(), indent=1) + "\n", "utf-8")
+                try:
+                    beside.rename(folder)
+                except OSError:  # another process has saved the same model first
+                    if not (folder / "config.json").is_file():
+                        raise
+        except CheckpointError as error:
+            if hold is None:
+                raise
+            say(f"{error} This run continues; the next one warms up again.")
+            hold[str(folder)] = copy_language_model(model, str(folder))
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def warmed_bases(
+    config: RunConfig,
+    team: Team,
+    progress: ReportStep,
+    report: Report,
+    hold: dict[str, LanguageModel],
+) -> Mapping[str, str]:
+    """Return the path of every base of a team, with the warmed-up model in place of the original.
+
+    `hold` gets a model that the cache has no room for.
+    """
+    cached = warmup_is_cached(config)
+    report("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
+    folder = str(warmed_up(config, progress, lambda line: report("warm-up", line), hold))
+    if note := origin_note(folder):
+        report("cache", note)
+    warmed = [base for base, path in team.bases.items() if path == config.model.path]
+    if folder in hold and not set(warmed) & set(team.trained_bases):  # its dtype is that of a loaded model
+        hold_in(hold[folder].model, DTYPES[config.model.dtype])
+    return {**team.bases, **dict.fromkeys(warmed, folder)}
+
+
+def _is_sound(folder: Path, say: Callable[[str], None]) -> bool:
+    """Return whether a cached model's files are intact; remove it otherwise."""
+    try:
+        if not verify_folder(folder):
+            shapes_of(folder)  # raises for truncated files
+            say("the cached model has no list of hashes; they are written now")
+            with suppress(OSError):  # the cache may be read-only
+                write_checksums(folder)
+    except ModelError as error:
+        say(f"the cached model is deleted and trained again: {error}")
+        aside = _beside(folder)
+        with _saving_in(folder.parent), suppress(FileNotFoundError):  # another process removed it
+            folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        return False
+    return True
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+@contextmanager
+def _saving_in(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CheckpointError(
+            f"The warmed-up model cannot be saved in {folder}: {reason}. Free some space there, or set KAPELLE_CACHE "
+            "to a folder that can be written."
+        ) from error
