@@ -98,12 +98,12 @@ def rank(training: Mapping[str, Any]) -> None:
     """Be one of the ranks; print the steps' rows."""
     from benchmarks.measure import single_thread
     from kapelle import Trainer
-    from kapelle.training import loop
-    from kapelle.training.sampling_process import SamplingProcess
+    from kapelle.features.ahead.process import SamplingProcess
+    from kapelle.features.ahead.queue import RolloutsAhead
 
     single_thread()
     playing = [0.0]
-    played: Any = vars(loop)["play_step"]
+    played: Any = RolloutsAhead._here
 
     def counted(*given: Any) -> Any:
         began = time.process_time()
@@ -112,7 +112,7 @@ def rank(training: Mapping[str, Any]) -> None:
         finally:
             playing[0] += time.process_time() - began
 
-    vars(loop)["play_step"] = counted
+    RolloutsAhead._here = counted  # type: ignore[method-assign]
     with Trainer(
         model={"embedded": {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate": 384}},
         team={"agents": 2, "sampling": {"max_tokens": 24}},
@@ -122,7 +122,7 @@ def rank(training: Mapping[str, Any]) -> None:
         training={"steps": STEPS, "tasks_per_step": 16, "max_staleness": 2, **training},
         evaluation={"before_and_after": False},
     ) as trainer:
-        sampler = trainer._loop._sampler
+        sampler = trainer._loop.rollouts.players[-1]
         process = sampler._process if isinstance(sampler, SamplingProcess) else None
         rows, steps = [], trainer.steps()
         while True:

@@ -26,6 +26,7 @@ from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
+from kapelle.training.rollouts import Rollouts
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
 
@@ -108,8 +109,11 @@ class TableRun:
         shown = algorithm.data.source == "demonstrations"
         play = make_play(config, self.team, expert(config, self.team, models) if shown else self.player)
         self.play = play
-        run = StartedRun(config, algorithm, self.team, models, {}, self.engine, play, None, None)
-        self.loop = Loop(config, algorithm, play, self.engine, player=self.player, features=started(run))
+        run = StartedRun(
+            config, algorithm, self.team, models, {}, self.engine, self.engine, play, players=(self.player,)
+        )
+        rollouts = Rollouts(config, algorithm, play, self.engine, run.players)
+        self.loop = Loop(config, algorithm, play, self.engine, rollouts, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)
         self.number = 0

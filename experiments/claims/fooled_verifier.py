@@ -10,11 +10,11 @@ from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result, better
 from experiments.running import RUNS
+from kapelle.features.warmup.stage import warmed_up
 from kapelle.rows import turns_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_stages
 from kapelle.training.trainer import Trainer
-from kapelle.features.warmup.stage import warmed_up
 
 RECIPE = "maporl_sums_debate"
 UNSEEN = 200

@@ -10,11 +10,11 @@ from typing import Any
 
 from experiments.claim import Claim, Found, Prediction, Result
 from experiments.steps import FewSteps
+from kapelle.features.warmup.stage import warmed_up
 from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_stages
 from kapelle.training.trainer import Trainer
-from kapelle.features.warmup.stage import warmed_up
 
 RECIPE = "maporl_gsm8k_debate"
 TESTED = 300

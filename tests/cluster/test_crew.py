@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.features.ahead.test_queue import PPO, SMALL
 from tests.support.cluster import Cluster, Learned
 from tests.support.cluster import learned as run
 from tests.support.tiny import frozen_copy, same_bits
-from tests.training.test_queue import PPO, SMALL
 
 from kapelle import Trainer
 from kapelle.cluster import actors

@@ -116,7 +116,7 @@ def _played_ahead_is_forgotten() -> None:
     load = Loop.load_state
 
     def without(loop: Loop, state: Mapping[str, object]) -> None:
-        load(loop, {**state, "ahead": loop._queue.state()})
+        load(loop, {**state, "ahead": loop.rollouts.state()})
 
     _put(Loop, "load_state", without)
 
@@ -125,7 +125,7 @@ def _what_credit_remembers_is_forgotten() -> None:
     from kapelle.training.loop import Loop
 
     def without(loop: Loop, state: Any) -> None:
-        loop._queue.load_state(state["ahead"])
+        loop.rollouts.load_state(state["ahead"])
 
     _put(Loop, "load_state", without)
 

@@ -37,7 +37,9 @@ from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.settings.schema import OptimizerConfig
 from kapelle.setup.recipe import resolve
 from kapelle.team import Agent, Critic, Policy, Team
+from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
+from kapelle.training.rollouts import Rollouts
 from kapelle.training.step_report import Step
 from kapelle.types import Episode, Group, Payment, Sampling, Task
 from kapelle.workflow import Workflow
@@ -308,7 +310,9 @@ class Run:
             cast("RolloutEngine", nothing),
         )
         self._groups: list[Group] = []
-        self.loop = _Enumerated(config, algorithm, play, self.engine, lambda number: self._groups)
+        rollouts = _Given(config, algorithm, play, self.engine)
+        rollouts.groups = lambda: self._groups
+        self.loop = _Enumerated(config, algorithm, play, self.engine, rollouts)
         self.loop.greedy = self._greedily
         if tables.stale:  # other weights sampled, on purpose
             self.loop.sampled_by_others()
@@ -346,13 +350,20 @@ class Run:
             self.tables.logits[name] = table
 
 
+class _Given(Rollouts):
+    groups: Callable[[], list[Group]]
+
+    def collect(self, step: StepInProgress) -> list[Group]:
+        return self.groups()
+
+
 class _Enumerated(Loop):
     greedy: Callable[[Sequence[Group]], list[Group]]
 
     def sampled_by_others(self) -> None:
         self._objective = replace(self._objective, parity=False)
 
-    def _greedily(self, play: Play, groups: Sequence[Group], number: int) -> Sequence[Group]:
+    def _greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
         return self.greedy(groups)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.training.test_queue import SMALL
+from tests.features.ahead.test_queue import SMALL
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError

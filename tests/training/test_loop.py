@@ -120,7 +120,7 @@ def played_by(made: Trainer, kind: type[Between]) -> Trainer:
     engine = made.play.engine
     assert isinstance(engine, LocalEngine)
     made.play = replace(made.play, engine=kind(engine))
-    made._loop._play, made._loop._player = made.play, made.play.engine
+    made._loop._play, made._loop.rollouts.players = made.play, [made.play.engine]
     return made
 
 

@@ -361,7 +361,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"training": {"overlap": True, "max_staleness": 1}},
-            "samples in another process, without what is in this one's memory",
+            "training.overlap",
         ),
     ],
 )

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.test_torchrun import RECIPE
+from tests.features.ahead.test_overlap import rows
+from tests.features.ahead.test_overlap import settings as overlapping
+from tests.features.ahead.test_partial_rollouts import settings as partial
 from tests.support.killed_ranks import Kill, Way, said, train
 from tests.support.killed_runs import Death
 from tests.support.tiny import frozen_copy, same_bits
-from tests.training.test_overlap import rows
-from tests.training.test_overlap import settings as overlapping
-from tests.training.test_partial_rollouts import settings as partial
 from torch import Tensor
 
 from kapelle import Trainer

@@ -26,8 +26,15 @@ class FeatureSettings(Settings):
     """`module:Class` of its `FeaturePlan`; empty for one that needs none."""
     feature: ClassVar[str] = ""
     """`module:Class` of its `Feature`; empty for one that acts at none of the phases."""
+    rewards_turns: ClassVar[bool] = False
+    """Whether it adds rewards of turns to the environment's."""
     makes_base: ClassVar[bool] = False
     """Whether it makes the base model that policies are trained on, which a trained team needs as well."""
+
+    @property
+    def rollouts(self) -> str:
+        """`module:function` that makes the `Rollouts` of a run in place of the on-policy ones; empty for these."""
+        return ""
 
     @property
     def off_policy(self) -> bool:
@@ -41,8 +48,9 @@ def sections_of(config: Settings) -> dict[str, FeatureSettings]:
 
 
 def without_features(config: S) -> S:
-    """Return the settings without the features of training, except for those that make the base of a trained team."""
-    sections = {name: getattr(config, name) for name in type(config).model_fields}
+    """Return the settings without the optional features of training, except for those that make the base of a trained team."""
+    optional = [name for name, field in type(config).model_fields.items() if field.default is None]
+    sections = {name: getattr(config, name) for name in optional}
     own = {
         name: None
         for name, section in sections.items()

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
+from kapelle.features.ahead.settings import AheadSettings
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
@@ -388,11 +389,7 @@ class OptimizerConfig(Settings):
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
-PARTIAL = 0.25
-"""Share of groups that `partial_rollouts: true` stands for."""
-
-
-class TrainingConfig(Settings):
+class TrainingConfig(AheadSettings):
     """How much to train, and when to stop."""
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
@@ -404,22 +401,6 @@ class TrainingConfig(Settings):
     """The first steps, in which only critics learn, or the utilities and mixer of `vdn` and `qmix`; policies play as they are."""
     tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
-    max_staleness: int = Field(default=0, ge=0)
-    """Steps by which rollouts may run ahead of the update; 0 is on-policy. Above 0, every step but the first ones
-    learns from samples of older weights: see `algorithm.loss.importance_cap` and `algorithm.gae.vtrace`."""
-    overlap: Annotated[bool, FREE] = False
-    """Whether a second process samples while this one learns. It takes a second copy of the base models, and needs
-    `max_staleness` of 1 or more to save time; the results are the same, to the bit."""
-    partial_rollouts: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Largest share of a step's groups that may be left unfinished when it ends; `true` is a quarter. They go on in the next
-    step, with the weights of then, so that no step waits for its longest episodes. Of the steps of `max_staleness`, one (from 2 on) is
-    for running ahead and the others for groups that are left: no token is older than it says."""
-
-    @field_validator("partial_rollouts", mode="before")
-    @classmethod
-    def _usual_share(cls, value: object) -> object:
-        return PARTIAL if value is True else value
-
     microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
     """Maximum tokens in one forward and backward pass; the result does not depend on it. `auto` is 4096 on a CPU, and on a GPU
     what fits in its memory when the first pass begins."""

@@ -13,7 +13,6 @@ from kapelle.algorithms.signals.embeddings import Embeddings
 from kapelle.algorithms.signals.greedy import GreedyBaseline
 from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.engines.rollout.protocol import (
-    AllowsInterrupts,
     ChecksItself,
     HoldsToConstraints,
     RecordsRouting,
@@ -24,7 +23,6 @@ from kapelle.environment import (
     Alive,
     AsksModels,
     Environment,
-    InMemory,
     ListsMoves,
     Mixed,
     OpensWorlds,
@@ -145,10 +143,6 @@ def _check_places(run: RunToCheck) -> Iterator[str]:
             environment_form(environment)
     with noting(run.absent, *unneeded(run.training)):
         check_paying(environment)
-    if config.training.overlap and offers(environment, InMemory) and environment.in_memory:
-        yield (
-            f"`training.overlap` samples in another process, without what is in this one's memory: {', '.join(environment.in_memory)}. Set it to false."
-        )
 
 
 def _check_workflow(run: RunToCheck) -> None:
@@ -344,15 +338,10 @@ def _check_outside(run: RunToCheck) -> None:
         raise ConfigError(
             "`episode.compaction` shortens conversations that kapelle keeps; those of an outside program are its own. Leave it out."
         )
-    for key, other, off in (
-        ("training.overlap", config.training.overlap, "false"),
-        ("training.partial_rollouts", config.training.partial_rollouts, "0"),
-        ("episode.environment_workers", config.episode.environment_workers, "0"),
-    ):
-        if other:
-            raise ConfigError(
-                f"`{key}` plays in other processes or over several steps, which an outside program cannot follow. Set `{key}: {off}`."
-            )
+    if config.episode.environment_workers:
+        raise ConfigError(
+            "`episode.environment_workers` plays in other processes, which an outside program cannot follow. Set `episode.environment_workers: 0`."
+        )
 
 
 def _check_turns(workflow: Workflow, team: Team) -> None:
@@ -462,8 +451,6 @@ def _check_selection(run: RunToCheck) -> Iterator[str]:
     if tasks.difficulty is not None:
         if config.environment.size("train") is None:
             yield f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it."
-        if config.training.overlap:
-            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if not run.algorithm.plays:
             yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
     elif tasks.curriculum is not None and tasks.curriculum.by == "solve_rate":
@@ -509,8 +496,6 @@ def _check_compared(run: RunToCheck) -> Iterator[str]:
         yield (
             f"{compares} `{algorithm.name}` plays each task once. Set `algorithm.group_size` to 2 or more, or name an algorithm that has it."
         )
-    if run.config.training.partial_rollouts:
-        yield f"{compares} `training.partial_rollouts` leaves groups unfinished. Set it to 0."
     if data.tree:
         yield f"{compares} `{algorithm.name}` pays the candidates of a tree one by one. Set `algorithm.tree: false`."
     if data.interventions or algorithm.need(GreedyBaseline):
@@ -526,32 +511,6 @@ def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> Non
     if algorithm.data.group_size > 1 and answers < 2:
         raise ConfigError(
             f"`{algorithm.name}` compares several answers to one question, but environment '{environment}' has one. Set `environment.name: preferences`."
-        )
-
-
-def _check_staleness(run: RunToCheck) -> Iterator[str]:
-    """Yield why samples of older weights, or unfinished episodes, cannot be learned from."""
-    training, algorithm, data = run.config.training, run.algorithm, run.algorithm.data
-    exchanges = any(hook.moves_weights for hook in algorithm.after_update)
-    if training.max_staleness and (exchanges or not algorithm.plays):
-        reason = "exchanges weights" if exchanges else "does not learn from rollouts"
-        yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
-    if not training.partial_rollouts:
-        return
-    partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
-    if not training.max_staleness:
-        yield (
-            f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more."
-        )
-    if training.tasks_per_step < 2:
-        yield f"{partial}, and each step waits for one group at least. Set `training.tasks_per_step` to 2 or more."
-    if data.redraw or data.tree or data.widths or data.interventions:
-        yield (
-            f"{partial}, and `{algorithm.name}` needs whole episodes while it plays. Set `training.partial_rollouts` to 0."
-        )
-    if not isinstance(run.config.engine, AllowsInterrupts):
-        yield (
-            f"{partial}, and the engine `{run.config.engine.name}` cannot hand out what it has sampled so far. Set `engine.name: local`."
         )
 
 
@@ -627,7 +586,6 @@ CHECKS_OF_TRAINING: tuple[Check, ...] = (
     _check_compared,
     _check_worlds,
     _check_rewards,
-    _check_staleness,
     _check_features,
     _check_outside,
     _check_demonstrations,

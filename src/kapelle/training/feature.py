@@ -5,23 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import Objective, TrainEngine
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.play import Play
-from kapelle.rows import Sample, Sampled, TurnKey
+from kapelle.rows import Learners, Sample, Sampled, Signals, TurnKey
 from kapelle.runtime.plugins import find_object
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import Sampler
 from kapelle.training.selection import Assign
 from kapelle.types import Group
+
+
+class Player(Protocol):
+    """Something that samples with the published weights."""
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Take new weights of a policy."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +45,13 @@ class StartedRun:
     base_hashes: Mapping[str, str]
     engine: TrainEngine
     """Holds what is trained."""
+    learners: Learners
+    """Answers signals: the engine, or processes that score for it."""
     play: Play
     """How episodes are collected."""
-    sampler: Sampler | None
-    """Collects the episodes in another process (`training.overlap`); None where this process does."""
-    run_dir: Path | None
+    run_dir: Path | None = None
+    players: Sequence[Player] = ()
+    """Everything that samples for training: first the engine of `play`, then samplers in other processes."""
 
 
 @dataclass(slots=True)
@@ -57,6 +68,8 @@ class StepInProgress:
     assign: Assign | None = None
     """Who takes which role in the tasks of steps that are collected from now on; None follows the team map."""
     metrics: dict[str, float] = field(default_factory=dict)
+    parity: Mapping[str, float] = field(default_factory=dict)
+    """Gaps between the log-probs of sampler and trainer, where they are compared before the update."""
     restarted: bool = False
     """Whether a policy started again from earlier weights, so that nothing that was sampled so far is learned from."""
 
@@ -72,6 +85,10 @@ class Feature:
 
     def before_update(self, step: StepInProgress) -> None:
         """Act on what the step learns from, `step.groups` and `step.earlier`, before weights change."""
+
+    def rewarded(self, groups: Sequence[Group], signals: Signals | None) -> Sequence[Group]:
+        """Return groups with the rewards that credit reads; `signals` are the step's, None for groups without them."""
+        return groups
 
     def samples(
         self, step: StepInProgress, sampled: Sampled, samples: Mapping[TurnKey, Sample]

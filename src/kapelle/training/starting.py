@@ -15,14 +15,12 @@ from pathlib import Path
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.algorithms.signals.verifier import VerifierScores
 from kapelle.engines.rollout import protocol as rollout_protocol
-from kapelle.engines.rollout.protocol import Interruptible, RolloutEngine, check_abilities, notes_of
+from kapelle.engines.rollout.protocol import RolloutEngine, check_abilities, notes_of
 from kapelle.engines.train import protocol as train_protocol
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import PlayedFromOutside, offers, told_of_changes
-from kapelle.errors import ConfigError
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import hash_of_base
-from kapelle.rollout.episodes import PlaysGroups
 from kapelle.rollout.play import Play, make_play
 from kapelle.rollout.workers.pool import HeldHere
 from kapelle.rows import Learners
@@ -30,6 +28,7 @@ from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
 from kapelle.runtime.tensors import leaves
+from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import ReportStep, bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
@@ -38,8 +37,7 @@ from kapelle.team import Team, split_scored
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import provenance_of
-from kapelle.training.rollouts import Sampler
-from kapelle.training.sampling_process import SamplingProcess, SamplingWorkers
+from kapelle.training.rollouts import Rollouts
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
 """Variable in the environment of a rank that a cluster has placed → what plays and scores for it.
@@ -138,11 +136,6 @@ def load_pieces(
         check_abilities(player, rollout_protocol.ABILITIES)
         for note in notes_of(player):
             say("engine", note)
-        if config.training.partial_rollouts and not isinstance(player, Interruptible | PlaysGroups):
-            raise ConfigError(
-                f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot hand out "
-                "what it has sampled so far. Let it inherit from `Interruptible`, or set it to 0."
-            )
         play = acting = make_play(config, team, player, ranks, hold)
         failing.callback(play.close)
         if not algorithm.plays:
@@ -153,36 +146,17 @@ def load_pieces(
         if offers(config.environment, PlayedFromOutside):
             failing.enter_context(config.environment.serve(play, say))
 
-        sampler: Sampler | None = None
-        if config.training.overlap and algorithm.plays and isinstance(player, PlaysGroups):
-            sampler = SamplingWorkers(config, algorithm, play, player)
-        elif config.training.overlap and algorithm.plays:
-            # The other process builds everything for itself, from the disk.
-            in_memory = [path for path in warmed.team.bases.values() if path in warmed.given]
-            if in_memory:
-                raise ConfigError(
-                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
-                    f"'{in_memory[0]}' is in this one's memory. Save it and name its folder as `model.path`, or set "
-                    "`training.overlap: false`."
-                )
-            if rollout_engine is not None:
-                raise ConfigError(
-                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
-                    "recipe (`engine`), or set `training.overlap: false`."
-                )
-            sampler = process = SamplingProcess(config, team, warmed.team.bases, hashes, engine, ranks)
-            failing.callback(process.close)
-        run = StartedRun(config, algorithm, team, models, hashes, engine, play, sampler, run_dir)
-        loop = Loop(
-            config,
-            algorithm,
-            acting,
-            engine,
-            player=play.engine,
-            sampler=sampler,
-            learners=learners,
-            features=started(run),
+        run = StartedRun(
+            config, algorithm, team, models, hashes, engine, learners or engine, play, run_dir, (play.engine,)
         )
+        makers = [section.rollouts for section in sections_of(config).values() if section.rollouts]
+        if makers:
+            make = find_object(makers[0], "feature")
+            rollouts: Rollouts = make(run, acting, warmed, failing, own_engine=rollout_engine is not None)
+        else:
+            rollouts = Rollouts(config, algorithm, acting, engine, run.players)
+        features = started(replace(run, players=rollouts.players))
+        loop = Loop(config, algorithm, acting, engine, rollouts, learners, features)
         loop.publish()
         closing = failing.pop_all()
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)

@@ -21,13 +21,13 @@ from tests.support.tiny import frozen_copy, same_bits
 from kapelle import Trainer
 from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
+from kapelle.features.ahead.process import SamplingProcess
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
 from kapelle.features.league.pool import MAIN
 from kapelle.functional.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
 from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table, language_table
-from kapelle.training.sampling_process import SamplingProcess
 
 ONE = {"adapter": "player"}
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
@@ -96,7 +96,7 @@ def test_a_sampler_that_plays_a_member_with_other_weights_stops_the_run() -> Non
     with Trainer(**game()) as trainer:
         assert all(step.metrics["league/parity"] <= 1e-4 for step in trainer.steps())
     with Trainer(**game()) as trainer:
-        league_of(trainer)._here.load = lambda *_: None
+        league_of(trainer)._players_of_steps[0].load = lambda *_: None
         with pytest.raises(ParityError, match="league:"):
             trainer.train()
 
@@ -711,7 +711,7 @@ def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays()
     """Tables are filled by this process while the other one plays."""
     training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}
     with Trainer(**game(league=line(2, every=2, refresh=1), training=training)) as trainer:
-        league, sampler = league_of(trainer), trainer._loop._sampler
+        league, sampler = league_of(trainer), trainer._loop.rollouts.players[-1]
         assert league is not None
         assert isinstance(sampler, SamplingProcess)
         ahead, busy = league._players_of_steps[1], list[bool]()

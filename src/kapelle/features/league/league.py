@@ -165,11 +165,7 @@ class League(Feature):
         config, play, engine = run.config, run.play, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
         self._play, self._engine = play, engine
-        self._here = SlotHolder(play.engine.load)
-        self._players_of_steps = [
-            self._here,
-            *([] if run.sampler is None else [SlotHolder(run.sampler.load)]),
-        ]
+        self._players_of_steps = [SlotHolder(player.load) for player in run.players]
         folder = None if run.run_dir is None else run.run_dir / "league"
         team = play.team
         self._homes = tuple(name for name in team.names if team.policy(name).trained)
@@ -199,7 +195,7 @@ class League(Feature):
         self._step = 0
         """The last one that it has learned from."""
         self._exact = _tabulated(play, self._settings.exact)
-        if self.plays_pairs and run.sampler is not None and isinstance(play.engine, PlaysGroups):
+        if self.plays_pairs and len(run.players) > 1 and isinstance(play.engine, PlaysGroups):
             raise ConfigError(
                 "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers, which play them, play the "
                 "next step at that time. Set `training.overlap: false`."
@@ -547,7 +543,7 @@ class League(Feature):
             }
             return self._exact.exact_values(joint)[0][seat], 0
         past = [each.name for each in (one, other) if each.kind == "past"]
-        self.sit(list(dict.fromkeys(past)), [self._here])
+        self.sit(list(dict.fromkeys(past)), self._players_of_steps[:1])
         owned = {agent: one if agent == home else other for agent in team.names}
         cast = {
             agent: Cast(self._policies(each).get(agent, ""), each.plays or each.name)

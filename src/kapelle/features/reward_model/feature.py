@@ -18,16 +18,35 @@ from typing import Any, NamedTuple
 import torch
 
 from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.shared.rewards import with_scores
 from kapelle.algorithms.signals.samples import conversation_sample
+from kapelle.algorithms.signals.verifier import calibration_of, scores
 from kapelle.algorithms.verifier import balanced, weighted_cross_entropy
 from kapelle.engines.train.protocol import Objective
-from kapelle.features.reward_model.settings import RefreshConfig
+from kapelle.features.reward_model.settings import RefreshConfig, RewardModelConfig
 from kapelle.functional.statistics import merge_rows
-from kapelle.rows import Column, label_of, turns_of
+from kapelle.rows import Column, Signals, label_of, turns_of
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import VERIFIER
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group, Message
+
+
+class RewardModel(Feature):
+    """Adds a trained verifier's scores of turns, times a weight, to their rewards."""
+
+    def __init__(self, settings: RewardModelConfig, run: StartedRun) -> None:
+        self._settings, self._learners = settings, run.learners
+
+    def rewarded(self, groups: Sequence[Group], signals: Signals | None) -> Sequence[Group]:
+        """Return groups with the scores in the rewards of their turns; groups without signals are scored now."""
+        settings = self._settings
+        score = (
+            scores(groups, self._learners, calibration_of(settings.path))
+            if signals is None
+            else signals.score
+        )
+        return with_scores(groups, score, settings.weight)
 
 
 class GradedAnswer(NamedTuple):

@@ -32,6 +32,8 @@ class RewardModelConfig(FeatureSettings):
     """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
     plan: ClassVar[str] = "kapelle.features.reward_model.plan:RewardModelPlan"
+    feature: ClassVar[str] = "kapelle.features.reward_model.feature:RewardModel"
+    rewards_turns: ClassVar[bool] = True
 
     path: str
     """The folder `verifier` of a checkpoint of `algorithm.name: verifier`, or `stage:NAME`."""

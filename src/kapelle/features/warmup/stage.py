@@ -33,8 +33,10 @@ from kapelle.setup.feature import Report, ReportStep
 from kapelle.setup.model_loading import build_train_engine, load_models, teacher
 from kapelle.setup.problems import drawn, untested
 from kapelle.team import Team
+from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import machine, versions
+from kapelle.training.rollouts import Rollouts
 from kapelle.training.selection import REDRAWN
 from kapelle.types import Group, Task
 
@@ -95,7 +97,8 @@ def train_stage(
     [policy] = [team.policies[name] for name in team.trained]
     model = models[policy.base]
     with closing(build_train_engine(stage, algorithm, team, models)) as engine:
-        loop = Loop(stage, algorithm, play, engine, DrawnTurns(shown, config.warmup.batch, stage.seed))
+        turns = DrawnTurns(shown, config.warmup.batch, stage.seed)
+        loop = Loop(stage, algorithm, play, engine, SampledTurns(turns, stage, algorithm, play, engine))
         for number in range(1, stage.training.steps + 1):
             metrics = loop.step(number).metrics
             if progress is not None:
@@ -155,6 +158,18 @@ class DrawnTurns:
     def __call__(self, number: int) -> list[Group]:
         """Return the turns of the next step."""
         return self._draw.sample(self._turns, self._batch)
+
+
+class SampledTurns(Rollouts):
+    """The rollouts of a warm-up: sampled turns of demonstrations."""
+
+    def __init__(self, turns: DrawnTurns, *run: Any) -> None:
+        super().__init__(*run)
+        self._turns = turns
+
+    def collect(self, step: StepInProgress) -> list[Group]:
+        """Return the turns of a step."""
+        return self._turns(step.number)
 
 
 def warmed_up(

@@ -11,7 +11,8 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError, ParityError
-from kapelle.training.rollouts import Left, PlayedStep, RolloutQueue
+from kapelle.features.ahead.queue import Left, RolloutQueue
+from kapelle.training.rollouts import StepShare
 
 SMALL: dict[str, Any] = {
     "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
@@ -32,9 +33,9 @@ class Player:
         self.version = 0
         self.played: list[int] = []
 
-    def __call__(self, number: int, left: Left = ()) -> PlayedStep:
+    def __call__(self, number: int, left: Left = ()) -> StepShare:
         self.played.append(number)
-        return PlayedStep([group(episode(turn("a", 0, version=self.version)))])
+        return StepShare({0: group(episode(turn("a", 0, version=self.version)))})
 
 
 def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:

@@ -4,7 +4,7 @@ It builds the same team from the same settings, on bases that it reads from the 
 memory that both share. What it plays depends only on the settings, the number of the step and the weights, so that a run is
 the same, to the bit, with and without it. If it dies, a new process plays the step again; if that dies too, the run stops.
 
-`sampling_server.py` is the other side.
+`server.py` is the other side.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor, get_num_threads
 from kapelle.algorithm import Algorithm
 from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError
+from kapelle.features.ahead.queue import Pending, begin_step
 from kapelle.models.weights import copy_weights
 from kapelle.rollout.episodes import PlaysGroups
 from kapelle.rollout.partial import PartialGroup, dump_partial
@@ -38,10 +39,10 @@ from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
-from kapelle.training.rollouts import Pending, PlayedStep, begin_share, together
+from kapelle.training.rollouts import StepShare, together
 from kapelle.training.selection import Roles, tasks_of
 
-SERVER = "kapelle.training.sampling_server"
+SERVER = "kapelle.features.ahead.server"
 """What the other process runs."""
 LOOK = 0.2
 """Seconds between two looks at whether this process has been asked to stop, while it waits."""
@@ -241,10 +242,10 @@ class SamplingWorkers:
         if self._busy:  # the step that they play was interrupted
             self._engine.abandon()
         self._tasks.assign = None if roles is None else lambda step, count: roles
-        rest = begin_share(play, self._config, self._algorithm, self._tasks, number, left, meeting)
+        rest = begin_step(play, self._config, self._algorithm, self._tasks, number, left, meeting)
         self._busy = True
 
-        def wait() -> PlayedStep:
+        def wait() -> StepShare:
             played = together(ranks, meeting, rest)
             self._busy = False
             return played

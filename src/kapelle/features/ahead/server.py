@@ -1,4 +1,4 @@
-"""The process that plays steps of training for another one, which starts it (`sampling_process.py`).
+"""The process that plays steps of training for another one, which starts it (`process.py`).
 
 From the socket behind the descriptor it first reads what to build, then one question after another. It ends when the other
 process does, even in the middle of a step.
@@ -97,10 +97,11 @@ class _Player:
         `place` is the number of the play among those that the meeting has seen, `roles` has policy and name of who takes an agent's
         role in each task. Returns the share (`dump_share`) and the seconds that it took.
         """
+        from kapelle.features.ahead.queue import begin_step
         from kapelle.rollout.partial import load_partial
         from kapelle.runs.timeline import Timeline
         from kapelle.runtime.randomness import random_from_lists, restore_random
-        from kapelle.training.rollouts import begin_share, dump_share
+        from kapelle.training.rollouts import dump_share
         from kapelle.training.selection import tasks_of
         from kapelle.types import Cast
 
@@ -115,7 +116,7 @@ class _Player:
         self._tasks.assign = None if roles is None else lambda step, count: casts
         self._meeting.begin(place)
         try:
-            share = begin_share(
+            share = begin_step(
                 play, team.config, team.algorithm, self._tasks, number, load_partial(left), self._meeting
             )()
         except Exception as error:

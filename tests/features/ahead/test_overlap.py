@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.features.ahead.test_queue import PPO, SMALL
 from tests.runtime.test_guard import gone, until
 from tests.support.episode_lines import lines_in
 from tests.support.tiny import frozen_copy, same_bits, tiny_model
-from tests.training.test_queue import PPO, SMALL
 
 from kapelle import Trainer
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.features.ahead import process as sampling_process
+from kapelle.features.ahead.process import SERVER, SamplingProcess
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
 from kapelle.runtime.tensors import SharedTensors, layout_of
-from kapelle.training import sampling_process
-from kapelle.training.sampling_process import SERVER, SamplingProcess
 
 
 def settings(overlap: bool, max_staleness: int = 1) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def assert_same(run: Path, trainer: Trainer, alone: tuple[Path, dict[str, Any]])
 
 
 def sampler_of(trainer: Trainer) -> SamplingProcess:
-    sampler = trainer._loop._sampler
+    sampler = trainer._loop.rollouts.players[-1]
     assert isinstance(sampler, SamplingProcess)
     return sampler
 
@@ -185,7 +185,7 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
 @pytest.mark.slow
 def test_what_another_process_cannot_build_is_refused() -> None:
     given = {**settings(overlap=True), "model": tiny_model()}
-    with pytest.raises(ConfigError, match=r"is in this one's memory"):
+    with pytest.raises(ConfigError, match=r"memory"):
         Trainer(**given)
     with pytest.raises(ConfigError, match=r"engine was passed.*`training.overlap: false`"):
         Trainer(**settings(overlap=True), engine=ScriptedEngine({}, {}))
@@ -201,7 +201,7 @@ def test_the_other_process_leaves_when_nobody_is_left() -> None:
 
 TRAINER = """
 import sys
-from tests.training.test_overlap import *
+from tests.features.ahead.test_overlap import *
 with Trainer(**settings(overlap=True)) as trainer:
     trainer.train(1)
     print(sampler_of(trainer)._process.pid, flush=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.features.ahead.test_overlap import assert_same, end_of
+from tests.features.ahead.test_queue import SMALL
 from tests.support.episodes import episode, group, turn
 from tests.support.tiny import team_of
-from tests.training.test_overlap import assert_same, end_of
-from tests.training.test_queue import SMALL
 
 from kapelle import Trainer
 from kapelle.engines.rollout.request_queue import PAUSE
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError, ParityError, PeerFailed
+from kapelle.features.ahead.queue import RolloutQueue, RolloutsAhead, enough_for, steps_ahead
 from kapelle.rollout.episodes import begun, play_groups
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup
 from kapelle.runtime.event_loop import run_async
@@ -23,7 +24,7 @@ from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import TrainingConfig
 from kapelle.setup.recipe import resolve
 from kapelle.training.collate import fresh_samples
-from kapelle.training.rollouts import PlayedStep, RolloutQueue, enough_for, steps_ahead
+from kapelle.training.rollouts import StepShare
 from kapelle.training.selection import training_tasks
 
 ON = {"steps": 5, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": 0.5}
@@ -43,6 +44,13 @@ def trainer_of(run: Path | None = None, *, resume: bool = False, **training: Any
     return Trainer(resolve(settings(**training)), run_dir=run, resume=resume)
 
 
+def left_of(trainer: Trainer) -> Sequence[PartialGroup]:
+    """The groups that the last step has not finished."""
+    rollouts = trainer._loop.rollouts
+    assert isinstance(rollouts, RolloutsAhead)
+    return rollouts.queue.left
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run in one process, never stopped: its folder, and the weights at its end."""
@@ -54,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
             mixed += sum(bool(t.versions) for t in turns)
             # Every step is one optimiser step: the weights that learn in step n have version n - 1.
             oldest = max([oldest, *(step.number - 1 - version for t in turns for version, _ in t.runs)])
-            left += len(trainer._loop._queue._left)
+            left += len(left_of(trainer))
             assert step.metrics["parity/max"] <= 1e-4
         trainer.save()
         assert left > 0, "something is left, or this asks nothing"
@@ -70,7 +78,7 @@ def test_a_stopped_run_is_the_whole_run(whole: tuple[Path, dict[str, Any]], tmp_
         with trainer_of(run, resume=run.exists()) as trainer:
             trainer.train(steps)
             if steps == 1:
-                assert trainer._loop._queue._left, "the checkpoint holds what is left"
+                assert left_of(trainer), "the checkpoint holds what is left"
     with trainer_of(run, resume=True) as trainer:
         assert_same(run, trainer, whole)
 
@@ -201,9 +209,9 @@ class TestQueue:
     def test_what_a_step_leaves_is_given_to_the_next_and_kept(self) -> None:
         queue, got = RolloutQueue(0, 1), []
 
-        def play(number: int, left: Any) -> PlayedStep:
+        def play(number: int, left: Any) -> StepShare:
             got.append(list(left))
-            return PlayedStep([group(episode(turn("a", 0, version=number - 1)))], (self._left(),))
+            return StepShare({0: group(episode(turn("a", 0, version=number - 1)))}, {1: self._left()})
 
         queue.take(1, {"a": 0}, play)
         queue.take(2, {"a": 1}, play)
@@ -215,10 +223,10 @@ class TestQueue:
     def test_no_token_is_older_than_allowed(self) -> None:
         def played(*runs: tuple[int, int]) -> Any:
             own = turn("a", 0, tokens=sum(n for _, n in runs), version=runs[-1][0], versions=runs)
-            return lambda *_: PlayedStep([group(episode(own))], (self._left(),))
+            return lambda *_: StepShare({0: group(episode(own))}, {1: self._left()})
 
         queue = RolloutQueue(0, 1)
-        queue.take(1, {"a": 0}, lambda *_: PlayedStep([], (self._left(),)))
+        queue.take(1, {"a": 0}, lambda *_: StepShare({}, {0: self._left()}))
         groups = queue.take(2, {"a": 1}, played((0, 1), (1, 3)))
         assert queue.staleness(groups) == 0.25
         with pytest.raises(ParityError, match="version 0 of policy 'a', but version 2 was published"):
@@ -226,9 +234,9 @@ class TestQueue:
 
     def test_what_is_begun_now_has_the_weights_of_now(self) -> None:
         queue = RolloutQueue(0, 1)
-        queue.take(1, {"a": 0}, lambda *_: PlayedStep([group(episode(turn("a", 0)))]))
+        queue.take(1, {"a": 0}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
         with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
-            queue.take(2, {"a": 1}, lambda *_: PlayedStep([group(episode(turn("a", 0)))]))
+            queue.take(2, {"a": 1}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
 
 
 class TestRefused:
@@ -242,7 +250,7 @@ class TestRefused:
                 "`at_grpo` needs whole episodes",
             ),
             ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` needs whole episodes"),
-            ({"engine": {"name": "vllm"}}, "the engine `vllm` cannot hand out"),
+            ({"engine": {"name": "vllm"}}, "the engine `vllm`"),
         ],
     )
     def test_what_cannot_go_on(
@@ -253,7 +261,7 @@ class TestRefused:
             Trainer(resolve({**settings(), **over}))
 
     def test_an_engine_that_was_passed(self) -> None:
-        with pytest.raises(ConfigError, match="ScriptedEngine cannot hand out"):
+        with pytest.raises(ConfigError, match="ScriptedEngine"):
             Trainer(resolve(settings()), engine=ScriptedEngine({}, {}))
 
     def test_true_is_a_quarter(self) -> None:

@@ -1,0 +1,63 @@
+"""What rollouts ahead of the update mean for a run before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kapelle.engines.rollout.protocol import AllowsInterrupts
+from kapelle.environment import InMemory, PaysGroups, PlayedFromOutside, offers
+from kapelle.features.ahead.settings import AheadSettings
+from kapelle.setup.feature import FeaturePlan, RunToCheck
+
+
+class AheadPlan(FeaturePlan[AheadSettings]):
+    """The checks of older samples, of another sampling process and of unfinished groups."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield why episodes cannot be collected as the settings say."""
+        algorithm = run.algorithm
+        exchanges = any(hook.moves_weights for hook in algorithm.after_update)
+        if self.settings.max_staleness and (exchanges or not algorithm.plays):
+            reason = "exchanges weights" if exchanges else "does not learn from rollouts"
+            yield f"`training.max_staleness` lets rollouts run ahead, but `{algorithm.name}` {reason}. Set it to 0."
+        if self.settings.overlap:
+            yield from self._overlap(run)
+        if self.settings.partial_rollouts:
+            yield from self._partial(run)
+
+    def _overlap(self, run: RunToCheck) -> Iterator[str]:
+        environment = run.config.environment
+        if offers(environment, InMemory) and environment.in_memory:
+            names = ", ".join(environment.in_memory)
+            yield f"`training.overlap` samples in another process, which has no access to {names} in memory. Set it to false."
+        if offers(environment, PlayedFromOutside):
+            yield "`training.overlap` samples in another process, which outside programs cannot follow. Set it to false."
+        if run.config.tasks.difficulty is not None:
+            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
+
+    def _partial(self, run: RunToCheck) -> Iterator[str]:
+        config, algorithm, environment, data = (
+            run.config,
+            run.algorithm,
+            run.config.environment,
+            run.algorithm.data,
+        )
+        partial = "`training.partial_rollouts` continues unfinished episodes in the next step"
+        if not self.settings.max_staleness:
+            yield (
+                f"{partial}, with samples that are older than its weights. Set `training.max_staleness` to 1 or more."
+            )
+        if config.training.tasks_per_step < 2:
+            yield (
+                f"{partial}, and each step waits for one group at least. Set `training.tasks_per_step` to 2 or more."
+            )
+        if data.redraw or data.tree or data.widths or data.interventions:
+            yield f"{partial}, and `{algorithm.name}` needs whole episodes. Set `training.partial_rollouts` to 0."
+        if not isinstance(config.engine, AllowsInterrupts):
+            yield (
+                f"{partial}, and the engine `{config.engine.name}` cannot return unfinished completions. Set `engine.name: local`."
+            )
+        if offers(environment, PlayedFromOutside):
+            yield f"{partial}, which outside programs cannot follow. Set it to 0."
+        if offers(environment, PaysGroups) and environment.compared:
+            yield f"{partial}, and {environment.compared[0]} compares the episodes of a group. Set it to 0."

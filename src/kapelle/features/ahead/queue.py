@@ -1,0 +1,321 @@
+"""Rollouts that run ahead of the update: a bounded queue of steps that are collected and not yet learned from.
+
+With a `max_staleness` of k, a step learns from episodes that were sampled by the weights of k steps before. With
+`partial_rollouts` a step may leave groups unfinished, which the next collected step continues with its own weights. Queue and
+unfinished groups are part of the checkpoint: episodes of old weights cannot be sampled again. With `overlap` another process
+collects the last step of the queue while this one learns from the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kapelle.algorithm import Algorithm
+from kapelle.engines.rollout.protocol import Interruptible
+from kapelle.errors import ConfigError
+from kapelle.features.ahead.settings import AheadSettings
+from kapelle.rollout.episodes import PlaysGroups, begun, play_groups
+from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial, unfinished_turns
+from kapelle.rollout.play import Play
+from kapelle.rows import turns_of
+from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.randomness import derive_seed
+from kapelle.runtime.ranks import Meeting
+from kapelle.settings.schema import RunConfig, TrainingConfig
+from kapelle.setup.preparation import PreparedRun
+from kapelle.training.feature import Player, StartedRun, StepInProgress
+from kapelle.training.rollouts import Rollouts, StepShare, begin_share, check_versions, together
+from kapelle.training.selection import Roles, TrainingTasks
+from kapelle.types import Group
+
+# -------- The episodes of one step, of which some may stay unfinished
+
+Left = Sequence[PartialGroup]
+"""Unfinished groups of the steps before."""
+
+
+def begin_step(
+    play: Play,
+    config: RunConfig,
+    algorithm: Algorithm,
+    source: TrainingTasks,
+    number: int,
+    left: Left,
+    meeting: Meeting,
+) -> Callable[[], StepShare]:
+    """Begin with this process's share of step `number` and of the groups that are `left`; see `begin_share`."""
+    if not config.training.partial_rollouts:
+        return begin_share(play, config, algorithm, source, number, meeting)
+    seed = derive_seed(config.seed, "rollout", number)
+    groups = [*left, *begun(source.of(number), algorithm.data.group_size, seed, number)]
+    enough = enough_for(config.training, number, groups)
+    if isinstance(play.engine, PlaysGroups):
+        collected = play.engine.ask_partial(play, groups, enough, meeting)
+    else:
+        collected = partial(_collect, play, groups, enough, meeting)
+    return partial(_as_share, collected)
+
+
+def _collect(
+    play: Play, groups: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
+) -> dict[int, PartialGroup]:
+    """Collect this process's share of groups until the others may stay unfinished; return all of them by place."""
+    own = range(meeting.rank, len(groups), meeting.size)
+    played = run_async(lambda: play_groups(play, [groups[place] for place in own], enough, meeting))
+    return dict(zip(own, played, strict=True))
+
+
+def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:
+    groups = collected()
+    done = {place: each.group for place, each in groups.items() if each.done}
+    return StepShare(done, {place: each for place, each in groups.items() if place not in done})
+
+
+def steps_ahead(training: AheadSettings) -> int:
+    """Return how many steps are collected before the one that is learned from.
+
+    These are all that `max_staleness` allows, but at most one with `partial_rollouts`: the others are for unfinished groups.
+    """
+    return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
+
+
+def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> EndOfStep:
+    """Return when step `number` may end: at most `partial_rollouts` of its groups are unfinished, and the next step may have them."""
+    most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
+    oldest = number - (training.max_staleness - steps_ahead(training))
+    return EndOfStep(tuple(place for place, group in enumerate(groups) if group.number <= oldest), most)
+
+
+# -------- The queue
+
+Pending = Callable[[], StepShare]
+"""Waits for the episodes of a step that another process collects."""
+
+
+class Sampler(Player, Protocol):
+    """Collects steps somewhere else while this process learns."""
+
+    def begin(self, number: int, left: Left, roles: Roles | None = None) -> Pending:
+        """Begin to collect step `number` with the weights of the last `load`; return what waits for its episodes.
+
+        `left` are unfinished groups of the step before, `roles` the roles that other policies take in each task.
+        """
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """The weights that it samples with, by policy and name."""
+        ...
+
+
+class RolloutQueue:
+    """Collected steps, oldest first, and the versions of each policy that may have sampled them."""
+
+    def __init__(self, most: int, oldest: int | None = None) -> None:
+        """Hold at most `most` steps between two updates. Weights may be `oldest` versions old; None is `most`."""
+        self._most = most
+        self._oldest = most if oldest is None else oldest
+        self._queue: deque[list[Group]] = deque()
+        self.left: Left = ()
+        """Unfinished groups of the step that was collected last."""
+        self._versions: deque[dict[str, int]] = deque(maxlen=self._oldest + 1)
+        self._pending: Pending | None = None
+
+    def take(
+        self,
+        number: int,
+        versions: Mapping[str, int],
+        collect: Callable[[int, Left], StepShare],
+        begin: Callable[[int, Left], Pending] | None = None,
+    ) -> list[Group]:
+        """Return the groups of step `number`; `collect` steps until the queue is full.
+
+        `versions` are those of the current weights. With `begin`, the step that fills the queue is only begun unless it is the one
+        that is returned; `settle` waits for it. Raises ParityError if other weights sampled.
+        """
+        assert self._pending is None, "`settle` is called between two steps"
+        self._versions.append(dict(versions))
+        while len(self._queue) <= self._most:
+            if begin is not None and self._queue and len(self._queue) == self._most:
+                self._pending = begin(number + len(self._queue), self.left)
+                break
+            self._keep(collect(number + len(self._queue), self.left))
+        groups = self._queue.popleft()
+        check_versions(groups, self._versions)
+        return groups
+
+    def settle(self) -> tuple[StepShare, Mapping[str, int]] | None:
+        """Wait for the step that was begun; return it with the versions that sampled it, or None if no step was begun.
+
+        Raises ParityError if other weights sampled than the current ones at its beginning.
+        """
+        if self._pending is None:
+            return None
+        share = self._pending()
+        self._keep(share)
+        self._pending = None
+        return share, self._versions[-1]
+
+    def forget(self) -> None:
+        """Drop everything that was collected."""
+        assert self._pending is None, "`settle` is called first"
+        self._queue.clear()
+        self.left = ()
+
+    def _keep(self, share: StepShare) -> None:
+        """Add a step to the queue. Only groups of earlier steps may contain tokens of older weights."""
+        groups, continued = share.in_order, [group.task for group in self.left]
+        check_versions([group for group in groups if group.task not in continued], [self._versions[-1]])
+        check_versions(groups, self._versions)
+        self._queue.append(groups)
+        self.left = tuple(share.left[place] for place in sorted(share.left))
+
+    def staleness(self, groups: Sequence[Group]) -> float:
+        """Return the mean age of the sampling weights in steps, over turns; the age of a turn is the mean over its tokens."""
+        ages: list[float] = []
+        for _, turn in turns_of(groups):
+            held = [versions[turn.policy] for versions in self._versions]
+            age = {version: len(held) - 1 - k for k, version in enumerate(held)}
+            if turn.versions:
+                tokens = sum(age[version] * count for version, count in turn.versions)
+                ages.append(tokens / len(turn.completion_ids))
+            else:
+                ages.append(age[turn.version])
+        return sum(ages) / len(ages) if ages else 0.0
+
+    def state(self) -> dict[str, object]:
+        """Return the queue and its versions as plain values."""
+        assert self._pending is None, "a checkpoint is written between steps"
+        return {
+            "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
+            "versions": [dict(versions) for versions in self._versions],
+            **({"left": dump_partial(self.left)} if self.left else {}),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._pending = None  # of a step that failed
+        self._queue = deque(
+            load_groups([json.loads(line) for line in text.splitlines()]) for text in state["queue"]
+        )
+        self._versions = deque((dict(each) for each in state["versions"]), maxlen=self._oldest + 1)
+        self.left = load_partial(state.get("left", ""))
+
+
+class RolloutsAhead(Rollouts):
+    """Collects episodes ahead of the update, here or in a `Sampler`."""
+
+    def __init__(self, *run: Any, players: Sequence[Player], sampler: Sampler | None) -> None:
+        super().__init__(*run, players if sampler is None else [*players, sampler])
+        training = self._config.training
+        self.queue = RolloutQueue(steps_ahead(training), training.max_staleness)
+        self.sampler = sampler
+
+    def collect(self, step: StepInProgress) -> list[Group]:
+        """Return the groups that a step learns from; see `Rollouts`."""
+        play, versions = self.prepared(step), dict(self._engine.versions)
+        begin = None if self.sampler is None else self._begin
+        groups = self.queue.take(step.number, versions, partial(self._here, step, play), begin)
+        if self._config.training.max_staleness:
+            step.metrics["staleness"] = self.queue.staleness(groups)
+        step.metrics |= {**step.parity, **self.tasks.metrics()}
+        return groups
+
+    def _begin(self, number: int, left: Left) -> Pending:
+        assert self.sampler is not None, "only a sampler collects during the update"
+        return self.sampler.begin(number, left, self.tasks.roles(number))
+
+    def _here(self, step: StepInProgress, play: Play, number: int, left: Left) -> StepShare:
+        """Collect step `number` before this step's update."""
+        if self.sampler is None:
+            meeting = play.ranks.meeting()
+            meeting.begin()
+            own = begin_step(play, self._config, self._algorithm, self.tasks, number, left, meeting)
+            share = together(play.ranks, meeting, own)
+        else:
+            share = self._begin(number, left)()
+        if not self.on_policy:
+            self._compare(step, share, dict(self._engine.versions))
+            play.engine.release_caches()  # as in a sampling process; the next step would read what is kept
+        return share
+
+    def _compare(
+        self,
+        step: StepInProgress,
+        share: StepShare,
+        versions: Mapping[str, int],
+        weights: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        turns = [turn for _, turn in turns_of(share.in_order)]
+        turns += unfinished_turns([share.left[place] for place in sorted(share.left)])
+        only = versions if self._config.training.partial_rollouts else None
+        self.compare(step, turns, only, weights)
+
+    def settle(self, step: StepInProgress) -> None:
+        """Wait for the step that the sampler collects; compare it with the weights that sampled it."""
+        settled = self.queue.settle()
+        if settled is not None and self.sampler is not None:
+            self._compare(step, *settled, self.sampler.weights)
+        step.metrics |= step.parity
+
+    def forget(self) -> None:
+        """See `Rollouts`."""
+        self.queue.forget()
+
+    def state(self) -> dict[str, object]:
+        """See `Rollouts`."""
+        return self.queue.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """See `Rollouts`."""
+        self.queue.load_state(state)
+
+
+def rollouts_ahead(
+    run: StartedRun, acting: Play, prepared: PreparedRun, closing: ExitStack, *, own_engine: bool
+) -> Rollouts:
+    """Return what collects the episodes of a run ahead of its updates; `closing` ends the process that it starts.
+
+    Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
+    """
+    config, algorithm, player = run.config, run.algorithm, run.play.engine
+    if not algorithm.plays:
+        return Rollouts(config, algorithm, acting, run.engine, run.players)
+    if config.training.partial_rollouts and not isinstance(player, Interruptible | PlaysGroups):
+        raise ConfigError(
+            f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
+            "unfinished completions. Let it inherit from `Interruptible`, or set it to 0."
+        )
+    sampler: Sampler | None = None
+    if config.training.overlap:
+        from kapelle.features.ahead.process import SamplingProcess, SamplingWorkers
+
+        if isinstance(player, PlaysGroups):
+            sampler = SamplingWorkers(config, algorithm, run.play, player)
+        else:
+            in_memory = [path for path in prepared.team.bases.values() if path in prepared.given]
+            if in_memory:
+                raise ConfigError(
+                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
+                    f"'{in_memory[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
+                    "`training.overlap: false`."
+                )
+            if own_engine:
+                raise ConfigError(
+                    "`training.overlap` samples in another process, but a rollout engine was passed to it. Name the engine in the "
+                    "recipe (`engine`), or set `training.overlap: false`."
+                )
+            ranks = run.play.ranks
+            sampler = SamplingProcess(
+                config, run.team, prepared.team.bases, run.base_hashes, run.engine, ranks
+            )
+            closing.callback(sampler.close)
+    return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)
