@@ -1,1 +1,4 @@
-"""Optional features of training, one package each; `kapelle.settings.feature` says how they are found. Delete a package and its setting to remove one."""
+"""Optional features of training, one package each; `settings/feature.py` says how they are found.
+
+Constrained decoding and images are none: every layer reads them as fields of `Sampling` and `Message`.
+"""

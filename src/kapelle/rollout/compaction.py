@@ -1,51 +1,27 @@
-"""Long episodes: a conversation that no longer fits is begun anew from its ends, by a declared rule (`episode.compaction`)."""
+"""Compaction of a conversation that no longer fits the context (`episode.compaction`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
+from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.types import Message
 
 
-class CompactionRule(Protocol):
-    """What of a conversation is kept (`settings.schema.CompactionConfig`)."""
-
-    @property
-    def over(self) -> int | None:
-        """Tokens of a prompt beyond which it is shortened; None is where the answer would not fit the context."""
-        ...
-
-    @property
-    def keep_first(self) -> int:
-        """Messages after the system message, from the beginning."""
-        ...
-
-    @property
-    def keep_last(self) -> int:
-        """Most messages from the end; at least the last one stays."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What stands in their place, `{dropped}` for their number; empty for nothing."""
-        ...
-
-
 def compacted(
-    messages: Sequence[Message], rule: CompactionRule, fits: Callable[[Sequence[Message]], bool]
+    messages: Sequence[Message], rule: CompactionConfig, fits: Callable[[Sequence[Message]], bool]
 ) -> tuple[list[Message], int]:
-    """Return the conversation with which an agent goes on, and how many messages were dropped.
+    """Return the shortened conversation of an agent, and how many messages were dropped.
 
-    The system message, the first messages and as many of the last ones as `rule` allows and `fits` accepts stay, in their order;
-    the note is written under the last of the first messages. Two messages of one role that meet where others were dropped become
-    one, since many chat templates take roles in turn only. Nothing may fit: then the shortest conversation is returned.
+    It keeps the system message, the first messages, and as many of the last ones as `rule` and `fits` allow: at least one, even if it
+    does not fit. The note follows the text of the last of the first messages. Two messages of one role that become neighbours are
+    joined, because many chat templates require alternating roles.
     """
     system = 1 if messages and messages[0].role == "system" else 0
     head = list(messages[: system + rule.keep_first])
     rest = messages[len(head) :]
-    kept = min(rule.keep_last, len(rest) - 1)  # one at least goes
+    kept = min(rule.keep_last, len(rest) - 1)  # drop at least one
     while True:
         kept = max(1, kept)
         dropped = len(rest) - kept

@@ -14,8 +14,8 @@ from kapelle.environment import (
     OneSeat,
     offers,
 )
+from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.rollout import bounded_worlds
-from kapelle.rollout.compaction import CompactionRule
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
 from kapelle.runs.timeline import Timeline
 from kapelle.runtime.deadlines import Patience
@@ -70,7 +70,7 @@ class Play:
     """The processes that play the same tasks; `shared_rollout` deals them out."""
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
     """The processes in which worlds live; None for this one."""
-    compaction: CompactionRule | None = None
+    compaction: CompactionConfig | None = None
     """What is kept of a conversation that no longer fits; None lets its episode fail."""
     share_thoughts: bool = False
     """Whether agents and the world read the others' thoughts."""

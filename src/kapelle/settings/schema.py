@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
 from kapelle.features.ahead.settings import AheadSettings
+from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
@@ -558,28 +559,6 @@ class Timed(Settings):
     """Seconds after which one call of the environment, or one request to the engine, is given up; its episode then
     fails. Time spent queueing (for the model, a connection, a sandbox) does not count, nor does time in which this
     process is stopped."""
-
-
-class CompactionConfig(Settings):
-    """How a conversation that no longer fits goes on: from its first and last messages."""
-
-    over: int | None = Field(default=None, ge=1)
-    """Tokens of a prompt beyond which it is shortened; null is where the answer (`sampling.max_tokens`) would not fit the context."""
-    keep_first: int = Field(default=1, ge=0)
-    """Messages that stay from the beginning, after the system message."""
-    keep_last: int = Field(default=8, ge=1)
-    """Most messages that stay from the end; fewer where they do not fit."""
-    note: str = "[{dropped} messages were left out here.]"
-    """What the agent reads in their place; `{dropped}` is their number, and an empty text leaves nothing."""
-
-    @field_validator("note")
-    @classmethod
-    def _writable(cls, value: str) -> str:
-        try:
-            value.format(dropped=1)
-        except (KeyError, IndexError, ValueError, AttributeError):
-            raise ValueError("takes `{dropped}` alone; write a brace as {{ or }}") from None
-        return value
 
 
 class EpisodeConfig(Settings):

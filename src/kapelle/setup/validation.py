@@ -332,13 +332,7 @@ def _check_rendered(run: RunToCheck) -> None:
 def _check_outside(run: RunToCheck) -> None:
     """Refuse to play where, or longer than, outside programs can call."""
     config = run.config
-    if not offers(config.environment, PlayedFromOutside):
-        return
-    if config.episode.compaction is not None:
-        raise ConfigError(
-            "`episode.compaction` shortens conversations that kapelle keeps; those of an outside program are its own. Leave it out."
-        )
-    if config.episode.environment_workers:
+    if offers(config.environment, PlayedFromOutside) and config.episode.environment_workers:
         raise ConfigError(
             "`episode.environment_workers` plays in other processes, which an outside program cannot follow. Set `episode.environment_workers: 0`."
         )

@@ -1,0 +1,18 @@
+"""What compaction means for a run before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kapelle.environment import PlayedFromOutside, offers
+from kapelle.features.compaction.settings import CompactionConfig
+from kapelle.setup.feature import FeaturePlan, RunToCheck
+
+
+class CompactionPlan(FeaturePlan[CompactionConfig]):
+    """The check of compaction."""
+
+    def check(self, run: RunToCheck) -> Iterator[str]:
+        """Yield that an outside program keeps its own conversations."""
+        if offers(run.config.environment, PlayedFromOutside):
+            yield "`episode.compaction` shortens conversations of kapelle, and an outside program keeps its own. Remove it."

@@ -1,0 +1,33 @@
+"""The section `episode.compaction` of a recipe."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from kapelle.settings.feature import FeatureSettings
+
+
+class CompactionConfig(FeatureSettings):
+    """Which messages stay in a conversation that no longer fits the context. `rollout/compaction.py` applies it in each turn."""
+
+    plan: ClassVar[str] = "kapelle.features.compaction.plan:CompactionPlan"
+
+    over: int | None = Field(default=None, ge=1)
+    """Prompt length in tokens above which messages are dropped; null is where the answer (`sampling.max_tokens`) would not fit."""
+    keep_first: int = Field(default=1, ge=0)
+    """Messages that stay from the beginning, after the system message."""
+    keep_last: int = Field(default=8, ge=1)
+    """Most messages that stay from the end; fewer where they do not fit."""
+    note: str = "[{dropped} messages were left out here.]"
+    """Text in place of the dropped messages, with `{dropped}` for their number; empty for none."""
+
+    @field_validator("note")
+    @classmethod
+    def _writable(cls, value: str) -> str:
+        try:
+            value.format(dropped=1)
+        except (KeyError, IndexError, ValueError, AttributeError):
+            raise ValueError("takes `{dropped}` alone; write a brace as {{ or }}") from None
+        return value
