@@ -390,8 +390,8 @@ class OptimizerConfig(Settings):
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
-class TrainingConfig(AheadSettings):
-    """How much to train, and when to stop."""
+class AmountConfig(Settings):
+    """How much to train."""
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
     """A learning rate or a bonus that ends with them (`optimizer.schedule`, `loss.entropy_end`) ends with the number given last."""
@@ -402,6 +402,11 @@ class TrainingConfig(AheadSettings):
     """The first steps, in which only critics learn, or the utilities and mixer of `vdn` and `qmix`; policies play as they are."""
     tasks_per_step: int = Field(default=32, ge=1)
     """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
+
+
+class TrainingConfig(AheadSettings, AmountConfig):
+    """How much to train, when episodes are collected, and when to stop."""
+
     microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
     """Maximum tokens in one forward and backward pass; the result does not depend on it. `auto` is 4096 on a CPU, and on a GPU
     what fits in its memory when the first pass begins."""
