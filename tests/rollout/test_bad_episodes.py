@@ -111,7 +111,7 @@ DONE: Mapping[str, tuple[str, Any, str]] = {
     "foreign in step": ("step", _foreign, "Foreign: of a library"),
     "foreign in close": ("close", _foreign, "Foreign: of a library"),
     "unreadable": ("outcome", _unreadable, "Unreadable: (its message cannot be read"),
-    "shows a number": ("observe", lambda agent: 3, "What the world shows 'agent_0' is 3"),
+    "shows a number": ("observe", lambda agent: 3, "The observation of 'agent_0' is 3"),
     "pays nothing at all": ("outcome", lambda: None, "`outcome` returns None; return a kapelle.Outcome."),
 }
 

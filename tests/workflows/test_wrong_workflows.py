@@ -27,7 +27,7 @@ WHILE = {
     "no await at all": ("await ", "", "'coroutine' object has no attribute 'text'. Is an `await` missing? (talk.py, line"),
     "a forgotten step": (STEP, "        pass\n", "The workflow 'talk.py:Talk' ended without a step"),
     "a step that is not awaited": ("await scene.step", "scene.step", "The workflow 'talk.py:Talk' ended without a step"),
-    "an agent that is not there": ("scene[critic]", "scene['judge']", "The workflow lets 'judge' speak, and there is no such agent. Known: agent_0, agent_1."),
+    "an agent that is not there": ("scene[critic]", "scene['judge']", "'judge'"),
     "a number to read": ("say(notes.text)", "say(3)", "The workflow gives 'agent_0' a int to read. Give `say` texts"),
     "a turn to read": ("say(notes.text)", "say(notes)", "The workflow gives 'agent_0' a Turn to read. Give `say` texts, such as `turn.text`"),
     "a text in place of texts": (

@@ -1,7 +1,7 @@
 """Collecting episodes: tasks in, groups of episodes out.
 
-Every episode is a coroutine; all of them run at once, and the engine batches their
-requests. A fault inside an episode is caught at one place, `play_episode`, and becomes data.
+Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_attempt` turns a fault inside an
+episode into its `error`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from kapelle.runtime.ranks import Meeting, Peers
 from kapelle.types import Episode, Group, Task, Turn
 
 REDONE = 2
-"""Times that an episode is played again because its world's process died while the world was at work."""
+"""Times that an episode is repeated because its environment's process died while this environment was computing."""
 LOST = 100
-"""Times that it is played again because its world was lost for any reason, a server's restart for one."""
+"""Times that it is repeated because its environment was lost for any reason, such as a server's restart."""
 
 
 async def play_episode(
@@ -65,13 +65,12 @@ async def play_episode(
     """Play one episode, `sample` of its group; whatever goes wrong inside becomes its `error`.
 
     With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
-    A `branch` shares its first turns with others of the group.
+    A `branch` shares its first turns with other episodes of the group.
 
-    Only errors that are not one episode's fault are raised: EngineError (an engine that fails would fail every episode),
-    KeyboardInterrupt, and a cancellation requested from outside.
+    Raises only errors that are not the fault of one episode: EngineError, KeyboardInterrupt, and a cancellation from outside.
 
-    An episode whose world was lost with its process is played again from its start, with the same seed and the turns that were
-    sampled before, so that the others notice nothing. A tree and a world that does not repeat are sampled anew.
+    If the environment is lost with its process, the episode starts again with the same seed and replays the turns sampled so far. A
+    tree, and an environment that does not repeat, are sampled again.
     """
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
@@ -80,19 +79,18 @@ async def play_episode(
         if isinstance(played, Episode):
             if replayed is record or replayed is None or not replayed.diverged():
                 return played
-            replayed = None  # its world does not repeat: its agents sample anew
+            replayed = None  # the environment does not repeat: sample again
             continue
-        # A world that was at work when its process died may have killed it, and gets few further attempts.
+        # An environment that was computing when its process died may have killed it, so it gets fewer repetitions.
         blamed, lost = blamed + played.how.blamed, lost + 1
         if blamed > REDONE or lost > LOST:
-            how = (
+            times = (
                 f"{blamed} times while this episode's world was at work"
                 if blamed > REDONE
                 else f"{lost} times"
             )
-            reason = f"WorkerLost: {played.how}, {how}"
+            reason = f"WorkerLost: {played.how}, {times}"
             return Episode(task, seed, play.team.names, played.turns, error=reason)
-        # Replay the longest attempt, so that its turns are not sampled a second time.
         turns = max(turns, played.turns, key=len)
         if record is not None:
             record.rewind()
@@ -103,10 +101,7 @@ async def play_episode(
 async def play_further(
     play: Play, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
 ) -> Episode:
-    """Play an episode, in a fresh world, further than it was left; `on_scene` is called with its scene.
-
-    One that does not repeat becomes an error.
-    """
+    """Continue an unfinished episode in a new environment; one that does not repeat becomes an error."""
     record = Record(left.turns, left.drafts, left.begun)
     episode = await play_episode(play, task, left.seed, sample, record, on_scene=on_scene)
     how = record.diverged(episode)
@@ -119,7 +114,7 @@ async def play_further(
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """An attempt at an episode whose world was lost with its process, and the turns recorded by then."""
+    """An episode whose environment was lost with its process, and the turns recorded by then."""
 
     how: WorkerLost
     turns: tuple[Turn, ...]
@@ -135,41 +130,40 @@ async def _attempt(
     on_scene: Callable[[LiveScene], None] | None,
     branch: Branch | None,
 ) -> Episode | _Lost:
-    names, asked = play.team.names, asked_to_stop()
+    names, cancellations = play.team.names, asked_to_stop()
     scene: LiveScene | None = None
     world: BoundedWorld | RemoteWorld | None = None
-    opened = open_world if play.workers is None else play.workers.open_world
+    start = open_world if play.workers is None else play.workers.open_world
     try:
         patience_here.set(play.patience)
-        world = await opened(play.environment, task, names, seed, play.patience)
+        world = await start(play.environment, task, names, seed, play.patience)
         try:
-            again = partial(play_continuation, play)
-            scene = LiveScene(play, task, seed, world, again, sample, record, sampling_seed, branch)
+            continuation = partial(play_continuation, play)
+            scene = LiveScene(play, task, seed, world, continuation, sample, record, sampling_seed, branch)
             if on_scene is not None:
                 on_scene(scene)
             await within("The episode", "episode", play.patience.episode, play.workflow.run(scene))
             if scene.turns and not scene.stepped and not offers(play.environment, PlayedFromOutside):
                 raise EpisodeError(
-                    f"The workflow '{play.workflow.name}' ended without a step: the world heard none of its agents. Write "
-                    "`await scene.step({name: text})` in `run`."
+                    f"The workflow '{play.workflow.name}' ended without a step of the environment. Write `await scene.step({{name: text}})` "
+                    "in `run`."
                 )
             found = await play.timeline.during("grade", world.outcome())
             if play.pays and offers(play.environment, PaysEpisodes):
-                # It pays whole episodes, by all that was said. Nothing more is sampled: the others go on while a judge reads.
-                ends_requests()
+                ends_requests()  # nothing more is sampled: other episodes continue while a judge reads
                 played = Episode(task, seed, names, scene.turns, final=scene.final)
                 paying = play.environment.pay(played, found)
                 work = within("Paying the episode", "grader", play.patience.grader, paying)
                 found = await play.timeline.during("grade", work)
             outcome = scene.settle(found)
         finally:
-            ends_requests()  # the sampler no longer waits for this episode while its world closes
+            ends_requests()  # the sampler does not wait for this episode while its environment closes
             await world.close()
         outcome = accepted(outcome, scene.turns, play.environment.reward_range, names)
     except BaseException as error:  # noqa: BLE001 - the one boundary where a bad episode becomes data
         lost = world.lost if isinstance(world, RemoteWorld) else None
         lost = error if isinstance(error, WorkerLost) else lost
-        reason = fault(error, asked)
+        reason = fault(error, cancellations)
         turns, continued = (scene.turns, dict(scene.continued)) if scene else ((), {})
         if lost is not None:
             return _Lost(lost, turns)
@@ -203,21 +197,20 @@ class ScheduledEpisode(NamedTuple):
 def seats_of(
     tasks: Sequence[Task], samples: int, seed: int, *, same_world: bool = False
 ) -> list[ScheduledEpisode]:
-    """Return `samples` episodes of every task; a task that is listed twice has other seeds the second time.
+    """Return `samples` episodes of every task. Each has its own seed, also of a task that is listed twice.
 
-    Those of a task have seeds of their own, or all of them one for the `same_world`.
+    With `same_world`, the episodes of a task share one seed.
     """
     times: Counter[str] = Counter()
-    seats: list[ScheduledEpisode] = []
+    episodes: list[ScheduledEpisode] = []
     for task in tasks:
-        again = ("again", times[task.id]) if times[task.id] else ()
+        repetition = ("again", times[task.id]) if times[task.id] else ()
         times[task.id] += 1
-        worlds = [0] * samples if same_world else range(samples)
-        seats += [
-            ScheduledEpisode(task, k, derive_seed(seed, task.id, world, *again))
-            for k, world in enumerate(worlds)
+        episodes += [
+            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if same_world else k, *repetition))
+            for k in range(samples)
         ]
-    return seats
+    return episodes
 
 
 async def rollout(
@@ -230,21 +223,20 @@ async def rollout(
 ) -> list[Group]:
     """Play `samples` episodes of every task at once and return one group per task, in order.
 
-    A task that is listed twice is played with other seeds the second time. With `own` only the tasks at these places are
-    played, as they would be among all.
+    With `own`, only the tasks at these places are played, with the seeds that they have among all tasks.
     """
     step = len(tasks)
-    seats = seats_of(tasks, samples, seed, same_world=bool(play.widths))
+    scheduled = seats_of(tasks, samples, seed, same_world=bool(play.widths))
     if own is not None:
-        seats = [seat for g in own for seat in seats[g * samples : (g + 1) * samples]]
+        scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
         tasks = [tasks[g] for g in own]
     shared = [SharedAnswers(play.widths) for _ in tasks] if play.widths else []
 
-    def play_one(number: int, seat: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
-        branch = shared[number // samples].branch(seat.sample) if shared else None
-        return play_episode(play, seat.task, seat.seed, seat.sample, branch=branch)
+    def play_one(number: int, each: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
+        branch = shared[number // samples].branch(each.sample) if shared else None
+        return play_episode(play, each.task, each.seed, each.sample, branch=branch)
 
-    episodes = await play_seats(play, seats, play_one, max_concurrent)
+    episodes = await play_seats(play, scheduled, play_one, max_concurrent)
     groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
     groups = await compare_episodes(play, groups)
     if play.interventions is None:
@@ -254,73 +246,74 @@ async def rollout(
 
 
 async def compare_episodes(play: Play, groups: Sequence[Group]) -> list[Group]:
-    """Let an environment that `PaysEpisodes` compare whole groups, and return them; each episode that failed stays as it is.
+    """Return groups with the rewards of an environment that `PaysEpisodes`; failed episodes stay as they are.
 
-    What goes wrong becomes the error of all episodes of a group, as it does in `play_episode`.
+    An error becomes the error of all episodes of the group, as in `play_episode`.
     """
     environment = play.environment
     if not (play.pays and offers(environment, PaysEpisodes) and environment.compared):
         return list(groups)
 
     async def paid(group: Group) -> Group:
-        whole, asked = group.valid, asked_to_stop()
-        if not whole:
+        valid, cancellations = group.valid, asked_to_stop()
+        if not valid:
             return group
         patience_here.set(play.patience)
         try:
-            paying = environment.pay_group(whole)
-            work = within("Paying a group", "grader", play.patience.grader, paying)
+            work = within("Paying a group", "grader", play.patience.grader, environment.pay_group(valid))
             found = await play.timeline.during("grade", work)
-            if len(found) != len(whole):
+            if len(found) != len(valid):
                 raise EpisodeError(
-                    f"`pay_group` of '{environment.name}' returned {len(found)} outcomes for {len(whole)} episodes."
+                    f"`pay_group` of '{environment.name}' returned {len(found)} outcomes for {len(valid)} episodes."
                 )
-            taken = [
+            outcomes = [
                 accepted(outcome, episode.turns, environment.reward_range, play.team.names)
-                for outcome, episode in zip(found, whole, strict=True)
+                for outcome, episode in zip(found, valid, strict=True)
             ]
         except BaseException as error:  # noqa: BLE001 - as for one episode, in `_attempt`
-            return unpaid(group, fault(error, asked))
-        ends = iter(taken)
-        return replace(
-            group,
-            episodes=tuple(
-                each if each.error is not None else _ended(each, next(ends)) for each in group.episodes
-            ),
+            return _failed(group, fault(error, cancellations))
+        return _rewarded(group, outcomes)
+
+    def given_up(place: int, why: GaveUp) -> Group:
+        return _failed(groups[place], f"GaveUp: {why}")
+
+    return await gather_abandonable([partial(paid, group) for group in groups], given_up)
+
+
+def _failed(group: Group, reason: str) -> Group:
+    """Return a group whose valid episodes failed for this reason."""
+    episodes = [
+        each
+        if each.error is not None
+        else Episode(each.task, each.seed, each.agents, each.turns, error=reason, continued=each.continued)
+        for each in group.episodes
+    ]
+    return replace(group, episodes=tuple(episodes))
+
+
+def _rewarded(group: Group, outcomes: Sequence[Outcome]) -> Group:
+    """Return a group whose valid episodes have these outcomes."""
+    left = iter(outcomes)
+    episodes = []
+    for episode in group.episodes:
+        if episode.error is not None:
+            episodes.append(episode)
+            continue
+        outcome = next(left)
+        rewarded = replace(
+            episode,
+            rewards=outcome.rewards,
+            success=outcome.success,
+            info=outcome.info,
+            truncated=outcome.truncated,
+            roles=outcome.roles,
         )
-
-    def without(place: int, why: GaveUp) -> Group:
-        return unpaid(groups[place], f"GaveUp: {why}")
-
-    def unpaid(group: Group, reason: str) -> Group:
-        return replace(
-            group,
-            episodes=tuple(
-                each
-                if each.error is not None
-                else Episode(
-                    each.task, each.seed, each.agents, each.turns, error=reason, continued=each.continued
-                )
-                for each in group.episodes
-            ),
-        )
-
-    return await gather_abandonable([partial(paid, group) for group in groups], without)
-
-
-def _ended(episode: Episode, outcome: Outcome) -> Episode:
-    return replace(
-        episode,
-        rewards=outcome.rewards,
-        success=outcome.success,
-        info=outcome.info,
-        truncated=outcome.truncated,
-        roles=outcome.roles,
-    )
+        episodes.append(rewarded)
+    return replace(group, episodes=tuple(episodes))
 
 
 async def play_continuation(play: Play, run: Continuation) -> Episode:
-    """Replay an episode and play it on; nothing branches in it."""
+    """Replay an episode and continue it, without branches."""
     episode, sample = run.fork.episode, run.fork.sample
     return await play_episode(play.plainly(), episode.task, episode.seed, sample, run.record, run.seed)
 
@@ -331,74 +324,72 @@ async def play_continuations(
     max_concurrent: int = 4096,
     ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
 ) -> list[Episode]:
-    """Play continuations at once, as far as there is room, and return their episodes in order; each that `ended` is told."""
+    """Play continuations at once, as far as there is room, and return their episodes in order; `ended` is called with each."""
 
-    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+    async def one(number: int, _: ScheduledEpisode) -> Episode:
         episode = await play_continuation(play, runs[number])
         ended(runs[number], episode)
         return episode
 
     forks = [run.fork for run in runs]
-    seats = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
-    return await play_seats(play.plainly(), seats, one, max_concurrent)
+    scheduled = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
+    return await play_seats(play.plainly(), scheduled, one, max_concurrent)
 
 
 async def play_seats(
     play: Play,
-    seats: Sequence[ScheduledEpisode],
+    scheduled: Sequence[ScheduledEpisode],
     play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
     *,
     followed: bool = False,
 ) -> list[Episode]:
-    """Play all seats at once, as far as there is room, and return their episodes in order.
+    """Play all scheduled episodes at once, as far as there is room, and return them in order.
 
-    `followed` lets the sampler wait until an episode has ended altogether, because something depends on that.
+    With `followed`, the sampler waits until an episode has ended completely, because something depends on that.
     """
     processes = play.workers.size if play.workers else 1
     under_way = at_once(play.environment, len(play.team.names), play.tree, max_concurrent, processes)
     gate = asyncio.Semaphore(under_way)
-    followed = followed or len(seats) > under_way  # the next episode begins when one has ended
-    parts: dict[int, Participant] = {}
+    followed = followed or len(scheduled) > under_way  # the next episode begins when one has ended
+    participants: dict[int, Participant] = {}
 
-    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+    async def one(number: int, each: ScheduledEpisode) -> Episode:
         await gate.acquire()
         try:
-            with Participant(number, followed=followed) as parts[number]:
-                return await play_one(number, seat)
+            with Participant(number, followed=followed) as participants[number]:
+                return await play_one(number, each)
         finally:
             leave(number)
 
     def leave(number: int) -> None:
-        if parts.pop(number, None) is not None:
+        if participants.pop(number, None) is not None:
             gate.release()
 
-    def without(place: int, why: GaveUp) -> Episode:
-        if place in parts:
-            parts[
-                place
-            ].end()  # its coroutine may still run, but the sampler no longer waits for its requests
-        leave(place)
-        seat = seats[place]
-        return Episode(seat.task, seat.seed, play.team.names, (), error=f"GaveUp: {why}")
+    def given_up(number: int, why: GaveUp) -> Episode:
+        if number in participants:
+            # Its coroutine may still run, but the sampler stops waiting for its requests.
+            participants[number].end()
+        leave(number)
+        each = scheduled[number]
+        return Episode(each.task, each.seed, play.team.names, (), error=f"GaveUp: {why}")
 
-    return await gather_abandonable(
-        [partial(one, number, seat) for number, seat in enumerate(seats)], without
-    )
+    coroutines = [partial(one, number, each) for number, each in enumerate(scheduled)]
+    return await gather_abandonable(coroutines, given_up)
 
 
-# -------- Groups that are played until enough of them are done: the others stop where they are, and continue in a later step.
+# -------- Partial rollouts: groups are played until enough of them are done; a later step continues the others.
 #
-# What is left does not depend on time: requests are interrupted at a moment when every coroutine waits for an answer.
+# The result does not depend on time: requests are interrupted when every coroutine waits for a completion. It is part of this
+# module, and not of a feature, because rollout workers and the scene share it.
 
 Enough = Callable[[Sequence[bool]], bool]
-"""Which groups are done → whether the others may be left."""
+"""Which groups are done → whether the others may stay unfinished."""
 
 
 def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
-    """Return groups that are not played yet, with the seeds of `play.rollout`; `number` is that of their step."""
-    seats = seats_of(tasks, samples, seed)
-    episodes = [PartialEpisode(seat.seed) for seat in seats]
+    """Return groups without samples, with the seeds of `rollout`; `number` is that of their step."""
+    episodes = [PartialEpisode(each.seed) for each in seats_of(tasks, samples, seed)]
     return [
         PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
         for g, task in enumerate(tasks)
@@ -408,12 +399,11 @@ def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[P
 async def play_groups(
     play: Play, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
 ) -> list[PartialGroup]:
-    """Play groups on until enough of them are done, and return all of them as they are then, in order.
+    """Continue groups until enough of them are done, and return all of them as they are then, in order.
 
-    The engine that samples for the team is `Interruptible`.
-
-    At a `meeting` of several processes, groups are dealt to them in turn, `groups` are those of this one, and `enough` is asked
-    of all. They meet whenever rows have sampled `PAUSE` tokens more, so that the end depends on tokens alone.
+    The engine of `play` is `Interruptible`. At a `meeting` of several processes, groups are dealt to them in turn, `groups` are
+    those of this process, and `enough` decides about all. They meet after every `PAUSE` tokens of each row, so that the end depends
+    on tokens alone.
     """
     alone = meeting is None or meeting.size == 1
     known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
@@ -429,12 +419,12 @@ async def play_groups(
             for g, group in enumerate(groups)
         ]
 
-    async def one(number: int, seat: ScheduledEpisode) -> Episode:
+    async def one(number: int, each: ScheduledEpisode) -> Episode:
         place, task = places[number], asyncio.current_task()
         if task is not None:
             tasks.append(task)
         on_scene = partial(scenes.__setitem__, place)
-        episode = await play_further(play, seat.task, left[place], seat.sample, on_scene)
+        episode = await play_further(play, each.task, left[place], each.sample, on_scene)
         scenes.pop(place, None)
         known[place] = episode
         if alone and enough([group.done for group in as_they_are()]):
@@ -444,11 +434,11 @@ async def play_groups(
     failed: list[BaseException] = []
 
     def agreed() -> bool:
-        """Tell the others which groups are done, and return whether all of them end; they do where one fails."""
-        assert meeting is not None, "one process asks nobody"
+        """Exchange which groups are done; return whether all processes end, as they do if one fails."""
+        assert meeting is not None, "a single process has no meeting"
         try:
             shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
-        except BaseException as error:  # noqa: BLE001 - raised below, where no episode can take it for its own
+        except BaseException as error:  # noqa: BLE001 - raised below, outside of the episodes
             failed.append(error)
             return True
         done = [False] * sum(map(len, shares))
@@ -461,8 +451,8 @@ async def play_groups(
             stop.set()
         return stop.is_set()
 
-    seats = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
-    playing = asyncio.create_task(play_seats(play, seats, one, followed=True))
+    scheduled = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
+    playing = asyncio.create_task(play_seats(play, scheduled, one, followed=True))
     stopping = asyncio.create_task(stop.wait())
     tasks += [playing, stopping]
     assert isinstance(play.engine, Interruptible), "checked before the run starts"
@@ -470,7 +460,7 @@ async def play_groups(
         if not alone:
             play.engine.pause_every(PAUSE, at_pause)
         await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # Who has nothing left to play meets the others until all end.
+        # A process without unfinished groups meets the others until all end.
         while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
             if agreed():
                 stop.set()
@@ -483,8 +473,8 @@ async def play_groups(
                     turns, payments = as_recorded(left[place], now.turns, now.payments)
                     known[place] = replace(now, turns=turns, payments=payments)
         if playing.done():
-            known |= zip(places, playing.result(), strict=True)  # those that were given up, too
-    finally:  # worlds of episodes that still run are closed, within their deadlines
+            known |= zip(places, playing.result(), strict=True)  # also those that were given up
+    finally:  # environments of running episodes are closed within their deadlines
         if not alone:
             play.engine.pause_every(0, None)
         for task in tasks:
@@ -493,37 +483,37 @@ async def play_groups(
     return as_they_are()
 
 
-# -------- Rollouts that ranks share: groups are dealt whole, in a fixed order, and every rank ends up with all of them
+# -------- Rollouts that ranks share: whole groups are dealt in a fixed order, and every rank gets all of them
 #
-# A group's seeds depend on its task alone, so that its tokens do not depend on who samples them.
+# A group's seeds depend on its task alone, so its tokens do not depend on the rank that samples them.
 
 
 class PlaysGroups:
-    """A rollout engine that plays whole groups in other processes, instead of answering requests.
+    """A rollout engine that plays whole groups in other processes, instead of single requests.
 
-    Its methods ask for groups and return what waits for them, which leaves the global random generators as if they had been
-    played here.
+    Its methods request groups and return a function that waits for them. It leaves the global random generators as if the groups
+    had been played here.
     """
 
     def ask_groups(
         self, play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Ask for `samples` episodes of the tasks at the places `own`, as they are played among all; one group for each."""
+        """Request `samples` episodes of the tasks at the places `own`, with their seeds among all; one group for each."""
         raise NotImplementedError
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Any]]:
-        """The tensors that it plays with, by policy and name: those of the last `load`."""
+        """The tensors of the last `load`, by policy and name."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Give up whatever was asked for and not waited for."""
+        """Give up whatever was requested and not waited for."""
         raise NotImplementedError
 
     def ask_partial(
         self, play: Play, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Ask for this rank's share of the groups that a step plays on until enough of them are done, by place in `pool`.
+        """Request this rank's share of groups that are continued until enough of them are done, by place in `pool`.
 
         `meeting` is that of the ranks.
         """
@@ -533,7 +523,7 @@ class PlaysGroups:
 def ask_groups(
     play: Play, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
 ) -> Callable[[], list[Group]]:
-    """Let rollout workers begin with the tasks at the places `own`, and return what waits for them; without workers, what plays them."""
+    """Let rollout workers begin with the tasks at the places `own`; return a function that waits for them, or plays them here."""
     if not own:
         return list
     if isinstance(play.engine, PlaysGroups):

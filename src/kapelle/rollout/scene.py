@@ -1,4 +1,4 @@
-"""One running episode: what a workflow sees of it, and what is recorded while it is played."""
+"""One running episode: what a workflow sees of it, and what is recorded of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 
 from kapelle.engines.rollout.protocol import (
     Completion,
@@ -60,20 +59,10 @@ from kapelle.workflow import (
     instructions,
 )
 
-_TURN_VALUES = attrgetter(*Turn.__slots__)
-
-
-def placed(turn: Turn, index: int, reward: float) -> Turn:
-    """Return a turn at its place in the episode's order, with what was paid for it."""
-    # `dataclasses.replace` asks for each field by a call of its own, and every turn comes by here.
-    values = dict(zip(Turn.__slots__, _TURN_VALUES(turn), strict=True))
-    values["index"], values["reward"] = index, reward
-    return Turn(**values)
-
 
 @dataclass(frozen=True, slots=True)
-class AskedTurn:
-    """A turn whose answer was asked for: what is known of it until the answer comes."""
+class RequestedTurn:
+    """A turn whose completion was requested: what is known of it before the completion."""
 
     request: Request
     trained: bool
@@ -81,11 +70,11 @@ class AskedTurn:
     """How many turns were complete when its prompt was fixed."""
     heard: tuple[Message, ...]
     begun: Turn | None
-    """The turn that is sampled further, where it had begun before."""
+    """The unfinished turn that is sampled further; None for a new one."""
     dropped: int = 0
     """How many messages of its conversation were dropped before it."""
 
-    def answered(
+    def completed(
         self,
         ids: Sequence[int] = (),
         logprobs: Sequence[float] = (),
@@ -98,7 +87,7 @@ class AskedTurn:
         constraint: Constraint | None = None,
         thoughts: int = 0,
     ) -> Turn:
-        """Return the turn with these tokens, in nobody's order yet; by default as it is before the first token."""
+        """Return the turn with these sampled tokens, by default none; its index is set by `LiveScene.commit`."""
         if self.begun is not None:
             known = replace(
                 self.begun,
@@ -109,22 +98,22 @@ class AskedTurn:
                 constraint=constraint,
             )
             return grown(known, ids, logprobs, version, weights_hash)
-        asked = self.request
+        request = self.request
         return Turn(
-            agent=asked.agent,
-            policy=asked.policy,
+            agent=request.agent,
+            policy=request.policy,
             version=version,
             weights_hash=weights_hash,
             index=-1,
             seen=self.seen,
-            prompt_ids=asked.prompt_ids,
+            prompt_ids=request.prompt_ids,
             completion_ids=tuple(ids),
             logprobs=tuple(logprobs),
             finish_reason=finish_reason,
             text=text,
             heard=self.heard,
             trained=self.trained,
-            images=images_in(asked.messages),
+            images=images_in(request.messages),
             routing=routing,
             constraint=constraint,
             usage=usage,
@@ -134,7 +123,7 @@ class AskedTurn:
 
 
 def said(turn: Turn, renderer: Renderer | None) -> Said:
-    """Return an answer as a message of its agent's conversation."""
+    """Return a completion as a message of its agent's conversation."""
     ids, text, count = turn.completion_ids, turn.text, 0
     if turn.thoughts and renderer is not None:
         count = renderer.thoughts(turn.prompt_ids, ids, text)[0]
@@ -142,12 +131,8 @@ def said(turn: Turn, renderer: Renderer | None) -> Said:
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
-    """Return messages without the tokens of answers."""
+    """Return messages without the token ids of completions."""
     return [Message(m.role, m.content, m.speaker, m.images, m.structured) for m in messages]
-
-
-def _fits(renderer: Renderer, most: int, messages: Sequence[Message]) -> bool:
-    return len(renderer.start(messages)) <= most
 
 
 class LiveSeat:
@@ -155,9 +140,9 @@ class LiveSeat:
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene: LiveScene = weakref.proxy(scene)
-        """A weak reference: a cycle of scene and seat would keep the conversation until garbage collection."""
+        """A weak reference: a cycle of scene and agents would stay in memory until garbage collection."""
         self.agent = agent
-        """The agent that sits here."""
+        """The agent."""
         self.messages: list[Message] = []
         self.last: Turn | None = None
         """Its last recorded turn; the conversation continues from the turn's tokens."""
@@ -172,118 +157,122 @@ class LiveSeat:
     @property
     def renderer(self) -> Renderer:
         """How its conversation becomes tokens in its next turn."""
-        return agent_renderer(self.agent, self._scene.play.engine.renderer(self._policy.name))
+        return self._renderer(self._policy)
+
+    def _renderer(self, policy: Policy) -> Renderer:
+        return agent_renderer(self.agent, self._scene.play.engine.renderer(policy.name))
 
     @property
     def _policy(self) -> Policy:
-        """Who speaks for the agent in its next turn."""
-        scene, team = self._scene, self._scene.play.team
-        record = scene.record
-        if record is not None and self.agent.name in record.swapped and not record.replays(self.agent.name):
-            return team.every[record.swapped[self.agent.name]]
-        cast = scene.task.cast.get(self.agent.name)
+        """The policy that samples the agent's next turn."""
+        scene, team, name = self._scene, self._scene.play.team, self.agent.name
+        record, cast = scene.record, scene.task.cast.get(name)
+        if record is not None and name in record.swapped and not record.replays(name):
+            return team.every[record.swapped[name]]
         if cast is not None and cast.policy:
             return team.every[cast.policy]
-        return team.policy(self.agent.name, self._turn_count)
+        return team.policy(name, self._turn_count)
 
     @property
     def _is_absent(self) -> bool:
         record, name = self._scene.record, self.agent.name
         return record is not None and name in record.absent and not record.replays(name)
 
-    def _nothing(self) -> Turn:
-        """Return the turn of an agent that is absent: it reads nothing and says nothing."""
-        policy, self._turn_count = self._policy.name, self._turn_count + 1
-        seen = len(self._scene.turns)
-        silent = Turn(self.agent.name, policy, 0, "", -1, seen, (), (), (), "stop", "", trained=False)
-        self._scene.drafts[self.agent.name] = silent
-        return silent
+    def _empty_turn(self) -> Turn:
+        """Return the turn of an absent agent: no prompt and no completion."""
+        name, policy, scene = self.agent.name, self._policy.name, self._scene
+        self._turn_count += 1
+        turn = Turn(name, policy, 0, "", -1, len(scene.turns), (), (), (), "stop", "", trained=False)
+        scene.completed[name] = turn
+        return turn
 
     async def say(self, *heard: Message | str, fresh: bool = False) -> Turn:
         """Read the messages `heard`, answer, record and return the turn; see `workflow.Seat`."""
         return (await self._scene.together({self.agent.name: heard}, fresh))[self.agent.name]
 
     async def draft(self, heard: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
-        """Return the candidates of a tree, or the one turn without a tree; nothing is recorded yet."""
+        """Return the candidates of a tree, or the one turn without a tree; `LiveScene` records the chosen one.
+
+        `fresh` begins a new conversation.
+        """
         if self._is_absent:
-            return [self._nothing()]
-        play = self._scene.play
-        read: Sequence[object] = [heard] if isinstance(heard, str) else heard
-        messages: list[Message] = []
-        for each in read:
-            message = Message("user", each) if isinstance(each, str) else each
-            if read is not heard or not isinstance(message, Message):
-                kind = type(each).__name__ if read is heard else "text"  # its letters would pass as texts
-                raise EpisodeError(
-                    f"The workflow gives '{self.agent.name}' a {kind} to read. Give `say` texts, such as `turn.text`, and `together` "
-                    "a list of texts for each agent."
-                )
-            messages.append(message)
+            return [self._empty_turn()]
         policy = self._policy
-        renderer = self.read_by = agent_renderer(self.agent, play.engine.renderer(policy.name))
+        renderer = self.read_by = self._renderer(policy)
         begins = self.last is None or fresh
-        task = self._scene.task
+        messages = self._read(heard, begins)
+        if self.last is None or fresh:
+            prompt, messages = self._begin(renderer, messages)
+        else:
+            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
+            self.messages.extend(messages)
+            if not _continues(prompt, self.last):
+                messages = plain(self.messages)
+        sampling, dropped = self._scene.play.sampling_of(self.agent), 0
+        if not begins and (rule := self._scene.play.compaction) is not None:
+            most = rule.over or renderer.context - sampling.max_tokens
+            if len(prompt) > most and len(self.messages) > len(self._opening) + rule.keep_first + 1:
+                # The prompt is rendered again, so earlier completions are read as text and not as their token ids.
+                self.messages, dropped = compacted(
+                    plain(self.messages), rule, lambda shorter: len(renderer.start(shorter)) <= most
+                )
+                messages, prompt = list(self.messages), renderer.start(self.messages)
+        return await self._sample(policy, renderer, prompt, messages, sampling, self.messages, dropped)
+
+    def _read(self, heard: Sequence[Message | str], begins: bool) -> list[Message]:
+        """Return what the agent reads before its next turn, with new pictures of the environment."""
+        scene, name, task = self._scene, self.agent.name, self._scene.task
+        wrong = [type(each).__name__ for each in heard if not isinstance(each, Message | str)]
+        if wrong or isinstance(heard, str):  # the letters of a text would pass as texts
+            raise EpisodeError(
+                f"The workflow gives '{name}' a {wrong[0] if wrong else 'text'} to read. Give `say` texts, such as `turn.text`, and "
+                "`together` a list of texts for each agent."
+            )
+        messages = [Message("user", each) if isinstance(each, str) else each for each in heard]
         if task.messages:
             number = 0 if begins else self._turn_count
             messages = [each for message in messages for each in conversation(message, task, number)]
-        messages = self._scene.shown(self.agent.name, messages, () if begins else images_in(self.messages))
-        if self.last is None or fresh:
-            last = messages[-1] if messages else None
-            if isinstance(last, Written):
-                messages[-1] = Message(last.role, last.content, last.speaker)
-            messages = [*self._opening, *messages]
-            self.messages = list(messages)
-            written = isinstance(last, Written) and not self._opening
-            prompt = last.ids if written and isinstance(last, Written) else renderer.start(messages)
-            if task.rendered and [each.content for each in messages] == [task.question]:
-                assert isinstance(renderer, ReadsPrompts), "`check_run` requires a model in this process"
-                prompt = renderer.plain(task.question)
-        else:
-            known = self.last.prompt_ids + self.last.completion_ids
-            prompt = renderer.extend(self.last.prompt_ids, self.last.completion_ids, messages, self.messages)
-            self.messages.extend(messages)
-            if prompt[: len(known)] != known:  # thoughts were removed, so the prompt starts over
-                messages = plain(self.messages)
-        own, dropped = play.sampling_of(self.agent), 0
-        if play.compaction is not None and not begins:
-            most = play.compaction.over or renderer.context - own.max_tokens
-            if (
-                len(prompt) > most
-                and len(self.messages) > len(self._opening) + play.compaction.keep_first + 1
-            ):
-                # What was sampled before is read as a text from here on: the tokens of the prompt are another beginning.
-                fits = partial(_fits, renderer, most)
-                self.messages, dropped = compacted(plain(self.messages), play.compaction, fits)
-                messages, prompt = list(self.messages), renderer.start(self.messages)
-        return await self._sample(policy, renderer, prompt, messages, own, self.messages, dropped)
+        return scene.shown(name, messages, () if begins else images_in(self.messages))
+
+    def _begin(self, renderer: Renderer, messages: list[Message]) -> tuple[tuple[int, ...], list[Message]]:
+        """Begin a conversation; return its prompt and messages."""
+        task, written = self._scene.task, messages[-1] if messages else None
+        if isinstance(written, Written):
+            messages[-1] = Message(written.role, written.content, written.speaker)
+        messages = [*self._opening, *messages]
+        self.messages = list(messages)
+        if task.rendered and [each.content for each in messages] == [task.question]:
+            assert isinstance(renderer, ReadsPrompts), "`check_run` requires a model in this process"
+            return renderer.plain(task.question), messages
+        if isinstance(written, Written) and not self._opening:
+            return written.ids, messages
+        return renderer.start(messages), messages
 
     async def draft_after(self, asked: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
-        """Return an answer in the conversation that ended with the turn `before`, and all that the agent has read for it.
+        """Return a completion in the conversation that ended with the turn `before`, and all that its prompt contains.
 
-        Several may be under way at once: nothing of the seat's own conversation is used.
+        Several may be under way at once: the agent's own conversation is neither read nor changed.
         """
-        play = self._scene.play
         if self._is_absent:
-            return self._nothing(), list(asked.messages)
+            return self._empty_turn(), list(asked.messages)
         policy = self._policy
-        renderer = self.read_by = agent_renderer(self.agent, play.engine.renderer(policy.name))
+        renderer = self.read_by = self._renderer(policy)
         messages = list(asked.messages)
         if before is None:
-            conversation = messages
+            whole = messages
             prompt = renderer.start(messages)
         else:
             earlier = self.ended[before.index]
-            conversation = [*earlier, *messages]
-            known = before.prompt_ids + before.completion_ids
+            whole = [*earlier, *messages]
             prompt = renderer.extend(before.prompt_ids, before.completion_ids, messages, earlier)
-            if prompt[: len(known)] != known:
-                messages = plain(conversation)
-        own = play.sampling_of(self.agent)
+            if not _continues(prompt, before):
+                messages = plain(whole)
+        own = self._scene.play.sampling_of(self.agent)
         most = own.max_tokens if asked.max_tokens is None else min(own.max_tokens, asked.max_tokens)
-        form = asked.constraint or own.constraint
-        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=form)
-        [turn] = await self._sample(policy, renderer, prompt, messages, sampling, conversation)
-        return replace(turn, caller=asked.caller), conversation
+        constraint = asked.constraint or own.constraint
+        sampling = replace(own, max_tokens=most, stop=(*own.stop, *asked.stop), constraint=constraint)
+        [turn] = await self._sample(policy, renderer, prompt, messages, sampling, whole)
+        return replace(turn, caller=asked.caller), whole
 
     async def _sample(
         self,
@@ -295,7 +284,7 @@ class LiveSeat:
         conversation: Sequence[Message],
         dropped: int = 0,
     ) -> list[Turn]:
-        """Return the turn that replays a record, or else what the policy answers: several candidates where a tree asks for them."""
+        """Return the turn that a record replays, or else the policy's turn: several candidates in a tree."""
         scene, play, name = self._scene, self._scene.play, self.agent.name
         room = renderer.context - len(prompt)
         if room <= 0:
@@ -303,45 +292,43 @@ class LiveSeat:
                 f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        number, seen, recorded = self._turn_count, len(scene.turns), scene.record
+        number, seen, record = self._turn_count, len(scene.turns), scene.record
         self._turn_count += 1
-        given = None if recorded is None else recorded.take(name, number, prompt, scene.turns)
-        begun = None if recorded is None else recorded.begun.get(name)
+        given = None if record is None else record.take(name, number, prompt, scene.turns)
         if sampling.constraint is not None and sampling.constraint.is_legal:
-            moves = scene.legal(name)  # none where it is not to move: then it says what it likes
+            moves = scene.legal(name)  # none where it is not to move: then any text is allowed
             sampling = replace(sampling, constraint=Constraint.choices(moves) if moves else None)
-        if given is not None and given is not begun:
+        if given is not None and (record is None or given is not record.begun.get(name)):
             turn = replace(given, reward=0.0, score=None, worth=None, parent=None)
-            scene.drafts[name] = turn
+            scene.completed[name] = turn
             return [turn]
 
         branch, depth = scene.branch, 0 if scene.branch is None else scene.moments + policy.trained
         way = () if branch is None else branch.ways[:depth]
-        # A turn that had only begun is sampled further, from the tokens that it has.
         request = Request(
             policy.name,
             name,
             tuple(conversation),
             prompt,
-            sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room),
+            replace(sampling, max_tokens=min(sampling.max_tokens, room)),
             derive_seed(scene.sampling_seed, *way, name, number),
             scene.task,
             scene.sample,
-            () if given is None else given.completion_ids,
+            () if given is None else given.completion_ids,  # an unfinished turn is sampled further
         )
-        asked = scene.asked[name] = AskedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
+        requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
+        scene.requested[name] = requested
         count = play.tree.candidates if play.tree and policy.trained else 1
-        if count == 1:  # awaited here, without a task of its own
-            answers = [
-                await self._complete(request)
-                if branch is None or depth >= len(branch.ways)
-                else await branch.answers.once((way, name, number, prompt), partial(self._complete, request))
-            ]
-        else:
+        if count > 1:
             others = [replace(request, seed=derive_seed(request.seed, "branch", k)) for k in range(1, count)]
             answers = await asyncio.gather(*(self._complete(each) for each in (request, *others)))
+        elif branch is None or depth >= len(branch.ways):
+            answers = [await self._complete(request)]  # awaited here, without a task of its own
+        else:
+            key = (way, name, number, prompt)
+            answers = [await branch.answers.once(key, partial(self._complete, request))]
         turns = [
-            asked.answered(
+            requested.completed(
                 *(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage),
                 constraint=a.constraint,
                 thoughts=renderer.thoughts(prompt, (*request.begun, *a.ids), a.text)[1],
@@ -350,7 +337,7 @@ class LiveSeat:
         ]
         if branch is not None and any(branch.ways[depth:]):
             turns = [replace(turn, copied=True) for turn in turns]
-        scene.drafts[name] = turns[0]
+        scene.completed[name] = turns[0]
         return turns
 
     async def _complete(self, request: Request) -> Completion:
@@ -365,6 +352,12 @@ class LiveSeat:
                 "Go back to an earlier checkpoint, and lower `optimizer.lr`."
             )
         return completion
+
+
+def _continues(prompt: Sequence[int], turn: Turn) -> bool:
+    """Return whether a prompt begins with a turn's tokens; not if the renderer removed its thoughts."""
+    known = turn.prompt_ids + turn.completion_ids
+    return tuple(prompt[: len(known)]) == known
 
 
 class LiveScene:
@@ -382,9 +375,9 @@ class LiveScene:
         sampling_seed: int | None = None,
         branch: Branch | None = None,
     ) -> None:
-        """Play with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
+        """Begin an episode with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
 
-        A tree's candidates are judged by what `play_continuation` plays. A `branch` shares turns with others of its group.
+        `play_continuation` plays the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
         """
         self.play = play
         self.task = task
@@ -392,7 +385,7 @@ class LiveScene:
         self.seed = seed
         """Seed of this episode."""
         self.one_seat = play.one_seat
-        """Whether the world takes one text a move."""
+        """Whether the environment takes one text a move."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record
@@ -405,22 +398,22 @@ class LiveScene:
         without = record is not None and isinstance(play.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
         self.names = tuple(name for name in self._seats if name not in absent) or tuple(self._seats)
-        """Agent names in seat order; without those that are absent where the workflow goes on without them."""
+        """Agent names in order, without absent ones if the workflow can run without them."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
         """Agent → siblings of its chosen candidate, until that is recorded."""
         self._branches: list[Turn] = []
-        self.asked: dict[str, AskedTurn] = {}
-        """Agent → the turn that it was last asked for."""
-        self.drafts: dict[str, Turn] = {}
+        self.requested: dict[str, RequestedTurn] = {}
+        """Agent → its last requested turn, until that is recorded."""
+        self.completed: dict[str, Turn] = {}
         """Agent → its complete turn, until that is recorded."""
         self.stepped = False
-        """Whether the workflow has moved in the world."""
+        """Whether the workflow has taken a step of the environment."""
         self.final: str | None = None
-        """The text that the workflow last named as the team's answer."""
+        """The text that the workflow last gave as the team's answer."""
         self.payments: list[Payment] = []
         self._owed: dict[str, float] = {}
-        """Agent → what it earned before its first turn."""
+        """Agent → its reward before its first turn."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -429,26 +422,27 @@ class LiveScene:
 
     @property
     def moments(self) -> int:
-        """Return at how many moments trained agents have spoken."""
+        """The number of moments with a turn of a trained agent."""
         return len({turn.seen for turn in self._turns if turn.trained})
 
     def __getitem__(self, name: str) -> LiveSeat:
         if name not in self._seats:
             raise EpisodeError(
-                f"The workflow lets {name!r:.60} speak, and there is no such agent.{did_you_mean(str(name), self._seats)}"
+                f"The workflow uses an agent {name!r:.60}, which does not exist.{did_you_mean(str(name), self._seats)}"
             )
         return self._seats[name]
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
         """Record turns in the order given and return them with their index."""
+        count = len(self._turns)
         turns = [
-            placed(turn, len(self._turns) + k, turn.reward + self._owed.pop(turn.agent, 0.0))
+            replace(turn, index=count + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
             for k, turn in enumerate(drafts)
         ]
         self._turns.extend(turns)
         for turn in turns:
-            self.asked.pop(turn.agent, None)
-            self.drafts.pop(turn.agent, None)
+            self.requested.pop(turn.agent, None)
+            self.completed.pop(turn.agent, None)
             if turn.agent in self._open:
                 siblings = self._open.pop(turn.agent)
                 self._branches.extend(replace(sibling, parent=turn.index) for sibling in siblings)
@@ -456,29 +450,27 @@ class LiveScene:
 
     @property
     def branches(self) -> tuple[Turn, ...]:
-        """Candidates that the episode did not continue with, numbered after the turns."""
+        """Candidates that were not chosen, numbered after the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
     def left(self, broken: Sequence[Interrupted]) -> PartialEpisode | None:
-        """Return what the episode has sampled, with what was sampled for requests that were broken off.
-
-        None while it still replays what it had before.
-        """
+        """Return the unfinished episode, with the samples of interrupted requests; None while it still replays a record."""
         if self.record is not None and self.record.left:
             return None
         sampled = {id(each.request): each for each in broken}
         begun = []
         for agent in self._seats:
-            if agent in self.asked and agent not in self.drafts:
-                asked = self.asked[agent]
-                more = sampled.get(id(asked.request))
-                if more is not None:
-                    own = asked.request.sampling.constraint
-                    sampled_for = (more.ids, more.logprobs, more.version, more.weights_hash)
-                    begun.append(asked.answered(*sampled_for, constraint=own))
-                else:
-                    begun.append(asked.begun or asked.answered())
-        drafts = [self.drafts[agent] for agent in self._seats if agent in self.drafts]
+            if agent not in self.requested or agent in self.completed:
+                continue
+            turn = self.requested[agent]
+            more = sampled.get(id(turn.request))
+            if more is None:
+                begun.append(turn.begun or turn.completed())
+            else:
+                constraint = turn.request.sampling.constraint
+                sample = (more.ids, more.logprobs, more.version, more.weights_hash)
+                begun.append(turn.completed(*sample, constraint=constraint))
+        drafts = [self.completed[agent] for agent in self._seats if agent in self.completed]
         return PartialEpisode(
             self.seed, self.turns, tuple(drafts), tuple(begun), payments=tuple(self.payments)
         )
@@ -486,17 +478,16 @@ class LiveScene:
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Let several agents answer at the same moment; see `workflow.Scene`."""
+        """Sample turns of several agents for the same moment; see `workflow.Scene`."""
         if type(words) is not dict and not isinstance(words, Mapping):
             raise EpisodeError(
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of texts for each agent: {{name: [text]}}."
             )
-        # All are drafted before any is recorded, so that the agents do not see one another's texts.
+        # All are sampled before one is recorded, so that no agent reads another's text.
         tree = self.play.tree
         past = () if tree is None else self.turns
         if len(words) == 1:
-            # One agent is awaited here: a task of its own would cost more than all else that a turn needs. Answers of the same
-            # moment are recorded before any of their agents speaks on.
+            # A task of its own would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
             await asyncio.sleep(0)
             [(name, heard)] = words.items()
             drafts = [await self[name].draft(heard, fresh)]
@@ -504,13 +495,12 @@ class LiveScene:
             drafts = await asyncio.gather(*(self[name].draft(heard, fresh) for name, heard in words.items()))
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
-            # The tree chooses among several candidates, and the others become branches.
             so_far = Episode(self.task, self.seed, self.play.team.names, past)
             name = self.play.environment.name
             settled = await choose(tree, so_far, self.sample, drafts, name, self._play_all)
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
-        for turn in chosen:  # their agents' conversations continue after them
+        for turn in chosen:
             seat = self._seats[turn.agent]
             seat.last = turn
             seat.messages.append(said(turn, seat.read_by))
@@ -521,20 +511,20 @@ class LiveScene:
         }
 
     async def _play_all(self, runs: Sequence[Continuation]) -> list[Episode]:
-        """Play a tree's continuations at once: inside this episode, which waits for them and had room for their worlds before it began."""
+        """Play a tree's continuations at once; `at_once` counts them in the resources of this episode."""
 
         async def one(run: Continuation) -> Episode:
             with Participant():
                 return await self._play_continuation(run)
 
         episodes = await asyncio.gather(*map(one, runs))
-        for run, episode in zip(runs, episodes, strict=True):  # in their order, whichever ended first
+        for run, episode in zip(runs, episodes, strict=True):
             self.continued += run.record.sampled(episode)
         return episodes
 
     async def converse(self, asked: Mapping[str, Continued]) -> dict[str, Turn]:
-        """Let several agents answer at the same moment in conversations of the workflow's; see `workflow.Scene`."""
-        assert self.play.tree is None, "`check_run` refuses trees for environments whose answers may differ"
+        """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
+        assert self.play.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
                 self._seats[name].draft_after(each, None if each.after is None else self._turns[each.after])
@@ -548,29 +538,29 @@ class LiveScene:
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
-        """Let the world of a question stay open after a wrong answer; see `workflow.Scene`."""
+        """Let a question stay open after an incorrect answer; see `workflow.Scene`."""
         self._world.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return what the world shows this agent now."""
-        return text(self._world.observe(agent), f"What the world shows '{agent}'")
+        """Return the agent's observation."""
+        return text(self._world.observe(agent), f"The observation of '{agent}'")
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the moves that the world lists for an agent now; empty where it is not to move."""
+        """Return the legal moves that the environment lists; empty for an agent that is not to move."""
         return self._world.legal(agent)
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
-        """Return what an agent reads, with the pictures that the world shows it beyond those that it knows."""
+        """Return what an agent reads, with the pictures of its observation that are not in the conversation yet."""
         if isinstance(self._world, RemoteWorld) or not read:
             return read
         new = [image for image in dict.fromkeys(self._world.images(agent)) if image not in known]
         if not new:
             return read
-        first = read[0]  # perhaps `Written`, whose tokens have no place for a picture
+        first = read[0]  # without the token ids of a `Written`, which have no place for a picture
         return [Message(first.role, first.content, first.speaker, (*first.images, *new)), *read[1:]]
 
     def movers(self) -> tuple[str, ...]:
-        """Return who may move in the world now."""
+        """Return the agents that may move now."""
         movers = self._world.movers()
         found: object = movers
         if isinstance(found, str):
@@ -580,9 +570,9 @@ class LiveScene:
         return movers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Move in the world and add its rewards to the agents' last turns.
+        """Take a step of the environment and add its rewards to the agents' last turns.
 
-        An agent without a turn gets it on its first one; EpisodeError for an agent outside the team.
+        The reward of an agent without a turn is added to its first one. EpisodeError for an agent outside the team.
         """
         for given in (*actions.values(), final or ""):
             if not isinstance(given, str):
@@ -593,7 +583,7 @@ class LiveScene:
         self.final = self.final if final is None else final
         with Participant():
             rewards = await self.play.timeline.during("environment", self._world.step(actions, final))
-        paid = payments(rewards, self._seats)  # the world knows all, the absent too
+        paid = payments(rewards, self._seats)  # absent agents may be rewarded too
         for agent, reward in paid.items():
             self.payments.append(Payment(agent, len(self._turns), reward))
             last = max((turn.index for turn in self._turns if turn.agent == agent), default=None)
@@ -601,11 +591,11 @@ class LiveScene:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
             else:
                 turn = self._turns[last]
-                self._turns[last] = placed(turn, last, turn.reward + reward)
+                self._turns[last] = replace(turn, reward=turn.reward + reward)
         return paid
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Return the outcome, with earlier rewards of agents that had no turn added to their terminal reward."""
+        """Return the outcome; the terminal reward of an agent without a turn includes its earlier rewards."""
         found: object = outcome
         if not isinstance(found, Outcome):
             raise EpisodeError(f"`outcome` returns {found!r:.60}; return a kapelle.Outcome.")
@@ -615,14 +605,14 @@ class LiveScene:
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text where the environment knows answers, else None."""
+        """Return the final answer in a text; None if the environment knows no answers."""
         environment = self.play.environment
         if offers(environment, Answerable) and asks_questions(environment):
             return call("`extract`", "environment", self.play.patience.environment, environment.extract, text)
         return None
 
     def leave_out(self) -> None:
-        """Leave the turns recorded so far, and their siblings, out of training."""
+        """Exclude the turns recorded so far, and their siblings, from training."""
         self._turns = [replace(turn, trained=False) for turn in self._turns]
         self._branches = [replace(turn, trained=False) for turn in self._branches]
 
@@ -630,11 +620,11 @@ class LiveScene:
         """Score a recorded turn's text as an answer; see `workflow.Scene`."""
         if not self._world.scorable:
             raise EpisodeError(
-                f"The world of `{self.play.environment.name}` cannot score a text before the episode is over. "
-                "Set `workflow.score_rounds: false`, or another environment."
+                f"`{self.play.environment.name}` scores no text before the end of an episode. Set `workflow.score_rounds: false`, or "
+                "use another environment."
             )
         with Participant():
             value = await self.play.timeline.during("grade", self._world.score(turn.agent, turn.text))
-        score = share(value, f"The world's score of a text of '{turn.agent}'")
+        score = share(value, f"The environment's score of a text of '{turn.agent}'")
         self._turns[turn.index] = replace(self._turns[turn.index], score=score)
         return score

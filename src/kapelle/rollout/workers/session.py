@@ -109,7 +109,7 @@ class WorkerSession:
             if question["call"] == "score":
                 agent = question["agent"]
                 score = await self.world.score(agent, question["text"])
-                return share(score, f"The world's score of a text of '{agent}'")
+                return share(score, f"The environment's score of a text of '{agent}'")
             found = await self.world.outcome()
             outcome = plain_outcome(found, payments(found.rewards, self._agents))
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
@@ -117,7 +117,7 @@ class WorkerSession:
     def view(self) -> dict[str, Any]:
         """Return who may move and what agents are shown, where that has changed; an error stands for what asking would raise."""
         shown = {
-            agent: _asked(lambda who: text(self.world.observe(who), f"What the world shows '{who}'"), agent)
+            agent: _asked(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
         }
         for agent, each in shown.items():
