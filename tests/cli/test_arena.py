@@ -117,14 +117,14 @@ def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None
     [
         ({"games": []}, "holds 0 deals of nash and random, not 12 of"),
         ({"one": "x"}, "of random and x, not 12 of nash and random"),
-        ({"games": [[["1", "2"], None]] * 12}, "a deal has 2 games"),
-        ({"games": [[[float("nan"), 0.0], None]] * 12}, "a deal has 2 games"),
-        ({"games": [[[0.5], None]] * 12}, "a deal has 2 games"),
-        ({"games": [[[0.5, 0.5]]] * 12}, "a deal has 2 games"),
-        ({"turns": ["a", "b"]}, "are not all counts"),
-        ({"failed": -1}, "are not all counts"),
-        ({"tokens": [1]}, "a number for each of the two"),
-        ({"seatings": []}, "`seatings` are []"),
+        ({"games": [[["1", "2"], None]] * 12}, "`games"),
+        ({"games": [[[float("nan"), 0.0], None]] * 12}, "`games"),
+        ({"games": [[[0.5], None]] * 12}, "`games"),
+        ({"games": [[[0.5, 0.5]]] * 12}, "`games`"),
+        ({"turns": ["a", "b"]}, "`turns"),
+        ({"failed": -1}, "`failed`"),
+        ({"tokens": [1]}, "`tokens"),
+        ({"seatings": []}, "`seatings`"),
     ],
 )
 def test_a_damaged_pair_is_named_before_anything_is_played(

@@ -1,14 +1,14 @@
-"""The arena: every player against every other, in every seat, on the same deals, and what follows from the results.
+"""The arena: every player against every other, in every role, on the same deals, and ratings of the results.
 
-A *deal* is one task with one seed. All pairs of players play the same deals, in each of them with every assignment of
-the two to the seats, and turns in one seat of one deal are sampled with the same seed, whoever sits there (common random
-numbers). What luck of the cards and of the seat gives is so taken out of each pair's payoff: intervals are over deals.
+A *deal* is one task with one seed. All pairs of players play the same deals, each with every assignment of the two players to the
+roles. Turns of one role in one deal are sampled with the same seed (common random numbers). This removes the luck of cards and
+roles from each pair's payoff. Intervals are over deals.
 """
 
 from __future__ import annotations
 
 import io
-import math
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,9 @@ from functools import cached_property
 from itertools import combinations, combinations_with_replacement, product
 from math import fsum
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from kapelle.environment import Environment, asks_questions, is_opposed
 from kapelle.errors import ConfigError
@@ -47,34 +49,38 @@ CLOSE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Who takes part: a team in memory, or a player of the environment itself."""
+    """A player of the arena: a team in memory, or a player of the environment."""
 
     label: str
     team: Team | None = None
-    """One agent for each seat, or one for whichever seat; policies are named as the engine has them."""
+    """One agent for each role, or one for all roles; policies have the engine's names."""
     player: str = ""
-    """The environment's own player, where there is no team."""
+    """The environment's own player, if there is no team."""
+
+
+Payoffs = tuple[FiniteFloat, FiniteFloat]
+"""Mean payoff of the roles of one player, and of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encounter:
-    """What two players did to each other, or one in all seats: it is complete once it is there."""
+    """All games of two players, or of one player in all roles."""
 
     one: str
     other: str
-    seatings: tuple[tuple[int, ...], ...]
-    """Who sits where: for each seat 0 (the one) or 1 (the other)."""
-    games: tuple[tuple[tuple[float, float] | None, ...], ...]
-    """Deal → seating → mean payoff of the one's seats and of the other's; None where the episode failed."""
-    turns: tuple[int, int]
-    """Turns that each took."""
-    invalid: tuple[int | None, int | None]
-    """How many of them were no legal moves; None where the environment does not say, or plays itself."""
-    tokens: tuple[int, int]
-    """Tokens that each sampled."""
-    failed: int = 0
+    seatings: tuple[tuple[Literal[0, 1], ...], ...]
+    """Assignments of the players to the roles: for each role 0 (`one`) or 1 (`other`)."""
+    games: tuple[tuple[Payoffs | None, ...], ...]
+    """Deal → assignment → payoffs; None for a failed episode."""
+    turns: tuple[NonNegativeInt, NonNegativeInt]
+    """Turns of each player."""
+    invalid: tuple[NonNegativeInt | None, NonNegativeInt | None]
+    """Turns without a legal move; None where the environment does not count them, or plays itself."""
+    tokens: tuple[NonNegativeInt, NonNegativeInt]
+    """Tokens that each player sampled."""
+    failed: NonNegativeInt = 0
     reason: str = ""
-    """The most frequent reason why episodes failed."""
+    """The most frequent reason for failed episodes."""
 
     def row(self) -> dict[str, Json]:
         """Return it as plain JSON."""
@@ -82,150 +88,118 @@ class Encounter:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Encounter:
-        """Return the meeting that `row` gave; ValueError, KeyError or TypeError for anything else."""
-        size = _seatings_in(row)
-        for deal in row["games"]:
-            if not isinstance(deal, list) or len(deal) != size or not all(map(_is_paid, deal)):
-                raise ValueError(f"a deal has {size} games, each of two payoffs or null, and one is {deal!r}")
-        numbers = [
-            *row["turns"],
-            *row["tokens"],
-            *(each for each in row["invalid"] if each is not None),
-            row["failed"],
-        ]
-        if len(row["turns"]) != 2 or len(row["tokens"]) != 2 or len(row["invalid"]) != 2:
-            raise ValueError("`turns`, `tokens` and `invalid` have a number for each of the two")
-        if not all(type(each) is int and each >= 0 for each in numbers):
-            raise ValueError(f"{numbers} are not all counts")
-        games = tuple(tuple(pair and (pair[0], pair[1]) for pair in deal) for deal in row["games"])
-        seatings = tuple(tuple(seating) for seating in row["seatings"])
-        pairs = {name: tuple(row[name]) for name in ("turns", "invalid", "tokens")}
-        return cls(**{**row, **pairs, "games": games, "seatings": seatings})
+        """Return the encounter of a `row`; ValueError for anything else."""
+        try:
+            found = TypeAdapter(cls).validate_json(json.dumps(row), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+        if not found.seatings or any(len(deal) != len(found.seatings) for deal in found.games):
+            raise ValueError("`games` needs one game of each deal for each of the `seatings`")
+        return found
 
     @property
-    def deals(self) -> tuple[tuple[float, float] | None, ...]:
-        """Payoffs of both in each deal, over all seatings; None where one of its episodes failed."""
+    def deals(self) -> tuple[Payoffs | None, ...]:
+        """Mean payoffs of each deal over its games; None if one of them failed."""
         return tuple(_over_seatings(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
-        """Return deals that the one won, drew and lost over all seatings: one deal, or all.
-
-        The luck of a deal falls on both alike, as in duplicate bridge.
-        """
+        """Return how many deals `one` won, drew and lost over all assignments, as in duplicate bridge: of one deal, or of all."""
         paid = self.deals if deal is None else (_over_seatings(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in paid if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
         return wins, len(ahead) - wins - losses, losses
 
 
-def _seatings_in(row: Mapping[str, Any]) -> int:
-    """Return how many seatings a kept meeting has; ValueError where that is none."""
-    seatings = row["seatings"]
-    if not seatings or not all(each and set(each) <= {0, 1} for each in seatings):
-        raise ValueError(f"`seatings` are {seatings!r}")
-    return len(seatings)
-
-
-def _is_paid(pair: object) -> bool:
-    return pair is None or (
-        isinstance(pair, list)
-        and len(pair) == 2
-        and all(type(each) in (int, float) and math.isfinite(each) for each in pair)
-    )
-
-
-def _over_seatings(deal: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+def _over_seatings(deal: Sequence[Payoffs | None]) -> Payoffs | None:
     pairs = [pair for pair in deal if pair is not None]
-    return (
-        (fmean(one for one, _ in pairs), fmean(other for _, other in pairs))
-        if len(pairs) == len(deal)
-        else None
-    )
+    if len(pairs) < len(deal):
+        return None
+    return fmean(one for one, _ in pairs), fmean(other for _, other in pairs)
 
 
 def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str, str]]:
-    """Return the pairs that meet: all, and each player with itself unless the game is one of constant sum."""
-    return list((combinations if is_opposed(environment) else combinations_with_replacement)(labels, 2))
+    """Return all pairs of players, and each player with itself unless the game has a constant sum."""
+    pairs = combinations if is_opposed(environment) else combinations_with_replacement
+    return list(pairs(labels, 2))
 
 
-def seatings(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
-    """Return every assignment of two players to the seats in which both sit somewhere; of one player, the one."""
+def seatings(seats: int, *, alone: bool) -> tuple[tuple[Literal[0, 1], ...], ...]:
+    """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
     if alone:
         return ((0,) * seats,)
-    return tuple(each for each in product((0, 1), repeat=seats) if len(set(each)) == 2)
+    sides: tuple[Literal[0], Literal[1]] = (0, 1)
+    return tuple(each for each in product(sides, repeat=seats) if len(set(each)) == 2)
 
 
 def seated(
     names: Sequence[str], pair: Sequence[Contestant], seating: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
-    """Return the team of one seating, and the seats that the environment plays itself."""
-    seats: dict[str, tuple[Team, str]] = {}
+    """Return the team of one assignment, and the roles of the environment's own players."""
+    roles: dict[str, tuple[Team, str]] = {}
     cast: dict[str, Cast] = {}
     for k, name in enumerate(names):
-        who = pair[seating[k]]
-        if who.team is None:
-            nobody = Policy(f"world:{who.label}", base="", trained=False)
-            seats[name], cast[name] = (Team.alone(Agent(name), nobody), name), Cast("", who.player)
+        player = pair[seating[k]]
+        if player.team is None:
+            unused = Policy(f"world:{player.label}", base="", trained=False)
+            roles[name], cast[name] = (Team.alone(Agent(name), unused), name), Cast("", player.player)
         else:
-            seats[name] = who.team, who.team.sitting(k, len(names))
-    return Team.gathered(seats), cast
+            roles[name] = player.team, player.team.sitting(k, len(names))
+    return Team.gathered(roles), cast
 
 
 async def meet(
     play: Play, names: Sequence[str], pair: tuple[Contestant, Contestant], tasks: Sequence[Task], seed: int
 ) -> Encounter:
-    """Play all seatings of all deals at once, so that answers of both players share batches.
+    """Play all assignments of all deals at once, so that completions of both players share batches.
 
-    `play` has the engine that holds everybody's policies, and the environment; its team is not read.
+    `play` has the engine with the policies of all players, and the environment; its team is not used.
     """
-    alone = pair[0].label == pair[1].label
-    every = seatings(len(names), alone=alone)
+    assignments = seatings(len(names), alone=pair[0].label == pair[1].label)
     plays: list[Play] = []
-    seats: list[ScheduledEpisode] = []
+    scheduled: list[ScheduledEpisode] = []
     for task in tasks:
-        for seating in every:
-            team, cast = seated(names, pair, seating)
+        for assignment in assignments:
+            team, cast = seated(names, pair, assignment)
             plays.append(replace(play, team=team))
-            # The same seed in every seating of every pair: the same cards, and the same luck of each seat.
-            seats.append(ScheduledEpisode(replace(task, cast=cast), 0, derive_seed(seed, "arena", task.id)))
+            # One seed for all assignments of all pairs: the same cards, and the same luck of each role.
+            own_seed = derive_seed(seed, "arena", task.id)
+            scheduled.append(ScheduledEpisode(replace(task, cast=cast), 0, own_seed))
 
-    async def one(number: int, seat: ScheduledEpisode) -> Episode:
-        return await play_episode(plays[number], seat.task, seat.seed)
+    async def one(number: int, each: ScheduledEpisode) -> Episode:
+        return await play_episode(plays[number], each.task, each.seed)
 
-    episodes = await play_seats(plays[0], seats, one)
+    episodes = await play_seats(plays[0], scheduled, one)
     play.engine.release_caches()
-    games: list[tuple[float, float] | None] = []
-    turns, tokens, invalid = [0, 0], [0, 0], [0, 0]
-    reports = [False, False]
+    games: list[Payoffs | None] = []
+    turns, tokens = [0, 0], [0, 0]
+    invalid: list[int | None] = [None, None]
     graded = asks_questions(play.environment)
     for number, episode in enumerate(episodes):
-        seating = every[number % len(every)]
-        who = dict(zip(names, seating, strict=True))
+        side = dict(zip(names, assignments[number % len(assignments)], strict=True))
         if episode.error is not None:
             games.append(None)
             continue
         paid = payoffs(episode, names, graded=graded)
-        earned = [[paid[name] for name in names if who[name] == side] for side in (0, 1)]
-        games.append((fmean(earned[0]), fmean(earned[1] or earned[0])))
-        wrong = episode.info.get("invalid")
+        one_s, other_s = ([paid[name] for name in names if side[name] == k] for k in (0, 1))
+        games.append((fmean(one_s), fmean(other_s or one_s)))
         for turn in episode.turns:
-            turns[who[turn.agent]] += 1
-            tokens[who[turn.agent]] += len(turn.completion_ids)
-        for name in names:
-            count = finite(wrong.get(name)) if isinstance(wrong, Mapping) else None
-            if count is not None and pair[who[name]].team is not None:
-                invalid[who[name]] += int(count)
-                reports[who[name]] = True
+            turns[side[turn.agent]] += 1
+            tokens[side[turn.agent]] += len(turn.completion_ids)
+        counted = episode.info.get("invalid")
+        for name in names if isinstance(counted, Mapping) else ():
+            count, k = finite(counted.get(name)), side[name]
+            if count is not None and pair[k].team is not None:
+                invalid[k] = (invalid[k] or 0) + int(count)
     errors = Counter(" ".join(each.error.split()) for each in episodes if each.error is not None)
-    known = [count if reported else None for count, reported in zip(invalid, reports, strict=True)]
-    size = len(every)
+    size = len(assignments)
     return Encounter(
         pair[0].label,
         pair[1].label,
-        every,
+        assignments,
         tuple(tuple(games[k * size : (k + 1) * size]) for k in range(len(tasks))),
         (turns[0], turns[1]),
-        (known[0], known[1]),
+        (invalid[0], invalid[1]),
         (tokens[0], tokens[1]),
         errors.total(),
         errors.most_common(1)[0][0] if errors else "",
@@ -233,10 +207,9 @@ async def meet(
 
 
 def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str, float]:
-    """Return what an episode paid each agent.
+    """Return the payoff of each agent in an episode.
 
-    Where a question was asked (`graded`) and those alone are paid whose answer was graded, the others earn what these earn on
-    average: the team is paid, whoever of it spoke last.
+    If a question is `graded` and only the answering agents are rewarded, the others get their mean: the payoff is the team's.
     """
     own = {name: payoff_of(episode, name) for name in names}
     paid = [own[name] for name in names if name in episode.rewards]
@@ -246,16 +219,13 @@ def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str
 
 
 def payoff_of(episode: Episode, agent: str) -> float:
-    """Return what the game paid an agent's seats, without penalties for invalid moves; the agent's return where the environment does not say."""
+    """Return the game's payoff of an agent, without penalties for invalid moves; its return if the environment reports none."""
     returns, seats = episode.info.get("returns"), episode.info.get("seats")
-    if (
-        isinstance(returns, Sequence)
-        and isinstance(seats, Mapping)
-        and isinstance(seats.get(agent), Sequence)
-    ):
-        own = [finite(returns[seat - 1]) for seat in seats[agent] if 0 < seat <= len(returns)]
-        known = [value for value in own if value is not None]
-        if known and len(known) == len(own):
+    own = seats.get(agent) if isinstance(seats, Mapping) else None
+    if isinstance(returns, Sequence) and isinstance(own, Sequence):
+        values = [finite(returns[seat - 1]) for seat in own if 0 < seat <= len(returns)]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
             return fmean(known)
     return episode.total(agent)
 
@@ -280,7 +250,7 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Arena:
-    """The results of all meetings; `print` shows them."""
+    """The results of all encounters; `print` shows them."""
 
     environment: str
     seats: int
@@ -288,13 +258,13 @@ class Arena:
     seed: int
     labels: tuple[str, ...]
     players: Mapping[str, Mapping[str, Json]]
-    """Label → what it stands for: its kind, source and step."""
+    """Label → its kind, source and step."""
     meetings: Mapping[tuple[str, str], Encounter]
     opposed: bool
-    """Whether the environment says that what one wins the others lose."""
+    """Whether the game has a constant sum."""
 
     def meeting(self, one: str, other: str) -> Encounter | None:
-        """Return what the two did, as (one, other); None if they have not met."""
+        """Return the encounter of two players as (one, other); None without one."""
         found = self.meetings.get((one, other))
         if found is not None or (other, one) not in self.meetings:
             return found
@@ -311,20 +281,19 @@ class Arena:
         )
 
     def payoff(self, one: str, other: str) -> Payoff | None:
-        """Return what a player earns against another, over deals and all seats; None if they have not met."""
+        """Return the payoff of a player against another, over deals and all roles; None without an encounter."""
         met = self.meeting(one, other)
         return None if met is None else Payoff.of([pair[0] for pair in met.deals if pair is not None])
 
     def lead(self, one: str, other: str) -> Payoff | None:
-        """Return by how much a player earns more than another when the two meet."""
+        """Return the difference of the two players' payoffs in their encounter."""
         met = self.meeting(one, other)
-        return (
-            None if met is None else Payoff.of([pair[0] - pair[1] for pair in met.deals if pair is not None])
-        )
+        pairs = [] if met is None else [pair for pair in met.deals if pair is not None]
+        return Payoff.of([a - b for a, b in pairs])
 
     @cached_property
     def together(self) -> bool:
-        """Whether all were paid alike in every game: ratings say nothing then, and cross-play does."""
+        """Whether all players have equal payoffs in every game: cross-play is then meaningful, and ratings are not."""
         pairs = [
             pair for met in self.meetings.values() for deal in met.games for pair in deal if pair is not None
         ]
@@ -347,8 +316,8 @@ class Arena:
 
     @cached_property
     def elo(self) -> Mapping[str, tuple[float, float, float]]:
-        """Rating on Elo's scale with its 95 % interval, by label; empty where all play together, or not all have met."""
-        if self.together or not self._linked:
+        """Rating on Elo's scale with its 95 % interval, by label; empty if all play together or encounters are missing."""
+        if not self._rated:
             return {}
         deals = [self._results(deal) for deal in range(self.deals)] if self.deals >= DEALS else []
         rated = ratings(range(len(self.labels)), self.results, deals)
@@ -356,67 +325,60 @@ class Arena:
 
     @cached_property
     def openskill(self) -> Mapping[str, tuple[float, float, float]]:
-        """OpenSkill's μ with μ ± 1.96 σ, by label; empty where all play together, or without the package."""
-        if self.together or not self._linked:
+        """OpenSkill's μ with μ ± 1.96 σ, by label; empty as `elo` is, or without the package."""
+        if not self._rated or not _installed("openskill"):
             return {}
-        try:
-            check_packages("openskill")
-        except ConfigError:
-            return {}
-        return {
-            self.labels[k]: each
-            for k, each in openskill(range(len(self.labels)), self.results, self.seed).items()
-        }
+        rated = openskill(range(len(self.labels)), self.results, self.seed)
+        return {self.labels[k]: each for k, each in rated.items()}
 
     @property
-    def _linked(self) -> bool:
-        return len(self.labels) > 1 and len(self.results) == len(self.labels) * (len(self.labels) - 1) // 2
+    def _rated(self) -> bool:
+        """Whether ratings are meaningful: not all play together, and every pair has results."""
+        pairs = len(self.labels) * (len(self.labels) - 1) // 2
+        return not self.together and 0 < pairs == len(self.results)
+
+    def _surely_ahead(self, k: int, n: int) -> float:
+        """Return a player's lead over another; 0 for a lead within its 95 % interval."""
+        lead = self.lead(self.labels[k], self.labels[n]) if k != n else None
+        if lead is None or lead.low is None or lead.high is None or lead.low <= 0 <= lead.high:
+            return 0.0
+        return lead.mean
 
     @cached_property
     def cycle(self) -> tuple[str, ...]:
-        """Players of which each beats the next and the last the first, every time by more than chance (95 %); empty without."""
-        beats = []
-        for k, one in enumerate(self.labels):
-            for n, other in enumerate(self.labels):
-                lead = self.lead(one, other) if one != other else None
-                if lead is not None and (lead.low or 0.0) > 0:
-                    beats.append((k, n))
-        return tuple(self.labels[k] for k in cycle(beats))
+        """Players of which each beats the next and the last the first, each time significantly (95 %); empty without a cycle."""
+        places = range(len(self.labels))
+        return tuple(
+            self.labels[k]
+            for k in cycle([(k, n) for k in places for n in places if self._surely_ahead(k, n) > 0])
+        )
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
-        """`nash_average` and `alpha_rank` of each player, by label; empty where all play together, or without the packages."""
-        if self.together or not self._linked:
+        """`nash_average` and `alpha_rank` of each player, by label; empty as `elo` is, or without the packages."""
+        if not self._rated or not _installed("open_spiel", "scipy"):
             return {}
-        try:
-            check_packages("open_spiel", "scipy")
-        except ConfigError:
-            return {}
-        # A lead within chance is none: strong selection would make a certain victory of it.
-        lead = [[0.0] * len(self.labels) for _ in self.labels]
-        for k, one in enumerate(self.labels):
-            for n, other in enumerate(self.labels):
-                found = self.lead(one, other) if k != n else None
-                if found is not None and found.low is not None and found.high is not None:
-                    lead[k][n] = found.mean if found.low > 0 or found.high < 0 else 0.0
+        places = range(len(self.labels))
+        # Strong selection treats every lead as a certain win, so only significant ones count.
+        leads = [[self._surely_ahead(k, n) for n in places] for k in places]
         average, _ = nash_averaging(log_odds(len(self.labels), self.results))
         return {
             "nash_average": dict(zip(self.labels, map(float, average), strict=True)),
-            "alpha_rank": dict(zip(self.labels, map(float, alpha_rank(lead)), strict=True)),
+            "alpha_rank": dict(zip(self.labels, map(float, alpha_rank(leads)), strict=True)),
         }
 
     def self_play(self, label: str) -> Payoff | None:
-        """Return what a player earns with itself in all seats."""
+        """Return the payoff of a player with itself in all roles."""
         return self.payoff(label, label)
 
     def cross_play(self, label: str) -> Payoff | None:
-        """Return what a player earns with the others, each deal averaged over them."""
+        """Return the payoff of a player with the others, each deal averaged over them."""
         own = [self.meeting(label, other) for other in self.labels if other != label]
         return Payoff.of(list(_by_deal([met for met in own if met is not None]).values()))
 
     @cached_property
     def gap(self) -> Payoff | None:
-        """Mean self-play less mean cross-play, deal by deal: what conventions among oneself are worth."""
+        """Mean self-play minus mean cross-play, over deals: the gain from conventions that the others do not share."""
         alone = [met for one, other in self.meetings if one == other and (met := self.meeting(one, other))]
         mixed = [met for one, other in self.meetings if one != other and (met := self.meeting(one, other))]
         if not (self.together and alone and mixed):
@@ -425,12 +387,12 @@ class Arena:
         return Payoff.of([own[deal] - others[deal] for deal in own if deal in others])
 
     def invalid(self, label: str) -> float | None:
-        """Return the share of a player's turns that were no legal move; None where nothing says so."""
+        """Return the share of a player's turns without a legal move; None where the environment does not count them."""
         wrong, turns = self._invalid(label)
         return wrong / turns if turns else None
 
     def _invalid(self, label: str) -> tuple[int, int]:
-        """Return how many of a player's turns were no legal move, and how many those are of which that is known."""
+        """Return how many of a player's turns had no legal move, and how many turns were checked."""
         turns = wrong = 0
         for (one, other), met in self.meetings.items():
             for side, who in enumerate((one, other)):
@@ -446,12 +408,12 @@ class Arena:
 
     @property
     def reasons(self) -> list[str]:
-        """Why episodes failed: the most frequent reason of each meeting."""
+        """The most frequent reason of each encounter with failed episodes."""
         return sorted({met.reason for met in self.meetings.values() if met.reason})
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """Labels, the best first: by rating, or where all play together by cross-play."""
+        """Labels, best first: by rating, or by cross-play if all play together."""
 
         def place(label: str) -> float:
             if self.elo:
@@ -521,8 +483,16 @@ class Arena:
         }
 
 
+def _installed(*packages: str) -> bool:
+    try:
+        check_packages(*packages)
+    except ConfigError:
+        return False
+    return True
+
+
 def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
-    """Return each deal's payoff of the one, averaged over meetings, where none of them failed in it."""
+    """Return the payoff of `one` in each deal without failures, averaged over encounters."""
     columns = zip(*(met.deals for met in meetings), strict=True)
     return {
         deal: fmean(pair[0] for pair in column if pair is not None)
@@ -540,14 +510,14 @@ WIDE = 12
 
 
 def lines(result: Arena) -> list[str]:
-    """Return the result for people: the players in order, the matrix of payoffs, and what follows from both."""
+    """Return the result as text: the players in order, the matrix of payoffs, and what follows from both."""
     found = [
-        f"{result.environment}: {result.deals} deals, every pair in every assignment of {result.seats} seats",
+        f"{result.environment}: {result.deals} deals, every pair in every assignment of {result.seats} roles",
         "",
     ]
     found += [*_players(result), "", *_matrix(result)]
     found.append(
-        "payoff of the row's player against the column's, over deals and all seats"
+        "payoff of the row's player against the column's, over deals and all roles"
         + (
             ", with half its 95 % interval"
             if len(result.labels) <= WIDE
@@ -556,19 +526,19 @@ def lines(result: Arena) -> list[str]:
     )
     if result.gap is not None:
         found.append(
-            f"self-play minus cross-play: {_signed(result.gap)}: what a team earns by conventions that others do not share"
+            f"self-play minus cross-play: {_signed(result.gap)}, the gain from conventions that others do not share"
         )
     if result.cycle:
         around = " beats ".join([*result.cycle, result.cycle[0]])
         found.append(
-            f"play cycles: {around}. No line of ratings is right then; Nash averaging and α-Rank say who is left."
+            f"play cycles: {around}. No single line of ratings describes this; see Nash averaging and α-Rank."
         )
     elif result.elo and len(result.labels) > 2:
-        found.append("no cycle beyond chance: a line of ratings says it all")
+        found.append("no significant cycle: one line of ratings describes the results")
     if not result.together and not result.openskill and result.elo:
         found.append("OpenSkill, α-Rank and Nash averaging need an extra: pip install 'kapelle[games]'")
     if result.failed:
-        found.append(f"{result.failed} episodes failed and are left out: {', '.join(result.reasons[:1])}")
+        found.append(f"{result.failed} episodes failed and are excluded: {', '.join(result.reasons[:1])}")
     return found
 
 
@@ -607,7 +577,7 @@ def _matrix(result: Arena) -> list[str]:
 
 
 def _short(label: str) -> str:
-    """Return a name as the tables have it; rich would read what stands in square brackets as markup."""
+    """Return a name for the tables; rich reads square brackets as markup."""
     from rich.markup import escape
 
     return escape(label if len(label) <= NAMES else f"{label[: NAMES // 2]}…{label[1 - NAMES // 2 :]}")
@@ -635,5 +605,5 @@ def _drawn(table: Table) -> list[str]:
     from rich.console import Console
 
     drawn = io.StringIO()
-    Console(file=drawn, width=10_000, color_system=None).print(table)  # as wide as it is: nothing is wrapped
+    Console(file=drawn, width=10_000, color_system=None).print(table)  # wide enough for every table
     return [line.rstrip() for line in drawn.getvalue().splitlines()]

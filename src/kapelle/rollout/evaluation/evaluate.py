@@ -1,4 +1,4 @@
-"""How good is the team: accuracy with an interval, per agent, and against the same tokens spent otherwise."""
+"""Evaluations: the team's success with an interval, each agent's return, and baselines with the same number of tokens."""
 
 from __future__ import annotations
 
@@ -24,76 +24,76 @@ from kapelle.workflows.solo import Solo
 from kapelle.workflows.vote import majority
 
 Returns = Callable[[Episode], Mapping[str, float]]
-"""What each agent earned in an episode."""
+"""The return of each agent in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long an agent's answers are, in tokens; those of an endpoint as its server counts them."""
+    """How long an agent's completions are, in tokens; those of an endpoint as its server counts them."""
 
     answers: int
     mean: float
     median: float
     p95: int
-    """95 of 100 answers are no longer."""
+    """95th percentile."""
     longest: int
     cut: float
-    """Share of the answers that ended at a limit of tokens."""
+    """Share of the completions that ended at a limit of tokens."""
     read: float
     """Mean length of the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results on problems that nothing was trained on; `print` shows the rate with what it is the mean of."""
+    """Results on held-out problems; `print` shows the success rate."""
 
     problems: int
-    """Problems played: one episode for each, or `samples`."""
+    """Number of problems, each with one episode or `samples`."""
     success: float | None
-    """Mean team score over the `scored` problems; the share of solved ones where a problem is solved or not (pass@1)."""
+    """Mean team score over the `scored` problems: the share of solved ones if scores are 0 or 1 (pass@1)."""
     interval: tuple[float, float] | None
     """95 %: Wilson's for shares, Student's t for graded scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent over the episodes that paid anything; absent if none did."""
+    """Mean undiscounted return of each agent over the episodes with rewards; absent without any."""
     tokens: float
-    """Mean completion tokens of the whole team per attempt at a problem."""
+    """Mean completion tokens of the team per episode."""
     failed: int
-    """Episodes that ended in an error; they are in no mean."""
+    """Episodes that ended in an error; every mean excludes them."""
     scored: int = 0
-    """Episodes with a team score: those that `success` is the mean of."""
+    """Episodes with a team score."""
     reason: str = ""
-    """Why episodes failed or were not scored, the most frequent reason."""
+    """The most frequent reason why episodes failed or were not scored."""
     parts: Mapping[str, MeanScore] = field(default_factory=dict)
-    """Further rates by name: `seen` and `not seen` for every boolean that the environment reports in `info`; `pass@4` where a
-    problem has several answers (`at_k`); `aime` and `aime pass@4` for a set of `evaluation.sets`."""
+    """Further rates by name: `seen` and `not seen` for every boolean in `info`; `pass@4` with several episodes per problem (`at_k`);
+    `aime` and `aime pass@4` for a set of `evaluation.sets`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Part of a mixture → mean undiscounted return of each agent in it; failed episodes are left out."""
+    """Part of a mixture → mean undiscounted return of each agent in it."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """Mean of each number that the environment reports in `Outcome.info`, `name/agent` for each agent's of a mapping."""
+    """Mean of each number in `Outcome.info`, by `name/agent` for a mapping of agents."""
     paid: Mapping[str, float] = field(default_factory=dict)
-    """Mean of what each reward function or judge of `rewarded` returned, before its weight, by the name that metrics have."""
+    """Mean value of each reward function or judge of `rewarded`, before its weight, by its metric name."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Of how many episodes each of these means is: `info/NAME` and `paid/NAME`."""
+    """Number of episodes behind these means: `info/NAME` and `paid/NAME`."""
     games: bool = False
-    """True if no task has a question: the score is then the share of the greatest reward, and no answer was right."""
+    """True if no task has a question: the score is then the share of the greatest reward."""
     fewer: str = ""
-    """Why fewer problems were played than asked for (`Rate.fewer`); empty where none is missing."""
+    """Why fewer problems were played than requested (`Rate.fewer`); empty if none is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
-    """The episodes themselves."""
+    """The episodes."""
     verifier: Mapping[str, Any] | None = None
-    """For a run that trains a verifier: how well it judges (`training.held_out.Judgement`); the team is not trained then."""
+    """How well the verifier judges that the run trains (`training.held_out.Judgement`); the team is not trained then."""
     judged: Mapping[str, Any] | None = None
-    """For a run that a verifier pays: how well it judges what the team said here (`training.held_out.Judgement`)."""
+    """How well the verifier that rewards the team judges these episodes (`training.held_out.Judgement`)."""
     stderr: float | None = None
-    """Standard error of `success` over problems; None where fewer than two were scored."""
+    """Standard error of `success` over problems; None for fewer than two scored ones."""
     lengths: Mapping[str, Lengths] = field(default_factory=dict)
-    """How long each agent's answers are."""
+    """How long each agent's completions are."""
     cost: float | None = None
-    """What one attempt at a problem cost on average, by `evaluation.prices`; None without prices."""
+    """Mean cost of an episode by `evaluation.prices`; None without prices."""
 
     @property
     def rate(self) -> MeanScore:
-        """The team's success with what it is the mean of."""
+        """The team's success with the number of scored problems."""
         return MeanScore(
             self.success,
             self.interval,
@@ -106,7 +106,7 @@ class Evaluation:
         )
 
     def __str__(self) -> str:
-        """Return the rate; for games, which are not solved or not, each agent's mean return."""
+        """Return the success rate, or each agent's mean return in games without one."""
         if self.success is not None or not self.reward:
             return str(self.rate)
         paid = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
@@ -146,22 +146,18 @@ class Evaluation:
             **({} if self.verifier is None else {"verifier": dict(self.verifier)}),
             **({} if self.judged is None else {"judged": dict(self.judged)}),
         }
-        if self.info:
-            row["info"] = dict(self.info)
-        if self.paid:
-            row["paid"] = dict(self.paid)
-        if self.counts:
-            row["counts"] = dict(self.counts)
-        if self.games:
-            row["games"] = True
-        if self.fewer:
-            row["fewer"] = self.fewer
-        if self.part_reward:
-            row["part_reward"] = {part: dict(earned) for part, earned in self.part_reward.items()}
-        return row
+        optional = {
+            "info": dict(self.info),
+            "paid": dict(self.paid),
+            "counts": dict(self.counts),
+            "games": self.games,
+            "fewer": self.fewer,
+            "part_reward": {part: dict(returns) for part, returns in self.part_reward.items()},
+        }
+        return row | {name: value for name, value in optional.items() if value}
 
     def scalars(self) -> dict[str, float]:
-        """Return every number under a separate name, as trackers need them."""
+        """Return every number under its own name, for trackers."""
         row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
         found = {name: float(value) for name, value in row.items()}
         if self.success is not None:
@@ -187,15 +183,15 @@ class Evaluation:
 
 
 def why_fewer(environment: Environment, split: Split, asked: int, found: int) -> str:
-    """Return why `choose_tasks` found fewer tasks than were asked for; empty where it found them all.
+    """Return why `choose_tasks` found fewer tasks than requested; empty if it found all.
 
-    The number is left out where it is the setting's default, which the user may not have chosen.
+    The requested number is omitted if it is the default, which the user did not choose.
     """
     if found >= asked:
         return ""
     size, settings = environment.size(split), EvaluationConfig()
     if asked in (settings.problems, settings.problems_while_training):
-        return f"all of its {split} split" if size is not None else f"all that differ of its {split} split"
+        return f"all of its {split} split" if size is not None else f"all different ones of its {split} split"
     if size is not None:
         return f"{asked} asked, its {split} split has {size}"
     return f"{asked} asked, and {20 * asked} draws of its {split} split gave no more that differ"
@@ -213,7 +209,7 @@ def greedy_play(play: Play) -> Play:
 
 
 def decoded(play: Play, settings: EvaluationConfig) -> Play:
-    """Return the same play, sampled as evaluations are."""
+    """Return the same play with the sampling of evaluations."""
     own = {
         "temperature": 0.0 if settings.always_greedy else settings.temperature,
         "top_p": settings.top_p,
@@ -241,7 +237,7 @@ async def evaluate_tasks(
 def evaluate_shared(
     play: Play, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Do the same from synchronous code, each of the play's ranks its share, with several `samples` of each task."""
+    """Do the same from synchronous code, with `samples` episodes of each task and the tasks dealt to the ranks."""
     seed = derive_seed(seed, "evaluation")
     groups = shared_rollout(play, tasks, samples, seed)
     play.engine.release_caches()
@@ -259,10 +255,10 @@ def evaluate_held_out(
     returns: Returns = own_returns,
     fits: Callable[[Task], bool] | None = None,
 ) -> Evaluation:
-    """Play `problems` of the environment's test split and of each further set, and summarise; `settings` say how they are sampled.
+    """Play `problems` of the environment's test split and of each further set, and summarise.
 
-    Rates of a set are parts of the result under its name; its episodes' tasks have the name as their part. Tasks that `fits` is
-    false for are left out.
+    Rates of a set are parts of the result under its name, which its tasks have as their part. Tasks for which `fits` is false are
+    excluded.
     """
     tasks = choose_tasks(play.environment, "test", problems, fits=fits)
     result = evaluate_shared(decoded(play, settings), tasks, seed, returns, settings.samples)
@@ -283,7 +279,7 @@ def evaluate_held_out(
 
 
 def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
-    """Return how long the answers of each agent are; those of failed episodes are left out."""
+    """Return how long each agent's completions are in valid episodes."""
     turns: dict[str, list[Turn]] = {}
     for group in groups:
         for episode in group.valid:
@@ -306,15 +302,12 @@ def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
 
 
 def tokens_of(turn: Turn) -> tuple[int, int]:
-    """Return how many tokens a turn read and wrote; a server's own numbers, where it gave them."""
+    """Return the prompt and completion tokens of a turn, by the server's count if it gave one."""
     return turn.usage or (len(turn.prompt_ids), len(turn.completion_ids))
 
 
 def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
-    """Return what one episode cost on average, by prices of a million tokens read and written (`evaluation.prices`).
-
-    Every episode counts, those that failed too: their tokens are paid for.
-    """
+    """Return the mean cost of an episode, failed ones included, by prices per million tokens (`evaluation.prices`)."""
     free = prices.get("default", (0.0, 0.0))
     episodes = [episode for group in groups for episode in group.episodes]
     spent = 0.0
@@ -325,11 +318,11 @@ def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) 
 
 
 def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
-    """Return avg@k, pass@j for powers of two up to k and for k, and maj@k of groups of k = `samples` answers.
+    """Return avg@k, pass@j for powers of two up to k and for k, and maj@k of groups of k = `samples` episodes.
 
-    pass@j is the chance that one of j answers solves the problem, estimated without bias from the c solved of n answers that were
-    scored: 1 − C(n − c, j) / C(n, j) (2107.03374 §2.1). A problem with fewer than j of them has none. Intervals are over problems:
-    answers to one problem are not independent.
+    pass@j is the probability that one of j answers solves the problem. Its unbiased estimate from c solved of n scored answers is
+    1 − C(n − c, j) / C(n, j) (2107.03374 §2.1); problems with n < j are excluded. Intervals are over problems, because answers to
+    one problem are not independent.
     """
     scores = [[e.success for e in group.valid if e.success is not None] for group in groups]
     failed = sum(not group.valid for group in groups)
@@ -346,16 +339,15 @@ def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: 
 
 
 def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
-    """Return the summary of groups of one episode per task; failed and unscored episodes are in no mean.
+    """Return the summary of groups; every mean excludes failed and unscored episodes.
 
-    Of several episodes per task the success is a mean over tasks, each of them the mean of its episodes.
+    With several episodes per task, the success is the mean over tasks of the mean over their episodes.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     scores = [
         episode.success for episode in episodes if episode.error is None and episode.success is not None
     ]
     failed = sum(episode.error is not None for episode in episodes)
-    # The most frequent reason why episodes failed, or else why they have no score.
     errors = Counter(" ".join(episode.error.split()) for episode in episodes if episode.error is not None)
     reasons = errors or Counter(
         str(e.info[UNSCORED]) for e in episodes if e.success is None and UNSCORED in e.info
@@ -366,13 +358,13 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
         by_task = [[e.success for e in group.valid if e.success is not None] for group in groups]
         means = [sum(own) / len(own) for own in by_task if own]
         rate = rate_of(means, len(groups), sum(not group.valid for group in groups), reason)
-    # An episode that neither paid nor scored anything leaves its return unknown, unless the environment pays by the turn.
+    # The return of an episode without rewards and score is unknown, unless the environment rewards turns.
     by_turn = any(turn.reward for group in groups for e in group.valid for turn in e.turns)
     paid = [
         Group(g.task, tuple(e for e in g.valid if by_turn or e.rewards or e.success is not None))
         for g in groups
     ]
-    # The rate of each boolean that the environment reports in `info`.
+    # Episodes by each boolean in `info`.
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
         for name, value in episode.info.items():
@@ -412,15 +404,12 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
 
 
 def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the rate of each agent's own terminal rewards, nothing shared.
-
-    Agents that were never paid have no score of their own and are absent.
-    """
+    """Return the mean of each agent's own terminal rewards; agents without any are absent."""
     return _own(groups, lambda episode, agent: episode.rewards[agent])
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the same for all rewards of an episode, for games that pay during play."""
+    """Return the same for all rewards of an episode, for games with rewards of turns."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
@@ -436,10 +425,7 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
 
 
 def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
-    """Return a verifier's mean score of each agent's turns, and how well it separates right from wrong ones.
-
-    `verifier_score/<agent>` is the mean of σ; `verifier_auc` compares with the environment's grades where there are any.
-    """
+    """Return `verifier_score/<agent>`, the mean score of its turns, and `verifier_auc` against the environment's grades."""
     by_agent: dict[str, list[float]] = {}
     judged: list[tuple[float, bool]] = []
     for key, turn in turns_of(groups, trained_only=False):
@@ -452,31 +438,30 @@ def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) ->
     return row if area is None else {**row, "verifier_auc": area}
 
 
-# -------- What the same number of tokens achieves without a team: one agent alone, and a majority vote of its answers
+# -------- Baselines with the same number of tokens: one agent alone, and a majority vote of its answers
 #
-# A team that beats one agent may only have used more tokens. So each agent gets the team's mean number of tokens per
-# problem: once as the limit of a single answer, and once for several answers at temperature 1 that fit into it
-# together, of which the most frequent counts (self-consistency, 2203.11171).
+# A team that beats one agent may only have used more tokens. So each agent gets the team's mean number of tokens per problem, once
+# as the limit of one answer, and once for several answers at temperature 1 with a majority vote (self-consistency, 2203.11171).
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One way to spend the team's tokens."""
+    """A baseline with the team's tokens."""
 
     agents: tuple[str, ...]
-    """The agent that answers alone; several names if their weights, system messages and sampling are the same."""
+    """The agent that answers alone; several names if their weights, system messages and sampling are equal."""
     answers: int
     """Answers per problem; with more than one, the majority counts."""
     result: Evaluation
     """`result.tokens` counts the tokens of all answers."""
     failed_answers: int = 0
-    """Answers that ended in an error, of all answers: they had no vote."""
+    """Answers that ended in an error and had no vote."""
 
 
 def soloists(play: Play) -> list[tuple[str, ...]]:
-    """Return the agents that can answer alone, identical ones together; empty for games.
+    """Return the agents that can answer alone, equal ones together; empty for games.
 
-    Agents behind endpoints are left out: the tokens of their servers cannot be counted.
+    Agents of endpoints are excluded, because their tokens cannot be counted.
     """
     if not asks_questions(play.environment):
         return []
@@ -493,8 +478,7 @@ def soloists(play: Play) -> list[tuple[str, ...]]:
 async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed: int) -> list[Baseline]:
     """Return every agent alone, then every vote of at least two answers, at `tokens` per problem.
 
-    `play` is the team's, sampling included: one answer is sampled as the team's are. Tasks are those of the
-    team's evaluation; ties of a vote are drawn by `seed`. A team of one has no baseline.
+    A single answer is sampled as the team's are in `play`. `seed` breaks ties of a vote. A team of one has no baseline.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
@@ -509,7 +493,7 @@ async def compute_matched(play: Play, tasks: Sequence[Task], tokens: float, seed
 
 
 async def answer_alone(play: Play, tasks: Sequence[Task], agent: str, tokens: float, seed: int) -> Evaluation:
-    """Let one agent answer every task with at most `tokens` (rounded) completion tokens."""
+    """Let one agent answer every task with at most `tokens` completion tokens."""
     limit = max(1, round(tokens))
     sampling = replace(play.sampling_of(play.team[agent]), max_tokens=limit)
     groups = await rollout(_alone(play, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
@@ -521,8 +505,7 @@ async def vote(
 ) -> Evaluation:
     """Let one agent answer every task `answers` times at temperature 1 and score the majority's answer.
 
-    The answers share `tokens` equally (rounded down), so that together they stay within it. Answers that failed have
-    no vote; a problem on which all failed has failed.
+    The answers share `tokens` equally. Failed answers have no vote; a problem fails if all its answers fail.
     """
     return (await _vote(play, tasks, agent, tokens, answers, seed))[0]
 
@@ -542,9 +525,9 @@ async def _vote(
 
 
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
-    """Return the episode of a group whose answer most of them gave (`Episode.answer`); failed ones have no vote.
+    """Return the episode of a group with the most frequent answer (`Episode.answer`) of the valid ones.
 
-    Answers are equal if `Answerable.extract` returns the same; ties are drawn by `seed` and the task.
+    Answers are equal if `Answerable.extract` returns the same; `seed` and task break ties.
     """
     assert offers(environment, Answerable), "a vote needs answers that can be compared"
     voters = group.valid
@@ -557,7 +540,7 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
 
 
 def _alone(play: Play, agent: str, sampling: Sampling) -> Play:
-    """Return the same world with one agent, which reads only the question."""
+    """Return the same play with one agent, which reads only the question."""
     seat = replace(play.team[agent], prompt="{question}")
     policy = play.team.policy(agent)
     team = Team.alone(seat, policy, play.team.bases)
