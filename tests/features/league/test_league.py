@@ -23,7 +23,7 @@ from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.features.ahead.process import SamplingProcess
 from kapelle.features.league.league import League
-from kapelle.features.league.policies import exploiter_name, follower_name, slot_name
+from kapelle.features.league.policies import slot_name
 from kapelle.features.league.pool import MAIN
 from kapelle.functional.ratings import effective_diversity
 from kapelle.models.weights import read_adapter, weights_hash
@@ -123,7 +123,7 @@ def test_an_update_moves_no_slot() -> None:
     ids=["fictitious", "pfsp", "psro", "self_play", "pairs"],
 )
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, league: dict[str, Any]) -> None:
-    beside = exploiter_name("player") if "exploiter" in league else "player"
+    beside = "exploiter:player" if "exploiter" in league else "player"
     check_that_it_resumes(tmp_path, league, beside)
 
 
@@ -131,7 +131,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path, league: dict[str, Any]) -> No
 def test_a_line_resumes_between_two_entries(tmp_path: Path) -> None:
     """Step 4 is played against drafts of step 2, which the checkpoint of step 3 knows."""
     league = line(3, refresh=2, by="uniform")
-    check_that_it_resumes(tmp_path, league, follower_name(1, "player"), tasks=12)
+    check_that_it_resumes(tmp_path, league, "follower:1:player", tasks=12)
 
 
 def check_that_it_resumes(tmp_path: Path, league: dict[str, Any], beside: str, tasks: int = 4) -> None:
@@ -222,13 +222,9 @@ def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
         trainer.train(2)
         pool = league_of(trainer).pool
-        homes = len({agent for agent, _, _ in pool.payoffs})
-        assert league_of(trainer)._payoff_games(*pool.names[:2]) == 3 * homes
-        counted = dict(pool.payoff_games)
-        pool.payoff_games.clear()
-        assert league_of(trainer)._payoff_games(*pool.names[:2]) is None, "as of an older checkpoint"
+    homes = len({agent for agent, *_ in pool.payoffs})
     assert len(pool.payoffs) > 1
-    assert counted == dict.fromkeys(pool.payoffs, 3)
+    assert pool.payoff_games == dict.fromkeys(pool.payoffs, 3)
     newest = max(
         (tmp_path / "run").rglob("standing.json"), key=lambda file: json.loads(file.read_text())["step"]
     )
@@ -275,7 +271,7 @@ def test_weights_of_those_who_left_go_with_the_last_checkpoint_that_knew_them(tm
 def test_the_exploiter_learns_against_the_learner_and_begins_anew() -> None:
     settings = game(league={"population": "fictitious", "enter": {"every": 3}, "exploiter": {"share": 0.5}})
     with Trainer(**settings) as trainer:
-        own = exploiter_name("player")
+        own = "exploiter:player"
         start = frozen_copy(trainer.engine.weights(own))
         moved = [not same_bits(start, frozen_copy(trainer.engine.weights(own))) for _ in trainer.steps()]
         assert moved == [True, True, False, True, True, False]
@@ -357,7 +353,7 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ),
         ({"league": {**line(2), "exploiter": {}}}, "without an exploiter"),
         ({"league": {"slots": 1, "pair_games": 2}}, "`pair_games` plays pairs"),
-        ({"league": line(10**9)}, "learners` asks for 1999999998 adapters"),
+        ({"league": line(10**9)}, "adapters in memory"),
         ({"league": line(6), "training": {"tasks_per_step": 5}}, "tasks_per_step` to at least 6"),
         (
             {
@@ -407,10 +403,10 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
             r"`at_latest: 2` comes before `every: 5`",
         ),
-        ({"league": {"slots": 10**9, "keep": 10**9}}, "slots` asks for 1000000000 adapters"),
+        ({"league": {"slots": 10**9, "keep": 10**9}}, "adapters in memory"),
         (
             {"league": {"population": {"name": "fcp", "partners": 10**9}}},
-            "partners` asks for 1000000000 adapters",
+            "adapters in memory",
         ),
         (
             {"league": {"exploiter": {}}, "algorithm": {"name": "ippo", "team_reward": "individual"}},
@@ -661,7 +657,7 @@ def test_what_learns_beside_the_team_starts_where_the_team_does(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_the_process_that_plays_ahead_has_the_weights_of_who_began_anew() -> None:
+def test_the_process_that_plays_ahead_has_the_weights_of_who_restarted() -> None:
     """An exploiter has samples in some steps alone: in the others no update gives its weights another number when it begins anew."""
     training = {"steps": 12, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
     league = {"population": "fictitious", "enter": {"every": 2}, "slots": 2, "exploiter": {"share": 0.25}}
@@ -701,7 +697,7 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
                 for turn in each.turns
                 if turn.trained
             } <= {True}
-            if league_of(trainer).began_anew:
+            if league_of(trainer).restarted:
                 born = trainer.engine.versions["player"]
     assert ages == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 

@@ -190,18 +190,7 @@ def test_the_state_survives_json() -> None:
     assert again.enter(MAIN, 50)[0].serial == 5
 
 
-def test_scores_of_older_checkpoints_are_read_as_games_of_their_own() -> None:
-    found = pool()
-    for won in (1.0, 0.0, -1.0):
-        found.played(MAIN, "rock", [won])
-    older = found.state()
-    older |= {key: [row[:5] for row in older[key]] for key in ("scores", "met")}
-    again = pool()
-    again.load_state(older)
-    assert again.state() == found.state()
-
-
-def test_counts_of_games_leave_with_whom_they_are_of_and_may_be_missing_in_older_states() -> None:
+def test_counts_of_games_are_removed_with_their_members() -> None:
     found = entered(2, keep=2)
     for name in found.names:
         found.payoffs["first", name, name] = 0.5
@@ -210,10 +199,6 @@ def test_counts_of_games_leave_with_whom_they_are_of_and_may_be_missing_in_older
     assert out is not None
     assert out.name not in {key[1] for key in found.payoff_games}
     assert found.payoff_games.keys() == found.payoffs.keys()
-    older = {key: value for key, value in found.state().items() if key != "payoff_games"}
-    again = pool(keep=2)
-    again.load_state(older)
-    assert (again.payoffs, again.payoff_games) == (found.payoffs, {})
 
 
 def test_results_of_whoever_is_no_member_count_for_who_met_it() -> None:

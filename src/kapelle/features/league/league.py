@@ -1,7 +1,7 @@
-"""The league in a run: past selves in the slots of the adapter bank, results of games, entries, and what can be computed exactly.
+"""The league in a run: past selves in the slots of the adapter bank, results of games, entries, and exact values of small games.
 
-Slots are policies of the team map that no agent has and nobody trains; who sits in them changes from step to step. So a learner
-plays ten opponents in one batch, and memory is bounded by `league.slots`. The weights of those who are not seated rest in the
+Slots are policies of the team map without an agent, which are not trained; the members in them change from step to step. So a
+learner plays against many opponents in one batch, and `league.slots` bounds the memory. The weights of other members are in the
 machine's memory or in the run's folder `league`.
 """
 
@@ -69,15 +69,13 @@ from kapelle.types import Cast, Group
 Weights = Mapping[str, Mapping[str, Tensor]]
 """Policy → its weights by name."""
 Load = Callable[[str, Mapping[str, Tensor], int], None]
-"""Gives what plays a policy's weights, with their version."""
+"""Loads a policy's weights with their version into something that samples."""
 Save = Callable[[Path, str, Mapping[str, Tensor]], None]
 """Writes the adapter of a policy as a PEFT folder."""
 SMALL = 1e-12
-"""A weight that keeps a mixture defined where the meta-strategy draws only members whose policies are no tables."""
+"""Added to the weights of a mixture, which is undefined if the meta-strategy draws only members that are no tables."""
 START = "start"
-"""Under this name the weights of the learners at the start are kept, for those that begin anew."""
-
-
+"""Name of the snapshot of all learners at the start, for those that start again."""
 COMPARED = 16
 """Turns of each member that are compared with the train engine in each step."""
 
@@ -92,16 +90,16 @@ def _save(run: StartedRun, folder: Path, policy: str, weights: Mapping[str, Tens
 
 
 class SnapshotStore:
-    """The weights of snapshots: the latest used in memory, all of them in a folder where there is one."""
+    """The weights of snapshots: the most recently used in memory, all of them in the folder if there is one."""
 
     def __init__(self, folder: Path | None, most: int, ranks: Ranks, save: Save) -> None:
-        """Keep at most so many in memory if there is a folder, which all `ranks` can read and the first one writes."""
+        """Keep at most `most` in memory if there is a folder, which all `ranks` can read and the first one writes."""
         self._folder, self._most, self._ranks, self._save = folder, most, ranks, save
         self._held: dict[str, Weights] = {}
         """The most recently used one last."""
 
     def put(self, name: str, weights: Weights) -> None:
-        """Keep copies of a snapshot's weights; all ranks call it with the same."""
+        """Keep copies of a snapshot's weights; all ranks call it with equal weights."""
         copies = {policy: copy_together(own) for policy, own in weights.items()}
         self._hold(name, copies)
 
@@ -116,7 +114,7 @@ class SnapshotStore:
             self._ranks.all_gather("league", write)
 
     def note(self, name: str, standing: Mapping[str, Any]) -> None:
-        """Write what is known of the pool beside a snapshot's weights, for people and the viewer."""
+        """Write the state of the pool beside a snapshot's weights, for users and the viewer."""
         if self._folder is not None and self._ranks.rank == 0:
             replace_file(self._folder / name / "standing.json", json.dumps(standing, indent=1).encode())
 
@@ -138,11 +136,11 @@ class SnapshotStore:
 
     @property
     def kept(self) -> list[str]:
-        """Whose weights are in the folder, which a process that was killed may have left without an owner."""
+        """Names of the snapshots in the folder; a killed process may have left some without a member."""
         return [] if self._folder is None else sorted(each.name for each in self._folder.glob("*@*"))
 
     def forget(self, name: str) -> None:
-        """Forget one that no checkpoint names any more."""
+        """Delete a snapshot that no checkpoint needs."""
         self._held.pop(name, None)
         if self._folder is not None and self._ranks.rank == 0:
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -150,18 +148,18 @@ class SnapshotStore:
 
 @dataclass(slots=True)
 class SlotHolder:
-    """What plays members from its slots; those of a process that plays ahead change only between what it plays."""
+    """Something that samples members from its slots."""
 
     load: Load
     holds: dict[int, str] = field(default_factory=dict)
-    """Slot → the member whose weights it has."""
+    """Slot → its member."""
 
 
 class League(Feature):
-    """Seats members before a step is played, and learns from its games who is how strong."""
+    """Assigns roles to members before a step, and measures from its games how strong they are."""
 
     def __init__(self, settings: LeagueConfig, run: StartedRun) -> None:
-        """Keep resting weights in the folder `league` of the run's directory, if it has one. Raises ConfigError for workers that cannot play pairs."""
+        """Keep weights in the folder `league` of the run directory. Raises ConfigError for workers that cannot play pairs."""
         config, play, engine = run.config, run.play, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
         self._play, self._engine = play, engine
@@ -172,14 +170,14 @@ class League(Feature):
         self._learners: dict[str, dict[str, str]] = {
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
         }
-        """Learner → the policy of the team map that a seat has → the learner's own in its place."""
+        """Learner → policy of the team map → the learner's policy in its place."""
         own = tuple(self._learners[MAIN])
         self._learners |= {
             learner: {policy: named(policy) for policy in own}
             for learner, named in added_learners(self._settings).items()
         }
         self._line = [name for name in self._learners if name == MAIN or name.startswith(FOLLOWER)]
-        """Who enters next, and those behind it, each of which answers the members and the learners before it."""
+        """The next learner to enter, and those behind it. Each meets the members and the drafts of learners before it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.plays: member.name for member in self.pool.members if member.plays}
@@ -188,21 +186,21 @@ class League(Feature):
         self._in_slot: dict[int, str] = {}
         self._tables: dict[str, TabularPolicies] = {}
         self._strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
-        """Members → the meta-strategy of their table, by agent at home; those of this moment alone."""
+        """Current members → the meta-strategy of their table, by learning agent."""
         self._begun = False
-        self.began_anew = False
-        """Whether a learner began at its start again after the last step: what it played ahead is not its own any more."""
+        self.restarted = False
+        """Whether a learner started again after the last step, so that samples collected ahead are of other weights."""
         self._step = 0
-        """The last one that it has learned from."""
+        """The last step whose games are counted."""
         self._exact = _tabulated(play, self._settings.exact)
         if self.plays_pairs and len(run.players) > 1 and isinstance(play.engine, PlaysGroups):
             raise ConfigError(
-                "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers, which play them, play the "
-                "next step at that time. Set `training.overlap: false`."
+                "`league` plays games for its table of payoffs, and with `training.overlap` the cluster's workers play the next step at that "
+                "time. Set `training.overlap: false`."
             )
 
     def _spread(self) -> None:
-        """Let partners begin apart from one another: noise on the matrices B of their adapters (`population.spread`)."""
+        """Let partners start differently: add noise to the matrices B of their adapters (`population.spread`)."""
         population = self._settings.population
         if not isinstance(population, FcpPopulation) or not population.spread:
             return
@@ -225,26 +223,26 @@ class League(Feature):
         step.assign = lambda number, count: seating.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Compare the members' samples with the train engine's log-probs."""
+        """Compare the log-probs of members' turns with the train engine's: no update would notice wrong weights of a member."""
         gaps = self._engine.check_parity(self.parity_samples(step.groups, COMPARED))
         step.metrics |= {"league/parity": gaps["parity/max"]} if gaps else {}
 
     def after_update(self, step: StepInProgress) -> None:
         """Count the games, and let learners enter."""
         step.metrics |= self.learn(step.number, step.groups)
-        step.restarted = step.restarted or self.began_anew
+        step.restarted = step.restarted or self.restarted
 
     def pruned(self, steps: Collection[int]) -> None:
-        """Delete the weights of members that left and that no checkpoint names."""
+        """Delete the weights of former members that no checkpoint needs."""
         self.forget_unless_in(steps)
 
     # -------- Before a step
 
     def seat(self, number: int) -> Seating:
-        """Return who may meet whom in the steps that are played next, `number` the first of them; fills the slots."""
+        """Load members into the slots, and return how roles are assigned in the next steps, of which `number` is the first."""
         if not self._begun:
             self._begin()
-        if not self._kept:  # in a run directory its checkpoints may name them
+        if not self._kept:  # without a run directory there are no checkpoints that need them
             self.forget_unless_in(())
         drawn: list[Mapping[str, Chances]] = [
             {home: self._chances(home, level) for home in self._homes} for level in range(len(self._line))
@@ -256,19 +254,14 @@ class League(Feature):
         }
         names = [each.name for each in self._everybody if each.kind == "past" and each.name in met]
         self.sit(names, self._players_of_steps)
-        seats = {
-            learner: tuple(
-                MemberSeat(
-                    member.name,
-                    {home: own.get(member.name, 0.0) for home, own in each.items()},
-                    self._policies(member),
-                    member.plays,
-                )
-                for member in self.pool.before(level)
-                if any(own.get(member.name, 0.0) > 0.0 for own in each.values())
-            )
-            for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True))
-        }
+        seats: dict[str, tuple[MemberSeat, ...]] = {}
+        for level, (learner, each) in enumerate(zip(self._line, drawn, strict=True)):
+            found = []
+            for member in self.pool.before(level):
+                chance = {home: own.get(member.name, 0.0) for home, own in each.items()}
+                if any(chance.values()):
+                    found.append(MemberSeat(member.name, chance, self._policies(member), member.plays))
+            seats[learner] = tuple(found)
         exploiter = self._settings.exploiter
         return Seating(
             self._homes,
@@ -288,13 +281,13 @@ class League(Feature):
 
     @property
     def _everybody(self) -> list[LeagueMember]:
-        """The members, and the drafts of those who learn before another learner."""
+        """The members and all drafts."""
         return self.pool.before(len(self._line))
 
     def _thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
-        """Return the chances by home of those who are seated: drawn among the past selves where these are more than slots.
+        """Return the probabilities, by learning agent, of members that fit into the slots; see `seated`.
 
-        Homes whose mixtures differ share the slots out among themselves.
+        Agents with different mixtures share the slots equally.
         """
         past, slots = [member.name for member in self.pool.past], self._settings.slots
         if sum(any(own.get(name, 0.0) > 0.0 for own in drawn.values()) for name in past) <= slots:
@@ -304,7 +297,7 @@ class League(Feature):
         return {home: seated(own, past, room, seed) for home, own in drawn.items()}
 
     def _own_seats(self, learner: str) -> dict[str, str]:
-        """Return the policy that a learner has at each seat that learns."""
+        """Return the learner's policy in the role of each learning agent."""
         own = self._learners[learner]
         return {agent: own[self._play.team.policy_of[agent]] for agent in self._homes}
 
@@ -314,7 +307,7 @@ class League(Feature):
         return int(population.alone * self._steps) if isinstance(population, FcpPopulation) else 0
 
     def _enters(self, learner: str, number: int) -> bool:
-        """Return whether a learner enters after this step; with partners, these do while they learn, and nobody else."""
+        """Return whether a learner enters after this step; of fictitious co-play only partners enter, while they learn."""
         if isinstance(self._settings.population, FcpPopulation) and not (
             learner.startswith(PARTNER) and number <= self._partners_until
         ):
@@ -322,9 +315,9 @@ class League(Feature):
         return learner not in self._line[1:] and self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
-        """Keep the learners as they are at the start, and let them be the first member."""
+        """Keep a snapshot of the learners at the start, and make it the first member."""
         self._snapshots.put(START, self._weights_now(*self._learners))
-        # Where a game of the table failed before, it is there.
+        # It is a member already if a game of the table failed before.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
             self._enter(MAIN, 0)
         self._redraft(0)
@@ -334,7 +327,7 @@ class League(Feature):
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def sit(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
-        """Put snapshots into the slots of the train engine, in this order, and of these players."""
+        """Load snapshots into the slots of the train engine, in this order, and of these players."""
         for slot, name in enumerate(names):
             if self._in_slot.get(slot) != name:
                 for policy, weights in self._snapshots.of(name, self._learners[MAIN]).items():
@@ -350,7 +343,7 @@ class League(Feature):
                     player.holds[slot] = name
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
-        """Return the policy that plays each agent's seat for a member that is seated."""
+        """Return the policy that plays each agent's role for a loaded member."""
         team = self._play.team
         if member.kind != "past":
             return dict(member.policies)
@@ -363,10 +356,9 @@ class League(Feature):
     # -------- After a step
 
     def parity_samples(self, groups: Sequence[Group], most: int) -> list[Sample]:
-        """Return up to `most` turns of each member's policy with the log-probs that they were sampled with.
+        """Return up to `most` turns of each member's policy with their log-probs of sampling.
 
-        Nobody trains on these turns, so that no update would notice a sampler that plays a member with other weights. Turns of
-        members that have left their slot since are left out, as are those of servers, which say no log-probs.
+        Turns of members that are no longer loaded, and of endpoints, which return no log-probs, are excluded.
         """
         team = self._play.team
         seated = {
@@ -382,15 +374,15 @@ class League(Feature):
                     continue
                 policy = team.policies[turn.policy]
                 own = chosen.setdefault(policy.name, [])
-                there = seated.get(policy.name, cast.player)
-                if policy.endpoint is None and there == cast.player and len(own) < most:
+                loaded = seated.get(policy.name, cast.player)
+                if policy.endpoint is None and loaded == cast.player and len(own) < most:
                     columns: dict[str, Tensor] = {Column.BEHAVIOUR: torch.tensor(turn.logprobs)}
                     own.append(policy_sample(turn, team, policy.name, columns))
         return [sample for own in chosen.values() for sample in own]
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Count the games of step `number`, let learners enter, and return metrics; the learners are as after the step."""
-        self._step, self.began_anew = number, False
+        """Count the games of step `number`, let learners enter, and return metrics; called after the step's update."""
+        self._step, self.restarted = number, False
         self.pool.fade()
         team, invalid, turns = self._play.team, 0.0, 0
         earned: dict[str, list[float]] = {}
@@ -402,13 +394,13 @@ class League(Feature):
             for episode in group.valid:
                 totals = [episode.total(agent) for agent in team.names]
                 alike = alike and math.isclose(min(totals), max(totals), abs_tol=SMALL)
-                paid = paid or any(totals)  # in a zero-sum game draws alone are alike
+                paid = paid or any(totals)  # in a zero-sum game only draws are equal
                 if isinstance(made := episode.info.get("invalid"), Mapping):
                     own = [agent for agent in made if any(turn.trained for turn in episode.by(agent))]
                     invalid += sum(float(made[agent]) for agent in own)
                     turns += sum(len(episode.by(agent)) for agent in own)
                 if met is None:
-                    if not group.task.cast:  # partners of fictitious co-play have one
+                    if not group.task.cast:  # partners of fictitious co-play have a cast
                         among_selves.append(fmean(totals))
                     continue
                 own_return = episode.total(met.home)
@@ -443,14 +435,11 @@ class League(Feature):
         return row
 
     def _enter(self, learner: str, number: int) -> dict[str, float]:
-        """Let a learner enter as it is; return what is known exactly then."""
-        own = self._learners[learner]
-        member, out = self.pool.enter(learner, number)
-        self.pool.gone.pop(member.name, None)  # a step that did not end has left weights of this name
-        # A snapshot is stored by the policies whose seats it can take.
-        self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
-        if out is not None:
-            self._tables.pop(out.name, None)
+        """Let a learner enter; return metrics of the new pool."""
+        member, former = self.pool.enter(learner, number)
+        self._take_snapshot(member, learner)
+        if former is not None:
+            self._tables.pop(former.name, None)
         row = {}
         if tabled := self._paired:
             self._fill_payoffs(tabled)
@@ -467,46 +456,48 @@ class League(Feature):
             )
         self._snapshots.note(member.name, self._standing(member.name, number, rated))
         if number:
-            self._begin_anew(learner, last=number == self._steps)
+            self._restart(learner, last=number == self._steps)
         return row
 
-    def _begin_anew(self, learner: str, *, last: bool) -> None:
-        """Send one that has entered to the end of its line; there it begins at its start, or goes on, as the settings say.
+    def _take_snapshot(self, member: LeagueMember, learner: str) -> None:
+        """Keep a learner's weights for a member, by the policies whose role it can take."""
+        self.pool.gone.pop(member.name, None)  # a failed step may have left weights of this name
+        own = self._learners[learner]
+        self._snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
-        After the `last` step it stays what it has become: the team that the run ends with.
+    def _restart(self, learner: str, *, last: bool) -> None:
+        """Move a learner that has entered to the end of its line, and restore its weights of the start if the settings say so.
+
+        After the `last` step it keeps its weights, which are the result of the run.
         """
         if learner in self._line:
             self._line.remove(learner)
             self._line.append(learner)
-        said = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
-        if said is not None and said.restart and not (last and learner in self._line):
-            self.began_anew = True
+        settings = self._settings.exploiter if learner == EXPLOITER else self._settings.enter
+        if settings is not None and settings.restart and not (last and learner in self._line):
+            self.restarted = True
             start = self._snapshots.of(START, self._weights_now(*self._learners))
             for mine in self._learners[learner].values():
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
-        """Take drafts of all but the last of the line as they are after a step, and fill the table for those behind them."""
+        """Take new drafts of all but the last learner of the line, and fill the table for the learners behind them."""
         if len(self._line) == 1:
             return
         for draft in self.pool.drafts:
             self._tables.pop(draft.name, None)
         for draft, learner in zip(self.pool.redraft(self._line[:-1], number), self._line, strict=False):
-            own = self._learners[learner]
-            self.pool.gone.pop(draft.name, None)  # as in `_enter`
-            self._snapshots.put(
-                draft.name, {policy: self._engine.weights(mine) for policy, mine in own.items()}
-            )
+            self._take_snapshot(draft, learner)
         self._fill_payoffs(self._everybody)
 
     def admit(self, member: LeagueMember, weights: Weights) -> None:
-        """Let a snapshot enter that was made elsewhere: its weights by the policies whose seats it takes."""
+        """Add a snapshot that was made elsewhere, with its weights by the policies whose role it takes."""
         self.pool.members.append(member)
         self.pool.entered = max(self.pool.entered, member.serial)
         self._snapshots.put(member.name, weights)
 
     def forget_unless_in(self, checkpoints: Iterable[int]) -> None:
-        """Forget the weights of those who left by the last of these steps and whom no checkpoint of them names; of all where there is none."""
+        """Delete the weights of former members that none of these checkpoints needs; without checkpoints, of all."""
         kept = list(checkpoints)
         last = max(kept, default=math.inf)
         for name, (taken, left) in list(self.pool.gone.items()):
@@ -520,7 +511,7 @@ class League(Feature):
     # -------- The table of all pairs, and what follows from it
 
     def _fill_payoffs(self, members: Sequence[LeagueMember]) -> None:
-        """Find what is missing in the table of payoffs of these."""
+        """Compute or play what is missing in the table of payoffs of these members."""
         for home in self._homes:
             for one in members:
                 for other in members:
@@ -529,9 +520,9 @@ class League(Feature):
                         self.pool.payoffs[key], self.pool.payoff_games[key] = self._worth(home, one, other)
 
     def _worth(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
-        """Return what an agent earns on average if one member sits there and another one in all other seats, and in how many games.
+        """Return the mean return of an agent whose role one member has and all other roles another one, and the number of games.
 
-        These are 0 where the value is computed exactly.
+        The number is 0 for an exact value.
         """
         team = self._play.team
         if self._exact is not None and "past" == one.kind == other.kind:
@@ -551,7 +542,7 @@ class League(Feature):
         }
         population = self._settings.population
         games = population.games if isinstance(population, PsroPopulation) else self._settings.pair_games
-        # The same deals for every pair.
+        # Every pair has the same deals.
         tasks = [
             replace(
                 self._play.environment.task("train", derive_seed(self._seed, "table", k) >> 16), cast=cast
@@ -566,15 +557,13 @@ class League(Feature):
             reason = next(
                 (episode.error for group in groups for episode in group.episodes if episode.error), ""
             )
-            raise EpisodeError(
-                f"No game of '{one.name}' against '{other.name}' could be played to its end: {reason}"
-            )
+            raise EpisodeError(f"All games of '{one.name}' against '{other.name}' failed: {reason}")
         return fmean(found), len(found)
 
     def _strategy(self, level: int = 0) -> Mapping[str, Chances]:
-        """Return, by agent at home, how likely the others should be each member by the table; nothing without a table.
+        """Return, by learning agent, the meta-strategy of its opponents; empty without a table.
 
-        A learner with others before it (`level` of them) meets these too.
+        A learner with `level` learners before it meets their drafts too.
         """
         own = tuple(member.name for member in self.pool.before(level))
         if own not in self._strategies:
@@ -599,11 +588,11 @@ class League(Feature):
         return dict.fromkeys(homes, _by_name(names, shared))
 
     def _payoffs(self, home: str, names: Sequence[str]) -> list[list[float]]:
-        """Return what an agent earns as each member (rows) where the others are each member (columns)."""
+        """Return an agent's payoffs as each member (rows) against each member (columns)."""
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
 
     def _payoff_table(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
-        """Return what a member (rows) earns against each (columns) in a seat drawn by lot."""
+        """Return the payoffs of each member (rows) against each (columns), averaged over the learning agents' roles."""
         names = [member.name for member in members]
         table: NDArray[np.float64] = np.array([self._payoffs(home, names) for home in self._homes]).mean(
             axis=0
@@ -612,24 +601,24 @@ class League(Feature):
 
     @property
     def plays_pairs(self) -> bool:
-        """Whether pairs of members play for the table, as not all of them are computed."""
+        """Whether pairs of members play for the table, because not all payoffs are exact."""
         if isinstance(self._settings.population, PsroPopulation):
             return self._exact is None or bool(self._settings.members)
         return self._exact is None and self._settings.pair_games > 0
 
     @property
     def _paired(self) -> list[LeagueMember]:
-        """The members whose pairs are in the table: all with `psro`; else past selves, where that is exact or `pair_games` are played."""
+        """The members of the table: all with `psro`; else past selves, if payoffs are exact or `pair_games` are played."""
         if isinstance(self._settings.population, PsroPopulation):
             return self.pool.members
         paired = self._exact is not None or self._settings.pair_games > 0
-        # Past selves of the only agent that learns have no seat but its own, and never meet.
+        # Past selves of a single learning agent have only its role, and never meet.
         return self.pool.past if paired and len(self._homes) > 1 else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
-        """Return the members' ratings with their 95 % intervals, the first member that games link to the newest one at 0.
+        """Return the members' ratings with their 95 % intervals; 0 is the first member that games link to the newest one.
 
-        The games of one task are not independent, so that all count as the independent games that they are worth.
+        The games of one task are dependent, so each counts as a fraction of an independent game.
         """
         known = self.pool.names
         places = {member: place for place, member in enumerate(known)}
@@ -648,11 +637,14 @@ class League(Feature):
     def _standing(
         self, member: str, step: int, rated: Mapping[str, tuple[float, float, float]]
     ) -> dict[str, Any]:
-        """Return who is in the pool and how strong, for `standing.json` beside a snapshot's weights."""
+        """Return the pool with its ratings and results, for `standing.json`."""
         payoffs = None
         if tabled := self._paired:
             names = [each.name for each in tabled]
-            games = [[self._payoff_games(one, other) for other in names] for one in names]
+            games = [
+                [sum(self.pool.payoff_games[home, one, other] for home in self._homes) for other in names]
+                for one in names
+            ]
             payoffs = {"names": names, "table": self._payoff_table(tabled).tolist(), "games": games}
         return {
             "step": step,
@@ -669,13 +661,7 @@ class League(Feature):
             "strategy": {home: dict(self._chances(home)) for home in self._homes},
         }
 
-    def _payoff_games(self, one: str, other: str) -> int | None:
-        """Return how many games a cell of the table is of, 0 if none had to be played; None if a checkpoint did not say."""
-        counts = [self.pool.payoff_games.get((home, one, other)) for home in self._homes]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    # -------- What is known exactly of small games
+    # -------- Exact values of small games
 
     def _table(self, member: LeagueMember) -> TabularPolicies:
         if member.name not in self._tables:
@@ -688,7 +674,7 @@ class League(Feature):
         return self._tables[member.name]
 
     def _measured(self) -> dict[str, float]:
-        """Return how far from an equilibrium the newest snapshot and the mixture of the pool are, where that is known."""
+        """Return NashConv of the newest snapshot and of the mixture of the pool, if the game is small enough."""
         past = self.pool.past
         if self._exact is None or not past:
             return {}
@@ -698,7 +684,7 @@ class League(Feature):
         tables = [self._table(member) for member in past]
         mixed = average(game, tables)
         if strategies := self._strategy():
-            # Every seat is mixed by what those opposite expect of it.
+            # Each role is mixed by the strategy that its opponents answer.
             seats = {
                 self._play.team.names.index(agent): next((o for o in self._homes if o != agent), agent)
                 for agent in self._homes
@@ -724,7 +710,7 @@ class League(Feature):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: everything but the weights of snapshots, which rest in the run's folder."""
+        """Return everything but the weights of snapshots, which are in the run's folder."""
         return {
             "pool": self.pool.state(),
             "begun": self._begun,
@@ -735,7 +721,7 @@ class League(Feature):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.pool.load_state(state["pool"])
-        # Names may stand for others now: what was played since is forgotten, and need not come out the same again.
+        # Games since the checkpoint are repeated and may differ, so a name may mean another snapshot.
         for slots in (self._in_slot, *(player.holds for player in self._players_of_steps)):
             slots.clear()
         self._tables.clear()
@@ -753,7 +739,7 @@ class League(Feature):
 
 
 def _tabulated(play: Play, most: int) -> Enumerable | None:
-    """Return the game if the team's policies in it are tables of at most `most` information states; None otherwise."""
+    """Return the game if the team's policies are tables of at most `most` information states; None otherwise."""
     if enumerable(play.environment, len(play.team.names), most) is None:
         return None
     try:

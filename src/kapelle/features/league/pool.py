@@ -1,110 +1,103 @@
-"""The pool of a league: its members, how the learners did against them, and what each pair is worth.
+"""The pool of a league: its members, the learners' results against them, and the table of payoffs.
 
-A member is a snapshot of the learners as they were after some step, or somebody who is always there: a frozen model, an
-endpoint, a player of the environment. The weights of snapshots are kept by `training/league.py`; here they are names.
+A member is a snapshot of the learners after some step, or a permanent one: a frozen model, an endpoint, a player of the
+environment. `league.py` keeps the weights of snapshots; here they are names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from operator import add
 from statistics import NormalDist
 from typing import Any, Literal
 
-from kapelle.features.league.settings import EnterConfig, FcpPopulation, LeagueConfig, PsroPopulation
+from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPopulation
 from kapelle.functional.statistics import t_quantile, wilson_interval
 
 MAIN = "self"
-"""The learners that the team map names."""
+"""The learners of the team map."""
 EXPLOITER = "exploiter"
-"""The learner whose only opponents are these (`league.exploiter`)."""
+"""The learner whose only opponents are the learners of the team map (`league.exploiter`)."""
 PARTNER = "partner_"
-"""Begins the names of learners that learn first, each with itself alone (`fcp`)."""
+"""Prefix of learners that learn first, each with itself alone (`fcp`)."""
 FOLLOWER = "follower_"
-"""Begins the names of further learners of a line (`psro` with `learners`)."""
+"""Prefix of further learners of a line (`psro` with `learners`)."""
 DRAFT = "draft-"
-"""Begins the names of drafts, which are no members."""
+"""Prefix of drafts: snapshots of learners of a line, which are no members."""
 
 
 def partners_of(league: LeagueConfig) -> int:
-    """Return how many partners learn by themselves before the learner does."""
+    """Return how many partners learn before the learner does."""
     return league.population.partners if isinstance(league.population, FcpPopulation) else 0
 
 
 def followers_of(league: LeagueConfig) -> int:
-    """Return how many learners a line has beside the first (pipeline PSRO)."""
+    """Return how many learners of a line follow the first one (pipeline PSRO)."""
     return league.population.learners - 1 if isinstance(league.population, PsroPopulation) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeagueMember:
-    """One of the pool."""
+    """A member of the pool."""
 
     name: str
-    """`self@20`: the learners after step 20; `draft-self@25`: the same on their way; or the name in `league.members`."""
+    """`self@20`: the learners after step 20; `draft-self@25`: their draft; or the name in `league.members`."""
     step: int = 0
-    """The step after which it entered; 0 for who is always there."""
+    """The step after which it entered; 0 for a permanent member."""
     serial: int = 0
-    """Its number among all snapshots that were ever taken, from 1: the version of its weights."""
+    """Its number among all snapshots of the run, from 1: the version of its weights."""
     kind: Literal["past", "policy", "player"] = "past"
     """A snapshot; a policy of the team map; a player of the environment."""
     plays: str = ""
     """The player of the environment."""
     policies: Mapping[str, str] = field(default_factory=dict)
-    """Agent → the policy of the team map that plays its seat, for a member that is one."""
+    """Agent → the policy of the team map that plays its role, for a member of kind `policy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchScore:
-    """How a learner did against a member; games count less as they grow old (`league.forget`)."""
+    """Results of a learner against a member; older games have smaller weights (`league.forget`)."""
 
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
     groups: float = 0.0
-    """Groups of games of one task, most often on one deal: what is independent of one another."""
+    """Groups of games of one task, usually on one deal: the independent units."""
     squares: float = 0.0
     """Sum over groups of the square of their share of points."""
 
     @property
     def games(self) -> float:
-        """How many there were, by their weight."""
+        """The number of games, by their weights."""
         return self.wins + self.draws + self.losses
 
     @property
     def points(self) -> float:
-        """Share of points, a draw being half of one, with half a win and half a loss added: one half before the first game."""
+        """Share of points, a draw being half of one, with half a win and half a loss added: one half without games."""
         return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
 
-    def times(self, by: float) -> MatchScore:
-        """Return the score in which every game counts `by` times as much."""
-        return MatchScore(
-            self.wins * by, self.draws * by, self.losses * by, self.groups * by, self.squares * by
-        )
+    def times(self, factor: float) -> MatchScore:
+        """Return the score with the weight of every game multiplied."""
+        return MatchScore(*(value * factor for value in astuple(self)))
 
     def __add__(self, other: MatchScore) -> MatchScore:
         """Return the score of the games of both."""
-        return MatchScore(
-            self.wins + other.wins,
-            self.draws + other.draws,
-            self.losses + other.losses,
-            self.groups + other.groups,
-            self.squares + other.squares,
-        )
+        return MatchScore(*map(add, astuple(self), astuple(other)))
 
     @classmethod
     def of_group(cls, ahead: Sequence[float]) -> MatchScore:
-        """Return the score of one group of games, in each of which the learner was ahead by so much: only the sign counts."""
+        """Return the score of one group of games by the signs of the learner's leads."""
         wins, draws = sum(by > 0 for by in ahead), sum(by == 0 for by in ahead)
         share = (wins + draws / 2) / len(ahead)
         return cls(wins, draws, len(ahead) - wins - draws, 1.0, share**2)
 
 
 def dependence(scores: Iterable[MatchScore]) -> float:
-    """Return how many games of these pairs say as much as one independent game would: 1, or as many as a task has at most.
+    """Return how many games of these pairs have the information of one independent game: between 1 and the games of a task.
 
-    It is by how much more the tasks' shares of points vary than those of independent games (the design effect, Kish 1965,
-    over all pairs together), with Student's quantile for that of so few tasks. Where nothing varies, a task is one game.
+    It is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
+    games, corrected by Student's quantile for few tasks. Without variance a task counts as one game.
     """
     played = [score for score in scores if score.groups >= 2.0]
     groups, games = sum(score.groups for score in played), sum(score.games for score in played)
@@ -125,33 +118,33 @@ Pair = tuple[str, str]
 
 
 class MemberPool:
-    """Members in the order in which they entered, and everything that is known of them."""
+    """Members in the order of entry, and their results."""
 
     def __init__(self, settings: LeagueConfig, fixed: Sequence[LeagueMember]) -> None:
-        """Begin with those that are always there."""
+        """Begin with the permanent members."""
         self._settings = settings
         self.members: list[LeagueMember] = list(fixed)
         self.drafts: list[LeagueMember] = []
-        """Snapshots of learners on their way, in the order of their line. Only the learners behind one meet it."""
+        """Snapshots of the learners of a line, in its order. Only later learners of the line meet a draft."""
         self.scores: dict[Pair, MatchScore] = {}
-        """(Learner, member) → how the learner does against it by now, for draws."""
+        """(Learner, member) → recent results, from which opponents are drawn."""
         self.met: dict[Pair, MatchScore] = {}
-        """(Entrant, member) → all games of the learner while it became that entrant, for ratings; the one to be is called `now`."""
+        """(Entrant, member) → all games of the learner before it entered, for ratings; `LEARNER@now` for the next entrant."""
         self.payoffs: dict[tuple[str, str, str], float] = {}
         """(Agent, its member, the others' member) → the agent's expected return: the table of PSRO."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
-        """The same → games that the return is the mean of, 0 where it was computed exactly; absent where a checkpoint did not say."""
+        """The same → games of this mean; 0 for an exact value."""
         self.gone: dict[str, tuple[int, float]] = {}
-        """Snapshots that left the pool and whose weights are still stored → the steps after which each was taken and left. No state of the
-        league: it follows from the checkpoints on disk."""
+        """Former members with stored weights → the steps after which each entered and left. It is not part of a checkpoint: it follows
+        from the checkpoints on disk."""
         self.since: dict[str, int] = {}
         """Learner → the step of its last entry."""
         self.entered = 0
-        """Snapshots that were ever taken."""
+        """Number of snapshots taken in the run."""
 
     @property
     def names(self) -> list[str]:
-        """Names of the members, those that are always there first."""
+        """Names of the members, permanent ones first."""
         return [member.name for member in self.members]
 
     @property
@@ -160,22 +153,22 @@ class MemberPool:
         return [member for member in self.members if member.kind == "past"]
 
     def before(self, level: int) -> list[LeagueMember]:
-        """Return whom a learner answers that has `level` learners before it: the members and these."""
+        """Return the opponents of the learner at this place of the line: the members, and drafts of the learners before it."""
         return [*self.members, *self.drafts[:level]]
 
     def played(self, learner: str, member: str, ahead: Sequence[float]) -> None:
-        """Note the games of one task, a learner's against a member or the exploiter's against the learner, and by how much it was ahead in each.
+        """Add the games of one task between a learner and a member, or the exploiter and the learner, by the learner's leads.
 
-        Games against drafts, and those against who has left meanwhile, leave no trace.
+        Games against drafts and former members are not counted.
         """
         if member not in self.names and member != MAIN:
             return
-        own, now = MatchScore.of_group(ahead), _now(learner)
+        own, now = MatchScore.of_group(ahead), f"{learner}@now"
         self.scores[learner, member] = self.scores.get((learner, member), MatchScore()) + own
         self.met[now, member] = self.met.get((now, member), MatchScore()) + own
 
     def fade(self) -> None:
-        """Let all games count less, once for each step."""
+        """Reduce the weights of all games, once for each step."""
         self.scores = {pair: score.times(self._settings.forget) for pair, score in self.scores.items()}
 
     def may_enter(self, learner: str, step: int) -> bool:
@@ -184,26 +177,23 @@ class MemberPool:
         waited = step - self.since.get(learner, 0)
         if enter is None or waited < enter.every:
             return False
-        return enter.beats is None or self._beats(learner, enter) or (
-            enter.at_latest is not None and waited >= enter.at_latest
-        )  # fmt: skip
+        too_late = enter.at_latest is not None and waited >= enter.at_latest
+        return enter.beats is None or too_late or self._beats(learner, enter.beats, enter.confidence)
 
-    def _beats(self, learner: str, enter: EnterConfig) -> bool:
-        assert enter.beats is not None
-        now = _now(learner)
-        own = [score for (one, _), score in self.met.items() if one == now]
-        # Of as many games as are independent; one-sided: the lower end of the two-sided interval of twice the doubt.
+    def _beats(self, learner: str, share: float, confidence: float) -> bool:
+        own = [score for (one, _), score in self.met.items() if one == f"{learner}@now"]
+        # A one-sided test with as many games as are independent: the lower end of a two-sided interval.
         each = dependence(own)
         games = int(sum(score.games for score in own) / each)
         points = int(sum(score.wins + score.draws / 2 for score in own) / each)
-        low, _ = wilson_interval(points, games, 2 * enter.confidence - 1) if games else (0.0, 1.0)
-        return low > enter.beats
+        low, _ = wilson_interval(points, games, 2 * confidence - 1) if games else (0.0, 1.0)
+        return low > share
 
     def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
-        """Let a learner enter as it is after a step; return the new member and who leaves for it, if anybody."""
+        """Let a learner enter after a step; return the new member, and the one that leaves for it or None."""
         self.entered += 1
         member = LeagueMember(f"{learner}@{step}", step, self.entered)
-        now = _now(learner)
+        now = f"{learner}@now"
         for one, other in [pair for pair in self.met if pair[0] == now]:
             self.met[member.name, other] = self.met.pop((one, other))
         self.members.append(member)
@@ -211,23 +201,23 @@ class MemberPool:
         past = self.past
         if len(past) <= self._settings.keep:
             return member, None
-        out = self._leaves(learner, past[:-1])
-        self.members.remove(out)
-        self._let_go(out, step)
-        return member, out
+        former = self._leaves(learner, past[:-1])
+        self.members.remove(former)
+        self._remove(former, step)
+        return member, former
 
     def redraft(self, learners: Sequence[str], step: int) -> list[LeagueMember]:
-        """Take new drafts of these learners after a step, in the place of all that there are; return the new ones."""
+        """Replace all drafts by new ones of these learners after a step, and return them."""
         for draft in self.drafts:
-            self._let_go(draft, step)
+            self._remove(draft, step)
         self.drafts = []
         for learner in learners:
             self.entered += 1
             self.drafts.append(LeagueMember(f"{DRAFT}{learner}@{step}", step, self.entered))
         return self.drafts
 
-    def _let_go(self, member: LeagueMember, step: int) -> None:
-        """Forget the results of who leaves after a step; its weights are named as gone."""
+    def _remove(self, member: LeagueMember, step: int) -> None:
+        """Remove the results of a member that leaves after a step, and note that its weights are stored."""
         name = member.name
         self.gone[name] = (member.step, step)
         self.scores = {pair: score for pair, score in self.scores.items() if name not in pair}
@@ -236,14 +226,14 @@ class MemberPool:
         self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
 
     def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
-        """Return who leaves of those that are not the newest."""
+        """Return the member that leaves, of all snapshots but the newest."""
         match self._settings.leaves:
             case "weakest":
-                # Of an exploiter's entry, too: it meets nobody but the learner.
+                # An exploiter meets only the learner, so its entry is judged by the learner's results.
                 scored = learner if learner.startswith(FOLLOWER) else MAIN
                 return max(past, key=lambda each: self.scores.get((scored, each.name), MatchScore()).points)
             case "thinned" if len(past) > 2:
-                # The one whose neighbours are nearest in time; the first and the last of them stay.
+                # The one whose neighbours are nearest in time; the first and the last stay.
                 gaps = [after.step - before.step for before, after in zip(past, past[2:], strict=False)]
                 return past[1 + gaps.index(min(gaps))]
             case _:
@@ -254,8 +244,8 @@ class MemberPool:
         return {
             "members": [asdict(member) for member in self.members],
             "drafts": [asdict(draft) for draft in self.drafts],
-            "scores": [[*pair, *_plain(score)] for pair, score in self.scores.items()],
-            "met": [[*pair, *_plain(score)] for pair, score in self.met.items()],
+            "scores": [[*pair, *astuple(score)] for pair, score in self.scores.items()],
+            "met": [[*pair, *astuple(score)] for pair, score in self.met.items()],
             "payoffs": [[*key, value] for key, value in self.payoffs.items()],
             "payoff_games": [[*key, count] for key, count in self.payoff_games.items()],
             "since": dict(self.since),
@@ -265,29 +255,10 @@ class MemberPool:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self.members = [LeagueMember(**each) for each in state["members"]]
-        self.drafts = [
-            LeagueMember(**each) for each in state.get("drafts", ())
-        ]  # older checkpoints have none
-        self.scores = {(one, other): _score(rest) for one, other, *rest in state["scores"]}
-        self.met = {(one, other): _score(rest) for one, other, *rest in state["met"]}
+        self.drafts = [LeagueMember(**each) for each in state["drafts"]]
+        self.scores = {(one, other): MatchScore(*rest) for one, other, *rest in state["scores"]}
+        self.met = {(one, other): MatchScore(*rest) for one, other, *rest in state["met"]}
         self.payoffs = {(agent, one, other): value for agent, one, other, value in state["payoffs"]}
-        # Older checkpoints hold no counts.
-        counts = state.get("payoff_games", ())
-        self.payoff_games = {(agent, one, other): count for agent, one, other, count in counts}
+        self.payoff_games = {(agent, one, other): count for agent, one, other, count in state["payoff_games"]}
         self.since = dict(state["since"])
         self.entered = int(state["entered"])
-
-
-def _now(learner: str) -> str:
-    return f"{learner}@now"
-
-
-def _plain(score: MatchScore) -> list[float]:
-    return [score.wins, score.draws, score.losses, score.groups, score.squares]
-
-
-def _score(plain: Sequence[float]) -> MatchScore:
-    if len(plain) == 3:  # an older checkpoint's, as if every game had been a group
-        wins, draws, losses = plain
-        return MatchScore(wins, draws, losses, wins + draws + losses, wins + draws / 4)
-    return MatchScore(*plain)

@@ -1,6 +1,6 @@
-"""Who plays whom in a step: how likely each member is drawn, which of them are seated, and who sits where in each task.
+"""The assignment of members to roles: how likely each member is drawn, which ones are loaded, and the roles of each task.
 
-All episodes of a task are played against the same member, so that a group of attempts is compared within one opponent.
+All episodes of a task have the same opponent, so that a group is compared within one opponent.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Cast
 
 Chances = Mapping[str, float]
-"""LeagueMember → how likely it is drawn; they add up to 1."""
+"""Member → its probability of being drawn; they sum to 1."""
 
 
 def chances(
     settings: LeagueConfig, pool: MemberPool, learner: str, strategy: Chances | None = None
 ) -> Chances:
-    """Return how likely a learner meets each member; empty without members.
+    """Return the probability that a learner meets each member; empty without members.
 
-    `strategy` is the meta-strategy of `psro`; members that it does not know are not drawn.
+    `strategy` is the meta-strategy of `psro`; only its members are drawn.
     """
     names, population = pool.names, settings.population
     match population:
@@ -34,7 +34,7 @@ def chances(
                 for x in points
             ]
         case PsroPopulation() if strategy is not None:
-            # Drafts are in the strategy, and not in the pool.
+            # Drafts are in the strategy but not in the pool.
             names = list(dict.fromkeys([*names, *strategy]))
             weights = [strategy.get(name, 0.0) for name in names]
         case _:
@@ -46,10 +46,10 @@ def chances(
 
 
 def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
-    """Return who is seated, with chances; at most `slots` of the `past` ones, drawn without bias where there are more.
+    """Return the members that are loaded, with their probabilities; at most `slots` of the `past` ones.
 
-    Of more than `slots` past members so many are drawn by systematic sampling of their chances, and share the chance of all of them:
-    over steps each one is met as often as it should be.
+    More than `slots` are thinned by systematic sampling, and the chosen ones share the probability of all: on average over steps
+    each one is met with its own probability.
     """
     wanted = {name: chance for name, chance in drawn.items() if chance > 0.0}
     own = [name for name in wanted if name in past]
@@ -68,13 +68,13 @@ def seated(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class MemberSeat:
-    """A member that may be met, and what plays for it."""
+    """A member that may be met, and the policies that play for it."""
 
     member: str
     chances: Mapping[str, float]
-    """Agent at home → how likely it meets this member in a task that is played against the pool."""
+    """Learning agent → the probability that it meets this member in a task against the pool."""
     policies: Mapping[str, str]
-    """Agent → the policy that plays its seat; empty for the environment's own player `plays`."""
+    """Agent → the policy that plays its role; empty for the environment's own player `plays`."""
     plays: str = ""
 
 
@@ -84,35 +84,35 @@ class Follower:
 
     learner: str
     policies: Mapping[str, str]
-    """Agent → the policy that learns at its seat."""
+    """Agent → the policy that learns in its role."""
     seats: tuple[MemberSeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seating:
-    """Everything that says who sits where in the tasks of the steps that are played next."""
+    """How roles are assigned in the tasks of the next steps."""
 
     homes: tuple[str, ...]
-    """The agents that learn, each at home in as many tasks as the others."""
+    """The learning agents; each has its own role in equally many tasks."""
     seats: tuple[MemberSeat, ...]
     share: float
-    """Share of the tasks that are played against the pool."""
+    """Share of the tasks against the pool."""
     agents: tuple[str, ...]
     exploiters: Mapping[str, str]
     """Agent → the exploiter's policy; empty without one."""
     exploited: float = 0.0
     """Share of the tasks in which the exploiter plays against the learners."""
     partners: tuple[Mapping[str, str], ...] = ()
-    """Who learns by itself at first: agent → its policy, for each of them."""
+    """Partners that learn first with themselves: agent → policy of each."""
     partners_until: int = 0
-    """The last step in which they do."""
+    """The last step in which they learn."""
     followers: tuple[Follower, ...] = ()
-    """Who learns beside the learners of the team map, each in as many tasks as these."""
+    """Further learners, each in as many tasks as the learners of the team map."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
-        """Return the cast of each of the `count` tasks of a step: who plays in place of the team map.
+        """Return the agents of each of a step's `count` tasks whose role another policy or player takes.
 
-        Shares and chances hold within a step as exactly as `count` allows.
+        A step follows shares and probabilities as exactly as `count` allows.
         """
         if step <= self.partners_until:
             before = (step - 1) * count
@@ -145,7 +145,7 @@ class Seating:
         return {home: own[home], **met} if met else own
 
     def _opposite(self, point: float, home: str, seats: Sequence[MemberSeat]) -> dict[str, Cast]:
-        """Return who sits in all other seats than `home`; nothing where the learner plays itself."""
+        """Return who takes all roles but `home`; empty if the learner plays itself."""
         if not seats or point >= self.share:
             return {}
         reached = 0.0
@@ -162,19 +162,19 @@ class Seating:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Who learns in a task, and whom it meets."""
+    """The learner of a task, and its opponent."""
 
     learner: str
     home: str
-    """The agent whose seat the learner has."""
+    """The agent whose role the learner has."""
     opponent: str
-    """A member, or a player of the environment by what it plays."""
+    """A member, or a player of the environment by its `plays`."""
     speaks: bool = True
-    """Whether a policy plays for the opponent."""
+    """Whether the opponent is a policy."""
 
 
 def met_in(cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]) -> Pairing | None:
-    """Return who meets whom in a task; None where learners play themselves or one another.
+    """Return the learner and opponent of a task; None if learners play themselves or one another.
 
     `learning` are the agents whose policy in the team map is trained.
     """
