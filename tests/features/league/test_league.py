@@ -802,7 +802,7 @@ def test_a_step_whose_table_could_not_be_played_is_taken_again(
         trainer.save()
         with monkeypatch.context() as broken:
             broken.setattr("kapelle.features.league.league.shared_rollout", lambda *_: [])
-            with pytest.raises(EpisodeError, match="No game of"):
+            with pytest.raises(EpisodeError, match="games of"):
                 trainer.train(1)
         assert [step.number for step in trainer.steps(2)] == [2, 3]
 
