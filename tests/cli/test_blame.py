@@ -154,4 +154,4 @@ def test_a_run_that_solves_everything_has_nobody_to_blame(
     monkeypatch.setattr("kapelle.training.blaming.read_groups", lambda *_: solved)
     said = kapelle("blame", str(run), *FEW)
     assert said.code == 2
-    assert said.err.splitlines()[-1].startswith("kapelle: No episode failed: all 4 are solved.")
+    assert said.err.splitlines()[-1].startswith("kapelle: All 4 episodes are solved")

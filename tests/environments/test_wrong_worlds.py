@@ -96,7 +96,22 @@ WORLDS = {
     "it never ends": (
         "movers",
         "def movers(self):\n    return self.agents",
-        "2,000 steps",
+        "has not ended after 2,000 steps",
+    ),
+    "pays nothing at all": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True",
+        "None as rewards",
+    ),
+    "pays a list": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return [1.0]",
+        "[1.0] as rewards",
+    ),
+    "pays text": (
+        "step",
+        "async def step(self, actions, final=None):\n    self.done = True\n    return dict.fromkeys(actions, '1')",
+        "The reward of 'agent_0' is '1'",
     ),
     "pays no number": (
         "step",
@@ -131,7 +146,7 @@ WORLDS = {
     "an object in info": (
         "outcome",
         "def outcome(self):\n    return Outcome({}, 1.0, {'a': object()})",
-        "JSON",
+        "which JSON cannot represent",
     ),
     "close raises": (
         "close",

@@ -85,7 +85,7 @@ SAID: Mapping[str, tuple[Any, str]] = {
     "info with odd keys": ({"info": {((),): 1, (1, "a"): [1]}}, ""),
     "reward text": ({"rewards": {"agent_0": "much"}}, "The reward of 'agent_0' is 'much'"),
     "reward none": ({"rewards": {"agent_0": None}}, "The reward of 'agent_0' is None"),
-    "rewards none": ({"rewards": None}, "The environment paid None"),
+    "rewards none": ({"rewards": None}, "None as rewards"),
     "truncated text": ({"truncated": "yes"}, "`truncated` is 'yes'"),
     "role of a number": ({"roles": {"agent_0": 3}}, "A role is 3"),
     # What is right, in other types than ours.

@@ -204,7 +204,7 @@ class TestFailures:
         play = stage(at_grpo(2), Counting(numbered, lambda r: "boom"))
         episode = await play_episode(play, TASK, 0)
         assert episode.error == (
-            "EpisodeError: Every episode that continued from a candidate failed. The first: EpisodeError: boom"
+            "EpisodeError: All continuations of a candidate failed. The error of the first: EpisodeError: boom"
         )
         assert episode.continued == {"actor": 2 * len("boom")}
 
@@ -218,8 +218,8 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("odd", "workflow", "how"),
         [
-            ("shown", Chain(), "'reasoner' reads another prompt at its turn 1, from token 12 on"),
-            ("paid", TwoSteps(), r"'reasoner' is paid \d+\.0 for turn 0 and not \d+\.0"),
+            ("shown", Chain(), "'reasoner' has another prompt at its turn 1, from token 12 on"),
+            ("paid", TwoSteps(), r"'reasoner' has the reward \d+\.0 for turn 0 and not \d+\.0"),
             (
                 "over",
                 TwoSteps(),
@@ -236,7 +236,7 @@ class TestFailures:
         episode = await play_episode(play, TASK, 0)
         assert episode.error is not None
         pattern = (
-            r"An episode of 'tests.support.trees:Wins' does not repeat: .*"
+            r"An episode of 'tests.support.trees:Wins' does not repeat.*: "
             + how
             + r"\. Set `algorithm\.tree: false`"
         )

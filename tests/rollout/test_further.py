@@ -99,7 +99,7 @@ def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
     (found,) = run_async(lambda: play_groups(play, [other], all))
     assert left
     for each in found.group.episodes:
-        assert "does not repeat: played again with its own seed and turns" in str(each.error)
+        assert "does not repeat" in str(each.error)
         assert "Set `training.partial_rollouts: 0`" in str(each.error)
 
 

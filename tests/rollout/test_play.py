@@ -257,8 +257,7 @@ class TestFaults:
         """However wide the declared range is: advantages and their squares are float32."""
         found = await play(environment=Wide(outcome=Outcome({"a": value, "b": 0.0}), log=[]))
         assert found.error is not None
-        assert f"Agent 'a' was paid {value:g}, more than training can compare" in found.error
-        assert "smaller unit" in found.error
+        assert f"Agent 'a' has the reward {value:g}" in found.error
 
     @pytest.mark.parametrize("value", [1e15, -1e15, 3e7])
     async def test_a_large_reward_in_a_wide_range_is_taken(self, value: float) -> None:

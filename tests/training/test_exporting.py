@@ -85,7 +85,7 @@ def test_what_the_converter_does_not_know_is_said_before_anything_is_loaded(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreparedRun, "load", None)
-    with pytest.raises(ModelError, match="does not take the base 'embedded': its tokeniser is made here"):
+    with pytest.raises(ModelError, match="embedded"):
         export(run, tmp_path / "gguf", "gguf-ready", Silent())
     assert not (tmp_path / "gguf").exists()
 

@@ -60,8 +60,8 @@ def test_a_step_of_preferences_without_a_pair_says_so_before_it_names_a_reward()
 
 def test_equal_rewards_of_a_redrawn_step_are_named_once() -> None:
     summary, shown = run(same, GRPO(group_size=2, redraw=1))
-    assert shown.count("every attempt at a task earned the same") == 1
-    assert summary.idle == "every attempt at a task earned the same"
+    assert shown.count("all episodes of each task have the same return") == 1
+    assert summary.idle == "all episodes of each task have the same return"
 
 
 @pytest.mark.parametrize("algorithm", [GRPO(group_size=2), MAPPO(group_size=2)])
@@ -112,7 +112,7 @@ ADVANTAGES = {"advantage/a": 0.0, "advantage_std/a": 0.0, "samples": 4.0}
     ("made", "row", "updated", "said"),
     [
         (GRPO, ADVANTAGES, True, "every advantage is 0"),
-        (GRPO, {**ADVANTAGES, "dead_groups": 1.0}, True, "every attempt at a task earned the same"),
+        (GRPO, {**ADVANTAGES, "dead_groups": 1.0}, True, "all episodes of each task have the same return"),
         (GRPO, {**ADVANTAGES, "failed_episodes": 1.0}, False, "every episode failed"),
         (GRPO, {**ADVANTAGES, "advantage_std/a": 0.1}, True, ""),
         (GRPO, {**ADVANTAGES, "unscored": 3.0, "failed_episodes": 0.25}, True, "no episode was scored"),
@@ -136,11 +136,11 @@ def test_scores_of_a_model_are_something_to_learn_from() -> None:
 def test_a_stretch_is_told_once_until_a_step_learns() -> None:
     said: list[str] = []
     steps = IdleSteps(said.append)
-    idle = Step(1, (), {}, idle="every attempt at a task earned the same")
+    idle = Step(1, (), {}, idle="all episodes of each task have the same return")
     for number in range(1, 3 * LONG):
         steps.note(replace(idle, number=number))
     assert len(said) == 1
-    assert said[0].startswith(f"{LONG} steps in a row had nothing to learn from: every attempt at a task")
+    assert said[0].startswith(f"{LONG} steps in a row had nothing to learn from: all episodes")
     steps.note(Step(1, (), {}))
     for _ in range(LONG):
         steps.note(idle)

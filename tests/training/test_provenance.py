@@ -153,7 +153,7 @@ def test_another_past_adapter_is_said(tmp_path: Path) -> None:
     write_checksums(past, base_of(past))  # another adapter, and whole
     (said,) = train(run, against, resume=True)
     assert said.startswith(f"past adapter 'second' ({past}) was content ")
-    assert "from step 2 on it plays with other weights than before" in said
+    assert "changed weights" in said
 
 
 @pytest.mark.slow

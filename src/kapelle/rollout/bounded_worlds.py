@@ -1,9 +1,8 @@
-"""Worlds whose calls end in time: in the thread of the event loop, or where they block, in threads of their own.
+"""Environment states with time limits for every call, in the thread of the event loop or in their own thread.
 
-A world that never waits for anything but its own arithmetic is called where it is, in the order of the program. One
-that waits for other programs without `await` declares it (`blocking = True` on its environment): it would hold up all
-other episodes. Each of its worlds then has a thread of its own from its start to its end, so that many wait side by
-side; a thread that does not return in time is left behind with its world.
+By default calls run in the thread of the event loop. An environment that waits for other programs without `await` would block all
+other episodes, so it declares `blocking = True`. Each of its episode states then has its own thread. A thread that exceeds its time
+limit is abandoned with its state.
 """
 
 from __future__ import annotations
@@ -38,22 +37,21 @@ from kapelle.types import Image, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Worlds of environments that block, alive at once; further episodes wait before they begin (`rollout/play.py`),
-and one that needs more by itself has them."""
+"""Most threads of blocking environments; further episodes wait before they begin (`rollout/play.py`)."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
-"""What every world has."""
+"""Methods of every episode state."""
 _RESULTS = frozenset({str, tuple, type(None), Outcome})
-"""What methods that are not async return, nearly always: `isinstance` asks an abstract class in Python."""
+"""Usual results of methods that are not async; the check is faster than `isinstance` of an abstract class."""
 
 
 class BrokenContract(EpisodeError):
-    """A world lacks a method, or has one that is `async` where it must not be, or the other way round."""
+    """An episode state lacks a method, or one is wrongly async or not async."""
 
 
 async def open_world(
     environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
 ) -> BoundedWorld | RemoteWorld:
-    """Open the world of one episode; in a thread of its own where the environment declares that it blocks."""
+    """Open the state of one episode, in its own thread if the environment blocks."""
     if offers(environment, OpensWorlds):
         return await environment.open_world(task, agents, seed, patience)
     world = (ThreadWorld if getattr(environment, "blocking", False) else BoundedWorld)(
@@ -88,17 +86,17 @@ async def open_world(
 
 @lru_cache(maxsize=64)
 def _whole(kind: type) -> bool:
-    """Return whether a class of worlds itself has every method; otherwise an instance may."""
+    """Return whether a class has every method; otherwise an instance may."""
     return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
 class BoundedWorld:
-    """A world, called where it is; every call raises GaveUp when it takes too long."""
+    """An episode state with calls in this thread; a call that takes too long raises GaveUp."""
 
     inner: World
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Take the environment's name, for messages, and how long its calls may take."""
+        """Take the environment's name, for messages, and the time limits of its calls."""
         self._name, self._patience = name, patience
 
     async def start(self, start: Callable[[], World]) -> object:
@@ -106,14 +104,14 @@ class BoundedWorld:
         return self._now("start", start)
 
     def end(self) -> None:
-        """Release what the world is called with, after its start has failed."""
+        """Release the thread after a failed start."""
 
     def observe(self, agent: str) -> str:
         """See `environment.World`."""
         return self._now("observe", self.inner.observe, agent)
 
     def images(self, agent: str) -> Sequence[Image]:
-        """See `environment.SeenWorld`; worlds that are none show no pictures."""
+        """See `environment.SeenWorld`; empty for other states."""
         if not isinstance(self.inner, SeenWorld):
             return ()
         found: Sequence[object] = self._now("images", self.inner.images, agent)
@@ -124,7 +122,7 @@ class BoundedWorld:
         )
 
     def legal(self, agent: str) -> Sequence[str]:
-        """See `environment.KnowsMoves`; worlds that are none list no moves."""
+        """See `environment.KnowsMoves`; empty for other states."""
         if not isinstance(self.inner, KnowsMoves):
             return ()
         found: Sequence[object] = self._now("legal", self.inner.legal, agent)
@@ -153,7 +151,7 @@ class BoundedWorld:
 
     @property
     def scorable(self) -> bool:
-        """Whether it can score a text before the episode is over; see `environment.Scorable`."""
+        """Whether it can score a text before the end of the episode; see `environment.Scorable`."""
         return isinstance(self.inner, Scorable)
 
     def score(self, agent: str, text: str) -> Awaitable[float]:
@@ -162,7 +160,7 @@ class BoundedWorld:
         return self._waiting("score", lambda: world.score(agent, text), "grader")
 
     def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`; worlds that are not stay as they are."""
+        """See `environment.Retriable`; does nothing for other states."""
         if isinstance(self.inner, Retriable):
             self._now("allow_answers", self.inner.allow_answers, most)
 
@@ -171,7 +169,7 @@ class BoundedWorld:
         return self._waiting("close", self.inner.close)
 
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
-        """Return what a method returns that is not async."""
+        """Return the result of a method that is not async."""
         what = f"`{method}` of environment '{self._name}'"
         found = self._called(what, self._patience.environment, work, *given)
         if type(found) not in _RESULTS and isinstance(found, Coroutine) and method != "start":
@@ -185,7 +183,7 @@ class BoundedWorld:
     def _waiting(
         self, method: str, work: Callable[[], Awaitable[T]], kind: str = "environment"
     ) -> Awaitable[T]:
-        """Return an awaitable of what an async method returns."""
+        """Return an awaitable of the result of an async method."""
         what = f"`{method}` of environment '{self._name}'"
         seconds = self._patience.grader if kind == "grader" else self._patience.environment
         return within(what, kind, seconds, _awaited(work, what))
@@ -201,15 +199,15 @@ async def _awaited(work: Callable[[], Awaitable[T]], what: str) -> T:
 
 
 class ThreadWorld(BoundedWorld):
-    """A world on a daemon thread with an event loop of its own, which is left behind when a call is given up."""
+    """An episode state on its own daemon thread and event loop, which are abandoned when a call exceeds its time limit."""
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Start the thread; EpisodeError where too many threads never returned."""
+        """Start the thread; EpisodeError after too many abandoned threads."""
         super().__init__(name, patience)
         if sum(isinstance(each, threading.Thread) and each.is_alive() for each in left_behind) >= WORKERS:
             raise EpisodeError(
-                f"{WORKERS} calls of environments such as '{name}' have not returned since they were given up, and their threads still "
-                "run. Resume the run, and let the environment end its calls by itself."
+                f"{WORKERS} abandoned calls of environments such as '{name}' still run. Resume the run, and let the environment limit the "
+                "time of its calls."
             )
         self._given_up = False
         self._loop = asyncio.new_event_loop()
@@ -224,7 +222,7 @@ class ThreadWorld(BoundedWorld):
             self._loop.close()
 
     async def start(self, start: Callable[[], World]) -> object:
-        """Return what `start` returns, on the thread."""
+        """Return the result of `start`, on the thread."""
 
         async def begin() -> object:
             return start()
@@ -240,7 +238,7 @@ class ThreadWorld(BoundedWorld):
             self.end()
 
     def end(self) -> None:
-        """Let the thread end when it has done what it is at."""
+        """End the thread after its current call."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -248,12 +246,12 @@ class ThreadWorld(BoundedWorld):
         async def now() -> T:
             return work(*given)
 
-        # The program asks for this without `await`: it waits here.
+        # The caller does not use `await`, so this waits.
         future = self._submit(now)
         try:
             return future.result(seconds)
         except TimeoutError:
-            if future.done():  # the error is the world's own
+            if future.done():  # the method itself raised it
                 raise
             self._give_up()
             raise Limit(what, "environment", seconds).reason() from None
@@ -270,11 +268,11 @@ class ThreadWorld(BoundedWorld):
     def _submit(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
         """Start work on the thread."""
         if self._given_up:
-            raise GaveUp("An earlier call of this world was given up, and its thread with it.")
+            raise GaveUp("An earlier call exceeded its time limit, and its thread was abandoned.")
         return asyncio.run_coroutine_threadsafe(_awaited(work, "`call` of a world"), self._loop)
 
     def _give_up(self) -> None:
-        """Leave the thread behind, which ends if the call ever returns."""
+        """Abandon the thread, which ends if the call returns."""
         if not self._given_up:
             self._given_up = True
             left_behind.append(self._thread)

@@ -1,8 +1,7 @@
-"""Shared beginnings: how the episodes of a group branch.
+"""Shared first turns of the episodes of a group.
 
-With widths w₁, w₂, … the episodes of a group share turns: each first moment is sampled w₁ times, each second
-moment after it w₂ times, so that w₁·w₂·… episodes have w₁ first moments. Every turn is sampled once. A moment counts if a trained agent
-speaks in it.
+With widths w₁, w₂, … the first moment of a group is sampled w₁ times, the second moment after each of them w₂ times, and so on. So
+w₁·w₂·… episodes share w₁ first moments. Every turn is sampled once. Only moments with a turn of a trained agent count.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from kapelle.runtime.batch_barrier import current_participant
 
 
 class SharedAnswers:
-    """What the episodes of one group have sampled for all of them."""
+    """Completions that the episodes of one group share."""
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """Branch so many times at each moment; the product of `widths` is the number of episodes."""
+        """Branch `widths[k]` times at moment k; their product is the number of episodes."""
         self.widths = tuple(widths)
         self._answers: dict[Hashable, asyncio.Future[Completion | None]] = {}
 
     def branch(self, sample: int) -> Branch:
-        """Return how the episode of this number branches."""
+        """Return the branch of the episode with this number."""
         ways: list[int] = []
         for width in reversed(self.widths):
             sample, way = divmod(sample, width)
@@ -32,7 +31,7 @@ class SharedAnswers:
         return Branch(self, tuple(reversed(ways)))
 
     async def once(self, key: Hashable, ask: Callable[[], Awaitable[Completion]]) -> Completion:
-        """Return what the first call with this key gets; the others wait for it, and ask themselves where it fails."""
+        """Return the result of the first call with this key; other calls wait for it, and call `ask` if it fails."""
         while True:
             future = self._answers.get(key)
             if future is None:
@@ -46,7 +45,7 @@ class SharedAnswers:
                 future.set_result(answer)
                 return answer
             part = current_participant()
-            if part is not None:  # the sampler waits for the answer, and not for this episode
+            if part is not None:  # the sampler waits for the completion, not for this episode
                 part.began_request()
             try:
                 found = await asyncio.shield(future)
@@ -58,9 +57,8 @@ class SharedAnswers:
 
 
 class Branch(NamedTuple):
-    """One of the episodes that share their beginnings."""
+    """One of the episodes that share first turns."""
 
     answers: SharedAnswers
     ways: tuple[int, ...]
-    """Which way it takes at each moment that branches. What is sampled before the last one is counted in the episode whose later
-    ways are all 0."""
+    """Its branch at each moment. A shared turn is counted in the episode whose later branches are all 0."""

@@ -1,29 +1,29 @@
-"""Interventions: an episode is played on from one of its moments, with something changed there.
+"""Interventions: an episode is continued from one of its moments after a change.
 
-An episode is determined by its task, its seed and its turns. So a continuation runs the same program in a fresh world: the turns
-so far are replayed from their record, token for token (`Record`), then something else is said or left unsaid, and from there on
-every agent samples anew, with the continuation's own seeds. No world is ever copied.
+Task, seed and turns determine an episode. So a continuation runs the same program in a new environment: it replays the recorded
+turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment is copied.
 
-`play_on` is the one way to do that. What is changed, and when, depends on who asks:
+`play_on` does this for three callers:
 
-- `intervene`: an algorithm, about the episodes of a step once these are over;
-- `choose`: a tree, about the candidates of a moment while its episode waits for the choice;
-- `evaluation.blame`: a person, about every turn of episodes that were evaluated.
+- `intervene`: an algorithm changes finished episodes of a step;
+- `choose`: a tree judges the candidates of a moment while its episode waits;
+- `evaluation.blame`: a user measures every turn of evaluated episodes.
 
-What an algorithm can change (`algorithm.Change`):
+An algorithm's change (`algorithm.Change`) is one of:
 
-- `resample`: one turn is sampled anew;
-- `replace`: another turn stands in its place, such as that of another episode that read the same prompt;
-- `remove`: agents say nothing, from their first turn on;
-- `swap`: another policy speaks for an agent, from its first turn on.
+- `resample`: one turn is sampled again;
+- `replace`: another turn replaces it, such as that of another episode with the same prompt;
+- `remove`: agents have empty turns, from their first turn on;
+- `swap`: another policy samples for an agent, from its first turn on.
 
-What others say at the same moment is replayed too. The n-th continuations of all changes at one moment use the same seeds, so that luck explains less of
-their difference; no expectation changes, because the seeds do not depend on what is changed.
+Other agents' turns of the same moment are replayed. The n-th continuations of all changes at one moment have the same seeds, which
+reduces the variance of their difference and changes no expectation.
 
-**What it may cost.** With a bound on tokens each episode has an equal part of it. Which changes are played is decided by the *other* episodes of its group alone:
-what each slot (an agent's turn of a number) costs them, how often they have it, and how much it says; the slots that say most are taken as long as they are expected to fit. Had
-the episode's own turns a say in whether they are judged by a continuation, the choice between two baselines would depend on what they are compared with, and the update would no
-longer follow ∇J. A slot that fits in part is played in that share of the episodes, drawn by their seeds. What the continuations really sampled is counted in `Episode.continued`.
+**Budget.** With a bound on tokens each episode has an equal part of it. The *other* episodes of its group decide which changes are
+played: what each slot (an agent's turn of a number) costs them, how often they have it, and how informative it is. The most
+informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would depend on
+what it is compared with, and the update would no longer follow ∇J. A slot that fits partly is played in that share of the episodes,
+drawn by their seeds. `Episode.continued` counts the sampled tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from kapelle.types import Episode, Group, Intervention, Turn
 
 
 class Record:
-    """What is replayed: the turns so far and the joint action; used once, and again after `rewind`."""
+    """The turns to replay, and the joint action after them; `rewind` restarts the replay."""
 
     def __init__(
         self,
@@ -57,38 +57,37 @@ class Record:
         swapped: Mapping[str, str] = MappingProxyType({}),
         anew: Collection[str] = (),
     ) -> None:
-        """Take the recorded turns, one candidate of each agent that moves next, and turns of others that have only begun.
+        """Take the recorded turns, one candidate of each agent that moves next, and unfinished turns of others.
 
-        Agents that are `absent` say nothing in what follows; policies that are `swapped` in (by agent) speak there. Those who speak
-        `anew` move next too, and sample what they say.
+        After them `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `anew` move next too, and
+        sample their turn.
         """
         self.absent, self.swapped = frozenset(absent), swapped
         self._anew = frozenset(anew)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
-        """Agent → its turn that is sampled further once it was taken."""
+        """Agent → its unfinished turn, which is sampled further."""
         self._past = tuple(past)
         self._now = {turn.agent for turn in (*now, *begun)} | self._anew
         self._tokens = _tokens((*past, *now))
         self.rewind()
 
     def rewind(self) -> None:
-        """Replay everything once more."""
+        """Restart the replay."""
         self._given = dict(self._all)
         self._waits_for = set(self._anew)
         self._diverged: str | None = None
 
     def again(self) -> Self:
-        """Return the same record, of which nothing is replayed yet."""
+        """Return a copy with a restarted replay."""
         other = copy.copy(self)
         other.rewind()
         return other
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
-        """Return the agent's recorded turn of this number (from 0), or None if it samples anew.
+        """Return the agent's recorded turn of this number (from 0), or None if it samples.
 
-        `turns` are those played so far. Raises EpisodeError if the agent reads another prompt than it did, or got other
-        rewards.
+        `turns` are those played so far. Raises EpisodeError if prompt or rewards differ from the record.
         """
         given = self._given.pop((agent, number), None)
         if given is None and agent not in self._waits_for:
@@ -98,28 +97,28 @@ class Record:
         elif given.prompt_ids != tuple(prompt_ids):
             same = [a == b for a, b in zip(given.prompt_ids, prompt_ids, strict=False)]
             at = same.index(False) if False in same else len(same)
-            self._fail(f"'{agent}' reads another prompt at its turn {number + 1}, from token {at} on")
+            self._fail(f"'{agent}' has another prompt at its turn {number + 1}, from token {at} on")
         if len(turns) == len(self._past) and agent in self._now:
             now = dict(numbered(turns))
             for key, old in numbered(self._past):
                 new = now.get(key, old)
                 if old.reward != new.reward:
                     self._fail(
-                        f"'{old.agent}' is paid {new.reward} for turn {old.index} and not {old.reward}"
+                        f"'{old.agent}' has the reward {new.reward} for turn {old.index} and not {old.reward}"
                     )
         return given
 
     def replays(self, agent: str) -> bool:
-        """Return whether the agent has a turn that is not replayed yet."""
+        """Return whether the agent has a turn to replay."""
         return any(name == agent for name, _ in self._given)
 
     @property
     def left(self) -> bool:
-        """Whether anything is not replayed yet."""
+        """Whether there are turns to replay."""
         return bool(self._given)
 
     def diverged(self, ended: Episode | None = None) -> str | None:
-        """Return how the replay has differed from the record; of an episode that `ended`, also by an end before all was replayed."""
+        """Return how the replay differs from the record; an `ended` episode may also have ended too early."""
         left = len(self._given) + len(self._waits_for)
         if left and ended is not None and self._diverged is None:
             reason = ended.error or "no error"
@@ -127,7 +126,7 @@ class Record:
         return self._diverged
 
     def sampled(self, episode: Episode) -> Counter[str]:
-        """Return the tokens of an episode that are not replayed, by policy."""
+        """Return the sampled tokens of an episode, by policy."""
         return _tokens(episode.turns) - self._tokens
 
     def _fail(self, how: str) -> None:
@@ -138,8 +137,8 @@ class Record:
 def does_not_repeat(environment: str, how: str, off: str) -> EpisodeError:
     """Return the error of an episode whose replay diverged, which names the setting `off`."""
     return EpisodeError(
-        f"An episode of '{environment}' does not repeat: played again with its own seed and turns, "
-        f"{how}. Set {off}, or let world and workflow take all randomness from their seeds."
+        f"An episode of '{environment}' does not repeat with the same seed and turns: {how}. Set {off}, or derive all randomness of "
+        "environment and workflow from their seeds."
     )
 
 
@@ -150,19 +149,19 @@ def _tokens(turns: Sequence[Turn]) -> Counter[str]:
     return counted
 
 
-# -------- Playing on
+# -------- Continuations
 
 
 class Fork(NamedTuple):
-    """A moment of an episode with something changed there, from which the episode is played on."""
+    """A moment of an episode with a change, from which the episode is continued."""
 
     episode: Episode
     sample: int
     """The episode's number in its group."""
     record: Record
-    """What is replayed, and what is changed."""
+    """The turns to replay and the change."""
     seeds: tuple[int | str, ...]
-    """What the seeds of its continuations are derived from, beside their numbers: the same for all forks of a moment."""
+    """The seeds of its continuations derive from these and their numbers; equal for all forks of a moment."""
 
 
 class Continuation(NamedTuple):
@@ -170,24 +169,24 @@ class Continuation(NamedTuple):
 
     fork: Fork
     record: Record
-    """The fork's, for this continuation alone."""
+    """A copy of the fork's."""
     seed: int
-    """Of what is sampled anew."""
+    """Of the sampled turns."""
 
 
 PlayAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
-"""Plays continuations, all at once; a failed one is returned, not raised."""
+"""Plays continuations at once, and returns failed ones too."""
 
 
 class PlayedOn(NamedTuple):
-    """What became of a fork."""
+    """The continuations of a fork."""
 
     episodes: tuple[Episode, ...]
-    """Its continuations, those that failed too."""
+    """Its continuations, also failed ones."""
     tokens: Counter[str]
-    """Policy → tokens that they sampled."""
+    """Policy → sampled tokens."""
     diverged: str | None
-    """How the first one differed that did not repeat what is replayed."""
+    """How the first one differs that does not repeat the record."""
 
     @property
     def valid(self) -> list[Episode]:
@@ -196,7 +195,7 @@ class PlayedOn(NamedTuple):
 
 
 async def play_on(forks: Sequence[Fork], times: int, play_all: PlayAll) -> list[PlayedOn]:
-    """Play an episode on from each fork so many times, all at once, and return what became of them."""
+    """Continue each fork `times` times, all at once."""
     runs = [
         Continuation(fork, fork.record.again(), derive_seed(*fork.seeds, number))
         for fork in forks
@@ -213,11 +212,11 @@ async def play_on(forks: Sequence[Fork], times: int, play_all: PlayAll) -> list[
 
 
 def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
-    """Return the first turns of an episode as they were before the next one began: with what had been paid for them by then."""
+    """Return the first turns of an episode with their rewards before the next turn began."""
     turns = episode.turns
     own = {turn.agent: k for k, turn in reversed(list(enumerate(turns)))}
     earned, by_then, begun = [0.0] * len(turns), None, 0
-    # Added up as the scene did, in the order of the payments, so that sums are equal to the bit.
+    # Summed in the order of the payments, as in the scene, so that sums are bitwise equal.
     for payment in episode.payments:
         if payment.after > count and by_then is None:
             by_then = list(earned)
@@ -234,16 +233,16 @@ def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
     )
 
 
-# -------- What an algorithm changes of the episodes of a step
+# -------- Changes of an algorithm to the episodes of a step
 
 
 async def intervene(
     groups: Sequence[Group], asked: Interventions, team: Team, step: int, environment: str, play_all: PlayAll
 ) -> list[Group]:
-    """Return groups with what became of their episodes where something was changed (`Episode.interventions`).
+    """Return groups with the results of changes to their episodes (`Episode.interventions`).
 
-    `step` is the number of groups of the whole step. A continuation that fails is left out of its change's returns. An episode
-    that does not repeat becomes an error that says so.
+    `step` is the number of groups of the whole step. The returns of a change exclude failed continuations. An episode that does not
+    repeat becomes an error.
     """
     chosen = [
         (g, e, change)
@@ -294,7 +293,7 @@ def _with(
 
 
 def affordable(group: Group, number: int, asked: Interventions, team: Team, step: int) -> list[Change]:
-    """Return the changes of an episode that are played: all of them, or those in slots that are expected to fit what it may spend."""
+    """Return the changes of an episode that are played: all, or those in slots that are expected to fit its budget."""
     changes = list(asked.change(group, number, team))
     if asked.share is None and asked.tokens is None:
         return changes
@@ -327,13 +326,13 @@ def affordable(group: Group, number: int, asked: Interventions, team: Team, step
 
 
 def _drawn(episode: Episode, slot: Slot) -> float:
-    """Return a number in [0, 1) that depends on nothing but the episode's seed and a slot."""
+    """Return a random number in [0, 1) by the episode's seed and a slot."""
     number = -1 if slot.number is None else slot.number
     return random.Random(derive_seed(episode.seed, "budget", *slot.agents, number)).random()
 
 
 def slot_of(episode: Episode, change: Change) -> Slot:
-    """Return what a change has in common with the same change to another episode."""
+    """Return the slot of a change, which is equal for the same change to another episode."""
     if change.turn is None:
         return Slot(change.agents, None)
     (agent,) = change.agents
@@ -347,7 +346,7 @@ def _first_turn(episode: Episode, change: Change) -> int | None:
 
 
 def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequence[Turn]]:
-    """Return the turns that were over when the first changed one began, and the others that were under way then."""
+    """Return the turns before the first changed one began, and the others of its moment."""
     first = _first_turn(episode, change)
     if first is None:
         return episode.turns, ()
@@ -357,7 +356,7 @@ def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequenc
 
 
 def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
-    """Return from where a change is played on."""
+    """Return the fork of a change."""
     past, beside = moment_of(episode, change)
     match change.what, change.by:
         case "replace", Turn() as other:
@@ -373,7 +372,7 @@ def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
     return Fork(episode, sample, record, (episode.seed, "intervention", len(past)))
 
 
-# -------- Which candidate of a tree's moment is worth most: joint actions stand, one after another, in the place of the moment
+# -------- The candidates of a tree's moment: each joint action is continued
 
 
 async def choose(
@@ -384,12 +383,11 @@ async def choose(
     environment: str,
     play_all: PlayAll,
 ) -> list[tuple[Turn, list[Turn]]]:
-    """Return, for each agent that moves, the candidate that the episode continues with and its siblings, each with its worth.
+    """Return the chosen candidate of each agent that moves, and its siblings, each with its value `worth`.
 
-    `drafts` are the candidates of every agent that moves after the turns `so_far`, one for a frozen agent, which has no worth. A
-    candidate is worth its agent's mean return over the episodes that continue from it; those that fail are left out. Candidates of
-    the same tokens are continued once. Raises EpisodeError if all continuations of a joint action failed, or if one did not reach
-    the moment again.
+    `drafts` are the candidates of every agent that moves after the turns `so_far`: one for a frozen agent, which has no value. The
+    value of a candidate is its agent's mean return over valid continuations. Candidates of the same tokens are continued once. Raises
+    EpisodeError if all continuations of a joint action failed, or if one does not repeat.
     """
     counts = [len(candidates) for candidates in drafts]
     judged_by = {
@@ -417,7 +415,7 @@ async def choose(
         valid = [tree.returns(episode) for episode in became.valid]
         if not valid:
             raise EpisodeError(
-                f"Every episode that continued from a candidate failed. The first: {became.episodes[0].error}"
+                f"All continuations of a candidate failed. The error of the first: {became.episodes[0].error}"
             )
         paid[words] = {agent: fmean(each.get(agent, 0.0) for each in valid) for agent in valid[0]}
     chosen = []

@@ -1,8 +1,8 @@
-"""What an environment reports of an episode: converted to plain values, or refused with the reason.
+"""Conversion of an environment's results to plain values.
 
-Environments are other people's code. Their numbers may be NumPy's, their `info` may hold anything, and they may raise
-any BaseException. What passes here is recorded exactly and read back equal; everything else is an
-EpisodeError, which fails one episode and does not stop the run.
+Environments are user code: their numbers may be NumPy's, their `info` may contain anything, and they may raise any BaseException.
+Converted values are recorded exactly and read back equal. Everything else is an EpisodeError, which fails one episode and not the
+run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DEEPEST = 64
 WIDEST = 8192
 """Most bits of an integer in `info`; Python writes at most 4,300 digits."""
 MOST_PAID = 1e15
-"""Greatest reward in either direction: advantages, returns and their squares, summed over a step, then stay within float32."""
+"""Greatest absolute reward: sums of squared returns over a step stay within float32."""
 LONGEST = 4000
-"""Most characters of the message in an episode's `error`: it may quote all that it could not read."""
+"""Most characters of an episode's `error`."""
 
 
 def number(value: object, what: str) -> float:
@@ -62,10 +62,12 @@ def payments(paid: object, names: Collection[str]) -> dict[str, float]:
     A number that is not finite passes: the range is checked on the sum over the episode.
     """
     if type(paid) is not dict and not isinstance(paid, Mapping):
-        raise EpisodeError(f"The environment paid {_shown(paid)}; it must be a mapping of agents to rewards.")
+        raise EpisodeError(
+            f"The environment returned {_shown(paid)} as rewards; return a mapping of agents to rewards."
+        )
     for agent in paid:
         if not isinstance(agent, str) or agent not in names:
-            raise EpisodeError(f"The environment paid {_shown(agent)}, who is not in the team.")
+            raise EpisodeError(f"The environment rewards {_shown(agent)}, who is not in the team.")
     return {str.__str__(agent): number(reward, f"The reward of '{agent}'") for agent, reward in paid.items()}
 
 
@@ -74,7 +76,7 @@ _PLAIN = frozenset({str, float, bool, type(None)})
 
 
 def plain(value: object, place: str, depth: int = 0) -> Json:
-    """Return a copy of a value in plain types that JSON rows hold exactly; `place` names it in errors.
+    """Return a copy of a value in plain types that JSON represents exactly; `place` names it in errors.
 
     Scalars of NumPy and torch become Python's. EpisodeError for anything that cannot be converted.
     """
@@ -95,7 +97,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
         if isinstance(value, float):
             return float.__float__(value)
     if depth >= DEEPEST:
-        raise EpisodeError(f"{place[:200]} lies more than {DEEPEST} levels deep, or in itself.")
+        raise EpisodeError(f"{place[:200]} is nested more than {DEEPEST} levels deep, or contains itself.")
     if type(value) is dict or isinstance(value, Mapping):
         found: dict[Any, Json] = {}
         for key, inner in value.items():
@@ -107,7 +109,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
                 hash(known)
             except TypeError as error:
                 raise EpisodeError(
-                    f"A key in {place} holds a list or mapping, and could not be read back."
+                    f"A key in {place} contains a list or mapping. Use texts or numbers as keys."
                 ) from error
             found[known] = plain(inner, f"{place}.{key}", depth + 1)
         return found
@@ -115,13 +117,12 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
         items = [plain(inner, f"{place}.{index}", depth + 1) for index, inner in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     raise EpisodeError(
-        f"{place} is a {type(value).__name__}, which has no form in JSON. Let the environment put only text, "
-        "numbers, lists and mappings there."
+        f"{place} is a {type(value).__name__}, which JSON cannot represent. Use texts, numbers, lists and mappings."
     )
 
 
 def in_range(total: float, bounds: tuple[float, float]) -> bool:
-    """Return whether a total is a number between two bounds, but for what adding up may have rounded."""
+    """Return whether a total is between two bounds, up to rounding of sums."""
     low, high = bounds
     if -math.inf < low <= total <= high < math.inf:  # nearly always
         return True
@@ -132,20 +133,19 @@ def in_range(total: float, bounds: tuple[float, float]) -> bool:
 def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
-    """Return the outcome in plain values; EpisodeError names the first value that cannot be converted."""
+    """Return the outcome in plain values; EpisodeError for a value that cannot be converted or a reward out of range."""
     rewards = payments(outcome.rewards, names)
     for name in names:
         paid = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
         total = sum(paid)
         if not in_range(total, bounds):
             raise EpisodeError(
-                f"Agent '{name}' earned {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
+                f"Agent '{name}' has the return {total}, outside the declared range [{bounds[0]}, {bounds[1]}]."
             )
         if max(map(abs, paid)) > MOST_PAID:
             far = next(reward for reward in paid if abs(reward) > MOST_PAID)
             raise EpisodeError(
-                f"Agent '{name}' was paid {far:g}, more than training can compare in float32 (±{MOST_PAID:g}). Let the "
-                "environment pay in a smaller unit."
+                f"Agent '{name}' has the reward {far:g}, beyond ±{MOST_PAID:g}, the limit of sums in float32. Use smaller rewards."
             )
     return plain_outcome(outcome, rewards)
 
@@ -154,7 +154,7 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
     """Return the outcome in plain values, with these rewards; EpisodeError names the first value that cannot be converted."""
     info = plain(outcome.info, "info")
     if not isinstance(info, dict):
-        raise EpisodeError(f"info is {_shown(info)}; it must be a mapping.")
+        raise EpisodeError(f"info is {_shown(info)}; return a mapping.")
     truncated: object = outcome.truncated
     if truncated is not False and not isinstance(truncated := _scalar(truncated), bool):
         raise EpisodeError(f"`truncated` is {_shown(truncated)}, neither true nor false.")
@@ -168,7 +168,7 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
 
 
 def asked_to_stop() -> int:
-    """Return how many cancellation requests of the running task are open."""
+    """Return the number of pending cancellation requests of the running task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
@@ -176,8 +176,8 @@ def asked_to_stop() -> int:
 def fault(error: BaseException, asked_before: int) -> str:
     """Return why an episode failed; raise an error that is not the episode's fault.
 
-    That is KeyboardInterrupt, EngineError, TrainingHalted (a budget that is spent), and a cancellation from outside while it was played (`asked_before` is
-    `asked_to_stop` at its start), even if the environment has turned it into another error.
+    These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment turned it into
+    another error. `asked_before` is `asked_to_stop` at the start of the episode.
     """
     if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
         raise error
@@ -186,28 +186,28 @@ def fault(error: BaseException, asked_before: int) -> str:
             raise error
         raise asyncio.CancelledError from error
     message = f"{type(error).__name__}: {said(error)}"
-    # Drop the frames of the error and of what caused it: they would keep all that its episode held until garbage collection.
-    behind: list[BaseException | None] = [error]
+    # Drop the frames of the error and its causes, which would keep the episode in memory until garbage collection.
+    causes: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while behind:
-        one = behind.pop()
-        if one is None or id(one) in seen:
+    while causes:
+        cause = causes.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        BaseException.with_traceback(one, None)
-        behind += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            behind += one.exceptions
+        seen.add(id(cause))
+        BaseException.with_traceback(cause, None)
+        causes += [cause.__cause__, cause.__context__]
+        if isinstance(cause, BaseExceptionGroup):
+            causes += cause.exceptions
     return message
 
 
 def said(error: BaseException) -> str:
-    """Return an error's message, whatever its class makes of it, and the line of the environment's own code that raised it."""
+    """Return an error's message, and the line of the environment's code that raised it."""
     try:
         message = str(error)
-    except Exception as again:  # noqa: BLE001 - whatever the environment's own class does
-        message = f"(its message cannot be read: {type(again).__name__})"
-    located = KapelleError | GaveUp | EnvironmentErrorElsewhere  # their messages stand by themselves
+    except Exception as unreadable:  # noqa: BLE001 - the environment's own class
+        message = f"(its message cannot be read: {type(unreadable).__name__})"
+    located = KapelleError | GaveUp | EnvironmentErrorElsewhere  # their messages need no line
     where = "" if isinstance(error, located) else place_of(error)
     if isinstance(error, pydantic.ValidationError) or message.startswith("'coroutine' object "):
         message = words_of(error)
@@ -215,7 +215,7 @@ def said(error: BaseException) -> str:
 
 
 def _scalar(value: object) -> object:
-    """Return what a scalar of NumPy or torch holds, by the two attributes that they share; others unchanged."""
+    """Return the value of a NumPy or torch scalar, by the attributes that both have; other values unchanged."""
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     return value
@@ -226,7 +226,7 @@ def _shown(value: object) -> str:
 
 
 def halt_on_failures(groups: Sequence[Group], bound: float) -> None:
-    """Raise TrainingHalted, with the most frequent reason, when more than this share of a step's episodes failed."""
+    """Raise TrainingHalted with the most frequent reason if more than this share of a step's episodes failed."""
     errors = [e.error for group in groups for e in group.episodes if e.error is not None]
     total = sum(len(group.episodes) for group in groups)
     if len(errors) > bound * total:

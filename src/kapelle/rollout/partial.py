@@ -1,7 +1,7 @@
-"""Episodes that a step has left before their end, as data: the next step continues them, with newer weights.
+"""Unfinished episodes as data: the next step continues them with newer weights.
 
-An episode is determined by its task, its seed and its turns (`interventions.py`). So what was sampled is all that is kept:
-the next step plays it again in a fresh world, gives every agent its own tokens back, and samples on where they end.
+Task, seed and turns determine an episode (`interventions.py`), so only the samples are kept. The next step replays them in a new
+environment and continues sampling where they end.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from kapelle.types import Episode, Group, Json, Payment, Task, Turn
 
 @dataclass(frozen=True, slots=True)
 class PartialEpisode:
-    """One episode that has not ended."""
+    """One unfinished episode."""
 
     seed: int
     turns: tuple[Turn, ...] = ()
-    """The recorded ones, in time order."""
+    """Recorded turns, in time order."""
     drafts: tuple[Turn, ...] = ()
-    """Complete ones of a moment at which others still speak."""
+    """Complete turns of a moment at which other agents still sample."""
     begun: tuple[Turn, ...] = ()
-    """Those that have been asked for: what they have sampled so far, if anything. Their prompts are fixed, and so is what
-    they have `seen`."""
+    """Requested turns with the tokens sampled so far. Their prompts and `seen` are fixed."""
     payments: tuple[Payment, ...] = ()
-    """What was paid so far."""
+    """Rewards so far."""
 
     @property
     def sampled(self) -> tuple[Turn, ...]:
-        """All that was sampled."""
+        """All turns with samples."""
         return (*self.turns, *self.drafts, *self.begun)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """The episodes of one task, of which some may have ended."""
+    """The episodes of one task, finished or not."""
 
     task: Task
     number: int
-    """The step whose play began it."""
+    """The step that began it."""
     episodes: tuple[Episode | PartialEpisode, ...]
 
     @property
@@ -58,12 +57,12 @@ class PartialGroup:
 
 @dataclass(frozen=True, slots=True)
 class EndOfStep:
-    """When a step may leave the groups that are not done yet."""
+    """When a step may end with unfinished groups."""
 
     must: tuple[int, ...]
-    """Places of the groups that are waited for: they would grow too old."""
+    """Places of the groups that must finish, because they would become too old."""
     most: int
-    """Most groups that may be left."""
+    """Most unfinished groups."""
 
     def __call__(self, done: Sequence[bool]) -> bool:
         """Return whether the step may end with these groups done."""
@@ -71,7 +70,7 @@ class EndOfStep:
 
 
 def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
-    """Return a turn with further completion tokens, sampled by these weights."""
+    """Return a turn with further completion tokens of these weights."""
     if turn.completion_ids and not ids:
         return turn
     runs = turn.runs if turn.completion_ids else ()
@@ -90,7 +89,7 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 def as_recorded(
     left: PartialEpisode, turns: Sequence[Turn], payments: Sequence[Payment]
 ) -> tuple[tuple[Turn, ...], tuple[Payment, ...]]:
-    """Return turns and payments of an episode that was continued, the earlier ones in the order in which they were recorded.
+    """Return turns and payments of a continued episode, the earlier ones in the order of their recording.
 
     A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
     """
@@ -111,7 +110,7 @@ def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
 
 
 def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
-    """Return what was sampled and is trained on, of episodes that have not failed."""
+    """Return the trained turns of episodes that have not failed."""
     found: list[Turn] = []
     for each in (episode for group in groups for episode in group.episodes):
         if isinstance(each, PartialEpisode):
@@ -122,7 +121,7 @@ def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
 
 
 def dump_partial(groups: Iterable[PartialGroup]) -> str:
-    """Return groups as JSON lines, one per episode, every field exact."""
+    """Return groups as JSON lines, one per episode."""
     lines: list[bytes] = []
     for place, group in enumerate(groups):
         for each in group.episodes:
@@ -135,7 +134,7 @@ def dump_partial(groups: Iterable[PartialGroup]) -> str:
 
 
 def load_partial(text: str) -> list[PartialGroup]:
-    """Return what `dump_partial` has written; raises DataError for a row in another form."""
+    """Return the groups of `dump_partial`; DataError for an invalid row."""
     groups: dict[int, tuple[int, list[Episode | PartialEpisode]]] = {}
     tasks: dict[int, Task] = {}
     for line in text.splitlines():

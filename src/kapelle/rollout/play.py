@@ -1,4 +1,4 @@
-"""What a team's episodes are played with: environment, workflow, engine, limits."""
+"""How a team's episodes are played: environment, workflow, engine, limits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kapelle.algorithm import Data, Interventions, Tree
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
-from kapelle.environment import (
-    AsksModels,
-    Environment,
-    Holding,
-    OneSeat,
-    offers,
-)
+from kapelle.environment import AsksModels, Environment, Holding, OneSeat, offers
 from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere, Hold
@@ -26,16 +20,15 @@ from kapelle.team import Agent, Team
 from kapelle.types import Sampling
 from kapelle.workflow import Workflow
 
-# -------- How many episodes run at once; the others wait before they hold any resource, so that no episode blocks another
+# -------- The number of concurrent episodes: others wait before they use any resource, so that no episode blocks another
 
 
 def at_once(environment: Environment, agents: int, tree: Tree | None, most: int, processes: int = 1) -> int:
-    """Return how many episodes, at most `most`, have room for everything that their worlds hold in so many processes.
+    """Return how many episodes, at most `most`, have enough resources in `processes`: descriptors, and threads if they block.
 
-    These are pipes, connections, and a thread for every world that blocks. An episode has room for all of its worlds
-    before it begins, so that none of them waits for another one of the same episode.
+    The resources of an episode include those of its continuations, so that it never waits for itself.
     """
-    # Where episodes branch, the candidates of every agent are continued in their own worlds.
+    # In a tree, the candidates of every agent are continued in their own environments.
     worlds = 1 + tree.candidates * agents if tree else 1
     if getattr(environment, "blocking", False):
         most = min(most, processes * max(1, bounded_worlds.WORKERS // worlds))
@@ -46,59 +39,59 @@ def at_once(environment: Environment, agents: int, tree: Tree | None, most: int,
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """Everything that an episode is played with."""
+    """How an episode is played."""
 
     team: Team
     environment: Environment
     workflow: Workflow
     engine: RolloutEngine
     sampling: Mapping[str, Sampling] | None = None
-    """Sampling by agent in place of the team's own; greedy evaluation uses it."""
+    """Sampling by agent in place of the team's; greedy evaluation uses it."""
     tree: Tree | None = None
-    """How episodes branch at every turn of a trained agent; None plays without branches."""
+    """How episodes branch at every turn of a trained agent; None for no branches."""
     widths: tuple[int, ...] = ()
-    """How often each moment of a group is sampled; empty where its episodes share nothing."""
+    """How often each moment of a group is sampled; empty if its episodes share no turns."""
     pays: bool = True
-    """Whether whole episodes and groups are paid; not where only what is sampled matters, such as for a plan."""
+    """Whether environments reward whole episodes and groups; a plan needs only the samples."""
     interventions: Interventions | None = None
-    """What is changed of every played episode; None plays none again."""
+    """The changes with which every episode is continued again; None for none."""
     timeline: Timeline = field(default_factory=Timeline, compare=False)
-    """Records where the time goes."""
+    """Records the time of each phase."""
     patience: Patience = field(default_factory=Patience)
-    """After how many seconds each kind of call is given up."""
+    """Time limit of each kind of call."""
     ranks: Ranks = ALONE
-    """The processes that play the same tasks; `shared_rollout` deals them out."""
+    """The processes that share the tasks; see `shared_rollout`."""
     workers: EnvironmentWorkers | None = field(default=None, compare=False)
-    """The processes in which worlds live; None for this one."""
+    """The processes of environments; None for this one."""
     compaction: CompactionConfig | None = None
-    """What is kept of a conversation that no longer fits; None lets its episode fail."""
+    """The rule for a conversation that no longer fits the context; without one its episode fails."""
     share_thoughts: bool = False
-    """Whether agents and the world read the others' thoughts."""
+    """Whether agents and the environment read other agents' thoughts."""
     generate: Callable[[Request], Awaitable[Completion]] | None = field(default=None, compare=False)
-    """Answers requests in place of the engine's `generate`; a served team is overheard by it."""
+    """Answers requests in place of the engine's `generate`; services use it."""
     run: str = field(default="", compare=False)
-    """The run's name, by which outside programs may call the team; empty where there is none."""
+    """The run's name, by which outside programs may call the team; empty without one."""
 
     one_seat: bool = field(init=False, compare=False)
-    """Whether the environment's worlds take one text a move (`OneSeat`); asked once, since every episode needs it."""
+    """Whether the environment takes one text a move (`OneSeat`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "one_seat", offers(self.environment, OneSeat))
 
     def sampling_of(self, agent: Agent) -> Sampling:
-        """Return how an agent's answers are sampled."""
+        """Return an agent's sampling."""
         return (self.sampling or {}).get(agent.name, agent.sampling)
 
     def as_asked(self, data: Data) -> Play:
-        """Return how the episodes of an algorithm's training are played."""
+        """Return how an algorithm's training episodes are played."""
         return replace(self, tree=data.tree, widths=data.widths, interventions=data.interventions)
 
     def plainly(self) -> Play:
-        """Return how whole episodes are played, each once."""
+        """Return how episodes are played without branches and continuations."""
         return self.as_asked(Data())
 
     def close(self) -> None:
-        """End the processes in which worlds live, and free the models that were asked; the engine belongs to whoever made it."""
+        """End the processes of environments and free their models; the caller closes the engine."""
         if self.workers is not None:
             self.workers.close()
         if offers(self.environment, AsksModels):
@@ -108,22 +101,18 @@ class Play:
 def make_play(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
 ) -> Play:
-    """Return what a team's episodes are played with: environment and workflow of the settings, team and engine.
-
-    `hold` starts the processes in which worlds live, if they do.
-    """
+    """Return how a team's episodes are played, by the settings; `hold` starts the processes of environments."""
     environment = config.environment
     if offers(environment, AsksModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch
 
-        judged = environment.asking(FrozenModels(config.model))
-        config = config.model_copy(update={"environment": judged})
+        environment = environment.asking(FrozenModels(config.model))
     size = config.episode.environment_workers
-    workers = EnvironmentWorkers(config.environment, size, config.patience, hold) if size else None
-    world = (config.environment, config.workflow)
+    workers = EnvironmentWorkers(environment, size, config.patience, hold) if size else None
     return Play(
         team,
-        *world,
+        environment,
+        config.workflow,
         engine,
         patience=config.patience,
         ranks=ranks,

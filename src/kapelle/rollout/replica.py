@@ -1,4 +1,4 @@
-"""A run's team built again in another process, from its settings: what plays there plays the same."""
+"""A copy of a run's team in another process, built from the settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TeamReplica:
     ) -> None:
         """Build from the resolved settings and the paths of the team's bases, by name; `hold` as for `make_play`.
 
-        Only the bases of policies are loaded: nothing is scored here. Those of policies that are sampled `elsewhere` are not.
+        Loads only the bases of policies that are sampled here, not `elsewhere`; critics are not needed.
         """
         torch.set_num_threads(threads)
         keep_imports_from_drawing()
@@ -54,7 +54,7 @@ class TeamReplica:
         team = replace(team, bases={base: path for base, path in bases.items() if base in played})
         models = load_models(team, self.config.model, {})
         self.hashes = {base: hash_of_base(model) for base, model in models.items()} | hashes
-        """Base name → hash of its weights as they were read."""
+        """Base name → hash of its weights."""
         for policy in own:
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
@@ -62,12 +62,12 @@ class TeamReplica:
         self._loaded: dict[str, int] = {}
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
-        """Take a policy's weights, unless it has this version; those of version 0 may have changed."""
+        """Load a policy's weights unless it has this version; version 0 may have changed."""
         if self._loaded.get(policy) != version or version == 0:
             self.play.engine.load(policy, weights(), version)
             self._loaded[policy] = version
 
 
 def moves(policy: Policy) -> bool:
-    """Return whether a policy has weights that are not simply those of its base on the disk."""
+    """Return whether a policy has other weights than its base on the disk."""
     return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 from kapelle.engines.rollout.protocol import (
     Completion,
@@ -58,6 +59,16 @@ from kapelle.workflow import (
     conversation,
     instructions,
 )
+
+
+_TURN_VALUES = attrgetter(*Turn.__slots__)
+
+
+def placed(turn: Turn, index: int, reward: float) -> Turn:
+    """Return a turn with its index and reward; several times faster than `dataclasses.replace`, for every turn."""
+    values = dict(zip(Turn.__slots__, _TURN_VALUES(turn), strict=True))
+    values["index"], values["reward"] = index, reward
+    return Turn(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +321,7 @@ class LiveSeat:
             name,
             tuple(conversation),
             prompt,
-            replace(sampling, max_tokens=min(sampling.max_tokens, room)),
+            sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room),
             derive_seed(scene.sampling_seed, *way, name, number),
             scene.task,
             scene.sample,
@@ -436,7 +447,7 @@ class LiveScene:
         """Record turns in the order given and return them with their index."""
         count = len(self._turns)
         turns = [
-            replace(turn, index=count + k, reward=turn.reward + self._owed.pop(turn.agent, 0.0))
+            placed(turn, count + k, turn.reward + self._owed.pop(turn.agent, 0.0))
             for k, turn in enumerate(drafts)
         ]
         self._turns.extend(turns)
@@ -591,7 +602,7 @@ class LiveScene:
                 self._owed[agent] = self._owed.get(agent, 0.0) + reward
             else:
                 turn = self._turns[last]
-                self._turns[last] = replace(turn, reward=turn.reward + reward)
+                self._turns[last] = placed(turn, last, turn.reward + reward)
         return paid
 
     def settle(self, outcome: Outcome) -> Outcome:

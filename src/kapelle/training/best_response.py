@@ -1,9 +1,7 @@
-"""How much one agent could gain against a frozen team: its best response as far as training finds it.
+"""A lower bound of a team's exploitability: the gain of one agent's best response, as far as training finds it.
 
-In a game that is too large to enumerate, exploitability is bounded from below: an agent's policy goes on learning from where the
-run left it, while all others stay as they are, and is then played on games that nothing was trained on. What it earns more than
-before, it could have earned all along; a longer search may find more. Games are drawn by chance, and so a bound holds with a
-confidence: where nobody can gain, some gain is found all the same in about half of all searches.
+For games that are too large to enumerate. One agent's policy continues training while all others are frozen. Its gain on held-out
+games is a lower bound: a longer search may find more. The bound holds with a confidence, because games are random.
 """
 
 from __future__ import annotations
@@ -34,40 +32,40 @@ LEARNS = (
     "evaluation.every=0",
     "evaluation.greedy=false",
 )
-"""How a best response is sought unless settings say otherwise: against players who stay as they are this is ordinary learning."""
+"""Default settings of the training of a best response."""
 
 DOUBT = 0.05
-"""How often the bound on NashConv may be wrong."""
+"""Probability that the bound on NashConv is wrong."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One agent's best response as far as it was found."""
+    """One agent's best response."""
 
     agent: str
     before: float
-    """What a game pays the agent as the run left it."""
+    """Mean payoff of the agent with the run's weights."""
     after: float
-    """What it is paid after it alone went on learning, on the same games."""
+    """Mean payoff on the same games after its further training."""
     interval: tuple[float, float] | None
-    """95 % interval of the gain, `after` less `before`, over games; Student's t. None for fewer than two games."""
+    """95 % interval of the gain, `after` minus `before`, over games; Student's t. None for fewer than two games."""
     at_least: float
-    """What it surely gains, 0 or more: lower ends of all agents hold together in 95 of 100 searches."""
+    """Lower bound of the gain, at least 0; the bounds of all agents hold together with 95 % confidence."""
     steps: int
     episodes: int
-    """Games that were played to find it."""
+    """Games of its training."""
     curve: Sequence[float]
-    """What the games of each step of training paid it."""
+    """Its mean payoff in each step of training."""
 
     @property
     def gain(self) -> float:
-        """What it gained in these games."""
+        """The gain in these games."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Exploited:
-    """How exploitable a team is at least."""
+    """A lower bound of a team's exploitability."""
 
     run: str
     games: int
@@ -76,12 +74,12 @@ class Exploited:
 
     @property
     def nash_conv_found(self) -> float:
-        """The sum of the agents' gains, those below 0 left out: NashConv (1711.00832, section 4) by these responses; too high on average where little can be gained."""
+        """The sum of the agents' positive gains: NashConv (1711.00832, section 4) of these responses. Biased upwards for small gains."""
         return sum(max(0.0, each.gain) for each in self.found)
 
     @property
     def nash_conv_at_least(self) -> float:
-        """A lower bound of NashConv at a confidence of 95 %: the sum of what the agents surely gain."""
+        """A lower bound of NashConv with 95 % confidence: the sum of the agents' lower bounds."""
         return sum(each.at_least for each in self.found)
 
     def row(self) -> dict[str, Any]:
@@ -103,11 +101,10 @@ def exploit(
     agents: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Exploited:
-    """Return what each of a team's agents (or those named) gains by learning alone against the others of a run's checkpoint.
+    """Return the gain of each agent (or of `agents`) by training alone against the others of a run's checkpoint.
 
-    `run` may be `RUN@best` or `RUN@STEP`; the run is only read. `settings` such as `optimizer.lr=5e-4` change how the response
-    learns. ConfigError for an agent that the team does not have, and for policies that are no adapters; EpisodeError where no game of an agent was
-    played to its end.
+    `run` may be `RUN@best` or `RUN@STEP`; it is only read. `settings` such as `optimizer.lr=5e-4` change the training. Raises
+    ConfigError for unknown agents and policies that are no adapters, EpisodeError if all games of an agent failed.
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
@@ -131,7 +128,7 @@ def _respond(
         kept = weights_of(seat.name, run, "exploit")
         if not (kept / "adapter_config.json").is_file():
             raise ConfigError(
-                f"{run} trains all weights of '{seat.name}'; best responses are sought for adapters (`team.sharing: lora` or `shared`)."
+                f"{run} trains all weights of '{seat.name}', and a best response needs adapters. Name a run with `team.sharing: lora`."
             )
         weights = "lora" if seat.name == agent else PastAdapter(past=str(kept))
         seats.append(seat.model_copy(update={"weights": weights}))
@@ -149,11 +146,11 @@ def _respond(
             say(f"{agent}: step {step.number} of {config.training.steps}, earns {curve[-1]:+.3f} a game")
         after = _earned(trainer.evaluate(games).groups, agent)
         steps = trainer.done
-    # A game of each evaluation has the same deal, so that luck cancels in the difference.
+    # Both evaluations have the same deals, so that luck cancels in the difference.
     both = sorted(before.keys() & after.keys())
     if not both:
         raise EpisodeError(
-            f"No game of the {games} in which '{agent}' was measured was played to its end before and after it learned."
+            f"Of the {games} games of '{agent}', none succeeded both before and after its training."
         )
     gains = [after[game] - before[game] for game in both]
     surely = mean_interval(gains, 1.0 - 2.0 * doubt)
@@ -170,10 +167,7 @@ def _respond(
 
 
 def _earned(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
-    """Return what the game paid an agent, by task and number of the episode; failed ones are left out.
-
-    Penalties for invalid moves are training's: who learns to avoid them takes nothing from anybody.
-    """
+    """Return an agent's payoff by task and number of the episode, without failed ones and penalties for invalid moves."""
     return {
         (group.task.id, number): payoff_of(episode, agent)
         for group in groups

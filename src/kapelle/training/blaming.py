@@ -1,7 +1,4 @@
-"""Blame for a run: which of its episodes are asked about, and with which weights (`kapelle.blame`).
-
-`evaluation.blame` measures, `runs.blamed` keeps.
-"""
+"""Blame for a run: its episodes and weights (`kapelle.blame`). `evaluation.blame` measures, and `runs.blamed` stores."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from kapelle.training.trainer import Trainer
 
 SPLITS = ("eval", "train")
-"""Episodes that can be asked about: of the evaluation, or of training tasks."""
+"""The episodes: of an evaluation, or of training tasks."""
 
 
 def blame_team(
@@ -39,26 +36,24 @@ def blame_team(
     split: str,
     seed: int | None,
 ) -> Blame:
-    """Return the same for the weights that a trainer holds; without a `run` nothing is read or written.
+    """Return the blame for the weights of a trainer; without a `run` nothing is read or written.
 
-    The global random generators are left as they were, so that training goes on as it would have.
+    The global random generators are restored, so that training continues as without the call.
     """
     check_blame(episodes, samples, split)
     refuse_alive(trainer.config.environment)
     if trainer.algorithm.judges:
         raise ConfigError(
-            f"`{trainer.algorithm.name}` trains a verifier, so its evaluations have no failed episodes of a team. Blame a run that trains "
-            "or evaluates a team."
+            f"`{trainer.algorithm.name}` trains a verifier, and blame needs episodes of a team. Name a run that trains or evaluates a team."
         )
     if trainer.ranks.size > 1 or isinstance(trainer.play.engine, PlaysGroups):
         raise ConfigError(
-            "Blame continues episodes in one process that samples itself, and this run has several. When it has saved a checkpoint, ask "
-            "in a process of its own: `kapelle blame RUN`."
+            "Blame needs a single process, and this run has several. Call `kapelle blame RUN` for its checkpoint in another process."
         )
     drawn = capture_random()
     try:
         groups = _groups(trainer, None if settings else run, split)
-        # Weights by what they are: a run can be taken back and reach the same step with others.
+        # Weights by their hash: a run that was rolled back can reach the same step with other ones.
         weights = sorted({(t.policy, t.weights_hash) for g in groups for e in g.episodes for t in e.turns})
         measured = {
             "step": trainer.done,
@@ -87,10 +82,10 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
-    """Return the evaluation that a run recorded of these weights, without further sets; else play one, or training tasks."""
+    """Return the recorded evaluation of these weights, without further sets; or else play one, or training tasks."""
     config, play = trainer.config, trainer.play
     if split == "eval" and run is not None:
-        # A damaged file of a run that plays well is no reason to refuse it: the episodes are played again.
+        # Without a readable recording the episodes are played again.
         with suppress(RunDirectoryError, DataError):
             found = read_groups(run, trainer.done, "test")
             own = [group for group in found if group.task.part not in config.evaluation.sets]

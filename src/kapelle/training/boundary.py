@@ -1,7 +1,6 @@
-"""What an algorithm's own code returns, checked where training takes it: signals, credit, losses and hooks.
+"""Checks of what an algorithm's code returns: signals, credit, losses and hooks.
 
-Users write algorithms, and mistakes in them are found here: one sentence names the algorithm, and for credit the agent and
-the turn. Code behind this module relies on these checks.
+Errors name the algorithm, and for credit the agent and the turn. Other modules rely on these checks.
 
 Shapes: T completion tokens of one turn.
 """
@@ -26,10 +25,10 @@ R = TypeVar("R")
 
 
 def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Signals:
-    """Return what the algorithm's signals found out about a step.
+    """Return the results of the algorithm's signals for a step.
 
     Raises:
-        AlgorithmError: a signal raises, returns no mapping of mappings, a result by the name of another field, or tensors for tokens that are not there.
+        AlgorithmError: a signal raises, or returns something else than a mapping of mappings with tensors of the right shape.
     """
     rows: dict[str, Any] = {}
     for signal in algorithm.needs:
@@ -43,8 +42,8 @@ def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Sig
         for name in found:
             if not isinstance(name, str) or name in ("step", "more"):
                 raise AlgorithmError(
-                    f"Algorithm '{algorithm.name}': `gather` of {who} returned a result named {name!r:.60}. Give it another name, a "
-                    "text; `step` and `more` are fields of `Signals` that are filled already."
+                    f"Algorithm '{algorithm.name}': `gather` of {who} returned a result named {name!r:.60}. Give it another name than the "
+                    "fields `step` and `more` of `Signals`."
                 )
         rows |= found
     for field in ("reference", "proximal"):
@@ -66,12 +65,12 @@ def give_credit(
     signals: Signals,
     stop: bool,
 ) -> Mapping[TurnKey, Credit]:
-    """Return the credit of every turn that is trained on. `groups` are the step's with all that their turns were paid.
+    """Return the credit of every turn that is trained on. `groups` are the step's with all rewards of their turns.
 
-    With `stop`, advantages and returns must be finite; without it, the engine leaves out an update that is not.
+    With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not.
 
     Raises:
-        AlgorithmError: `give` raises, leaves out a turn, invents one, or gives one something of a wrong type or shape.
+        AlgorithmError: `give` raises, omits or invents a turn, or returns a wrong type or shape.
         NumericsError: an advantage or return is not finite.
     """
     credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)
@@ -84,8 +83,8 @@ def give_credit(
         if key not in credit:
             if turn.trained or (critic is not None and critic.everyone):
                 raise AlgorithmError(
-                    f"Algorithm '{algorithm.name}' gave no credit to {_name(key, turn)}. `credit` returns one `Credit` for every "
-                    "turn of `kapelle.rows.turns_of(groups)`; one with `weight=0.0` is left out of the loss."
+                    f"Algorithm '{algorithm.name}' gave no credit to {_name(key, turn)}. Return one `Credit` for every turn of "
+                    "`kapelle.rows.turns_of(groups)`, with `weight=0.0` to exclude it from the loss."
                 )
             continue
         given: object = credit[key]
@@ -107,14 +106,12 @@ def give_credit(
         weight: object = given.weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. It is a number from 0.0 on; 0.0 "
-                "leaves the turn out of the loss."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the weight {_said(weight)}. Give a number of at least 0.0."
             )
         pair: object = given.pair
         if pair is not None and (isinstance(pair, bool) or not isinstance(pair, int)):
             raise AlgorithmError(
-                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. It is a whole number, the same for "
-                "both sides, or None."
+                f"Algorithm '{algorithm.name}' gave {_name(key, turn)} the pair {_said(pair)}. Give a whole number, or None."
             )
         if stop and weight > 0:
             for name, tensor, _ in shaped:
@@ -126,21 +123,21 @@ def give_credit(
     known = {key for key, _ in step.turns}
     if invented := [key for key in credit if key not in known]:
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is not a turn of a finished episode of this "
-            "step. Keys are those of `kapelle.rows.turns_of(groups)`: `TurnKey(group, episode, turn)`, each from 0."
+            f"Algorithm '{algorithm.name}' gave credit to {_said(invented[0])}, which is no turn of a valid episode of this step. Use the "
+            "keys of `kapelle.rows.turns_of(groups)`."
         )
     return credit
 
 
 def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable[P, Loss]:
-    """Return an algorithm's loss (`policy_loss` or `critic_loss`) that raises AlgorithmError where it returns no `Loss`."""
+    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks; a wrong one raises AlgorithmError."""
     who = f"Algorithm '{algorithm}': `{kind}`"
 
     def checked(*given: P.args, **named: P.kwargs) -> Loss:
         try:
             found: object = loss(*given, **named)
         except Exception as error:
-            _tell_whose(who, error)
+            _raise_named(who, error)
             raise
         if not isinstance(found, Loss):
             raise AlgorithmError(
@@ -150,11 +147,11 @@ def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable
             scalar: object = value
             if not isinstance(scalar, Tensor) or scalar.ndim:
                 raise AlgorithmError(
-                    f"{who} returned a `{name}` that is {_said(scalar)}. It is a scalar tensor: a sum over the batch."
+                    f"{who} returned a `{name}` that is {_said(scalar)}. Return a scalar tensor: the sum over the batch."
                 )
         if not found.total.requires_grad:
             raise AlgorithmError(
-                f"{who} returned a `total` without a gradient. Compute it from the outputs that it is given, without `detach`."
+                f"{who} returned a `total` without a gradient. Compute it from `outputs` without `detach`."
             )
         return found
 
@@ -178,17 +175,17 @@ def _need_floats(
         else f"shape {list(shape)}"
     )
     raise AlgorithmError(
-        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(value)} as {what}. It is a tensor of floats with {wanted}."
+        f"Algorithm '{algorithm.name}' gave {_name(key, turn)} {_said(value)} as {what}. Give a tensor of floats with {wanted}."
     )
 
 
 def _name(key: TurnKey, turn: Turn) -> str:
-    """Return a turn in words."""
+    """Return a description of a turn."""
     return f"agent '{turn.agent}' for turn {key.turn} of episode {key.episode} of group {key.group}"
 
 
 def _said(value: object) -> str:
-    """Return a value of a user's code in a few words."""
+    """Return a short description of a value."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and type {value.dtype}".replace("torch.", "")
     if value is None or isinstance(value, bool | int | float | TurnKey):
@@ -203,22 +200,22 @@ def _said(value: object) -> str:
 def _called(
     algorithm: Algorithm, who: str, call: Callable[..., R], *given: Any, step: Sampled | None = None
 ) -> R:
-    """Return what a part of an algorithm returns; AlgorithmError names what it raised, and the line."""
+    """Return the result of a part of an algorithm; AlgorithmError with its error and line."""
     try:
         found = call(*given)
     except Exception as error:
-        _tell_whose(f"Algorithm '{algorithm.name}': {who}", error, step)
+        _raise_named(f"Algorithm '{algorithm.name}': {who}", error, step)
         raise
     if isinstance(found, Coroutine):
         found.close()
         raise AlgorithmError(
-            f"Algorithm '{algorithm.name}': {who} is async. Write `def`, not `async def`: its result is needed at once."
+            f"Algorithm '{algorithm.name}': {who} is async. Write `def` in place of `async def`."
         )
     return found
 
 
-def _tell_whose(who: str, error: Exception, step: Sampled | None = None) -> None:
-    """Raise AlgorithmError with what an algorithm's own code raised, and where; errors of kapelle's code are left alone."""
+def _raise_named(who: str, error: Exception, step: Sampled | None = None) -> None:
+    """Raise AlgorithmError with an error of an algorithm's own code and its line; return for errors of kapelle's code."""
     where = place_of(error)
     if not where or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
         return

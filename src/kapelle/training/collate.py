@@ -21,10 +21,7 @@ from kapelle.types import Group, Turn
 def fresh_samples(
     turns: Iterable[Turn], team: Team, most: int, versions: Mapping[str, int] | None = None
 ) -> list[Sample]:
-    """Return up to `most` turns of each policy with the log-probs that they were sampled with.
-
-    With `versions` (by policy), only the tokens that these weights sampled.
-    """
+    """Return up to `most` turns of each policy with their log-probs of sampling; with `versions`, only tokens of these weights."""
     chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
     for turn in turns:
         start = 0
@@ -44,7 +41,7 @@ def fresh_samples(
 def policy_samples(
     turns: Sequence[tuple[TurnKey, Turn]], team: Team, credit: Mapping[TurnKey, Credit], signals: Signals
 ) -> dict[TurnKey, Sample]:
-    """Return what each policy learns from: one sample for each of the trained turns that has credit."""
+    """Return one sample for each trained turn with credit."""
     samples: dict[TurnKey, Sample] = {}
     weighed = {turn.policy for key, turn in turns if credit[key].weight not in (0.0, 1.0)}
     for key, turn in turns:
@@ -70,7 +67,7 @@ def critic_samples(
     need: CriticSpec,
     readers: Readers | None = None,
 ) -> list[Sample]:
-    """Return what critics learn from: one sample per turn that has a target; the value after it is one more if it has one."""
+    """Return one sample per turn with a target for its critic; the value after the turn is one more target if there is one."""
     samples: list[Sample] = []
     for key, turn in turns_of(groups, trained_only=not need.everyone):
         given = credit[key]
@@ -93,9 +90,9 @@ def critic_samples(
 
 
 def demonstrated_samples(groups: Sequence[Group], team: Team, observations: float) -> list[Sample]:
-    """Return every trained turn as a target, and with `observations` > 0 also what its agent observed next.
+    """Return every trained turn as a target, and with `observations` > 0 also its agent's next observation.
 
-    An observation is what an agent's next prompt adds to its last completion; each of its tokens weighs `observations`.
+    An observation is what the next prompt adds to the last completion; each of its tokens has the weight `observations`.
     """
     turns = turns_of(groups)
     if not observations:

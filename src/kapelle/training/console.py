@@ -1,4 +1,4 @@
-"""The progress of a run: the observer that gathers it, the values that views show, and the view of plain lines."""
+"""The progress of a run in a terminal: the observer that collects it, its values, and the view of plain lines."""
 
 from __future__ import annotations
 
@@ -24,21 +24,18 @@ if TYPE_CHECKING:
 Event = Literal["phase", "warmup", "step", "evaluation"]
 
 RETURN = "return/"
-"""Prefix of the returns that agents learn from, see `metrics.definitions.METRICS`."""
-
+"""Prefix of the metrics of agents' returns."""
 SHOWN = 3
 """Conversations that are shown at once."""
-
 RECENT = 30
-"""How many of the last steps the time left is estimated from."""
-
+"""Number of the last steps from which the remaining time is estimated."""
 REMEMBERED = 1000
-"""How many of the last steps' successes are kept."""
+"""Number of the last steps whose successes are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownConversation:
-    """One episode for people to read."""
+    """One episode in readable form."""
 
     question: str
     texts: tuple[tuple[str, str], ...]
@@ -46,14 +43,14 @@ class ShownConversation:
     score: float | None
     """The team's success; None where the environment has none, or the episode failed."""
     returns: Mapping[str, float] = field(default_factory=dict)
-    """What each seat was paid, in games without a notion of success."""
+    """Return of each agent, in games without a success."""
     note: str = ""
-    """Shown in place of a verdict, for demonstrations and failed episodes."""
+    """Replaces the verdict of demonstrations and failed episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One evaluation on unseen problems."""
+    """One evaluation on held-out problems."""
 
     step: int
     success: float | None
@@ -61,17 +58,17 @@ class Point:
     problems: int
     reward: Mapping[str, float]
     scored: int | None = None
-    """Problems that `success` is the mean of; None in rows of older versions."""
+    """Problems that `success` is the mean of."""
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
-    """How well a verifier judges, where one is trained (`training.held_out.Judgement`)."""
+    """How well a trained verifier judges (`training.held_out.Judgement`)."""
     games: bool = False
     """Whether no task asks a question (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Part of a mixture → what each seat earned in it."""
+    """Part of a mixture → return of each agent."""
     fewer: str = ""
-    """Why fewer problems were played than asked for (`Rate.fewer`)."""
+    """Why fewer problems were played than requested (`Rate.fewer`)."""
 
     @property
     def rate(self) -> MeanScore:
@@ -122,17 +119,17 @@ def point_of(row: Mapping[str, Any]) -> Point:
 def judged(verifier: Mapping[str, Any]) -> str:
     """Return how well a verifier separates answers to one question: `AUC 0.812 [0.785, 0.839]`."""
     if verifier["interval_within"] is None:
-        return "no AUC, as too few questions had right and wrong answers"
+        return "no AUC: too few questions had correct and incorrect answers"
     low, high = verifier["interval_within"]
     return f"AUC {verifier['auc_within']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressLine:
-    """Everything that a view can show; replaced as a whole, so that a drawing thread sees a consistent state."""
+    """Everything that a view can show; replaced as a whole, so that another thread reads a consistent state."""
 
     event: Event = "phase"
-    """What has just happened."""
+    """The last event."""
     phase: str = "start"
     detail: str = ""
     step: int = 0
@@ -141,29 +138,29 @@ class ProgressLine:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last step of warm-up or training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Mean return that each agent learns from, over the last step's episodes."""
+    """Mean return of each agent over the last step's episodes."""
     learning: Mapping[str, float] = field(default_factory=dict)
-    """The loss's own metrics in the last step, by the names in `LEARNING`."""
+    """Metrics of the loss in the last step, by the names in `LEARNING`."""
     idle: str = ""
     """Why the last step had nothing to learn from; empty otherwise."""
     history: tuple[float, ...] = ()
-    """The team's success (or mean reward) in each of the last `REMEMBERED` steps, as far as it is known."""
+    """The team's success or mean return in the last `REMEMBERED` steps that had one."""
     points: tuple[Point, ...] = ()
     conversations: tuple[ShownConversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time spent by phase, without the current one."""
     left: float | None = None
-    """Estimated seconds that the phase will still take; None before its second step and after its last."""
+    """Estimated remaining seconds of the phase; None before its second step and after its last."""
 
 
 def clock_text(seconds: float) -> str:
-    """Return a time as a clock shows it: `0:07`, `12:05`, `3:00:00`."""
+    """Return a time as `0:07`, `12:05` or `3:00:00`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 class Watch:
-    """An `Observer` that keeps the progress and passes it to a view at every change."""
+    """An `Observer` that collects the progress and passes it to a view at every change."""
 
     def __init__(
         self,
@@ -172,12 +169,12 @@ class Watch:
         *,
         constant_sum: bool = False,
     ) -> None:
-        """`constant_sum`: one seat wins what the others lose, so that the mean over seats is meaningless."""
+        """In a game of `constant_sum` the mean return over agents has no meaning."""
         self.now = ProgressLine()
         self.notes: list[tuple[str, str]] = []
         """Notes on `data` (such as omitted rows), `engine` and `cache`, as (name, text)."""
         self.changes: list[str] = []
-        """What has changed for a resumed run."""
+        """Changes of a resumed run."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
@@ -198,7 +195,7 @@ class Watch:
         if name in ("warm-up", "stopping"):
             self._ended.clear()
         self._since = self._clock()
-        # Training continues after an evaluation, and its bar with it; the warm-up's does not.
+        # The progress bar of training continues after an evaluation; that of the warm-up ends.
         before = self.now
         if before.phase == "warm-up":
             before = replace(before, step=0, steps=0, metrics={}, left=None)
@@ -217,12 +214,12 @@ class Watch:
             for name, value in step.metrics.items()
             if not none_scored(step.metrics)
             if name.startswith(RETURN)
-            and "/" not in name.removeprefix(RETURN)  # a second slash: one part of a mixture
+            and "/" not in name.removeprefix(RETURN)  # with a second slash: a part of a mixture
         }
         score = [step.metrics["success"]] if "success" in step.metrics else []
         if not score and rewards and not self._constant_sum:
             score = [sum(rewards.values()) / len(rewards)]
-        taught = any(name.startswith(DEMONSTRATED) for name in step.metrics)
+        is_demonstrated = any(name.startswith(DEMONSTRATED) for name in step.metrics)
         shown = choose(step.groups, step.number)
         self._show(
             replace(
@@ -236,12 +233,12 @@ class Watch:
                 learning=learning(step.metrics),
                 idle=step.idle,
                 history=(*self.now.history, *score)[-REMEMBERED:],
-                conversations=tuple(demonstrated(each) for each in shown) if taught else shown,
+                conversations=tuple(demonstrated(each) for each in shown) if is_demonstrated else shown,
             )
         )
 
     def _left(self, steps: int) -> float | None:
-        """Return the seconds that so many steps will take at the pace of the last ones, which includes evaluations."""
+        """Return the estimated seconds of further steps, by the time of the last ones and their evaluations."""
         self._ended.append(self._clock())
         taken = len(self._ended) - 1
         return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
@@ -266,10 +263,10 @@ class Watch:
 
 
 def choose(groups: Sequence[Group], number: int) -> tuple[ShownConversation, ...]:
-    """Return conversations from different places of a step; another `number` gives other ones."""
+    """Return some conversations of a step; another `number` selects other ones."""
     places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
-    episodes = [groups[place].episodes for place in places]
-    return tuple(conversation(attempts[number % len(attempts)]) for attempts in episodes if attempts)
+    chosen = [groups[place].episodes for place in places]
+    return tuple(conversation(episodes[number % len(episodes)]) for episodes in chosen if episodes)
 
 
 def conversation(episode: Episode) -> ShownConversation:
@@ -278,14 +275,14 @@ def conversation(episode: Episode) -> ShownConversation:
     if episode.error is not None:
         return ShownConversation(episode.task.question, texts, None, note="failed")
     paid = bool(episode.rewards) or any(turn.reward for turn in episode.turns)
-    # Games ask no question that could be answered rightly: the seats' returns are shown instead.
+    # Games without a question show the agents' returns.
     score = episode.success if episode.task.question or not paid else None
     earned = {name: episode.total(name) for name in episode.agents} if paid and score is None else {}
     return ShownConversation(episode.task.question, texts, score, earned)
 
 
 def demonstrated(shown: ShownConversation) -> ShownConversation:
-    """Return a conversation marked as a demonstration, without a result, which would describe the script and not the team."""
+    """Return a conversation marked as a demonstration, without the script's result."""
     return replace(shown, score=None, returns={}, note="to be learned")
 
 
@@ -301,7 +298,7 @@ LEARNING = {
 
 
 def learning(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the loss's own metrics by their terminal names, followed by the policy where there are several."""
+    """Return metrics of the loss by their terminal names, followed by the policy if there are several."""
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         kind, _, policy = name.partition("/")
@@ -331,7 +328,7 @@ class Lines:
         before: Sequence[str] = (),
         run_dir: Path | None = None,
     ) -> None:
-        """`before`: lines before the first one. `run_dir` is named once it exists, because a run that cannot begin has none."""
+        """Print the lines `before` first, and the path of `run_dir` as soon as it exists."""
         self._stream = stream
         self._clock = clock
         self._start = clock()
@@ -339,7 +336,7 @@ class Lines:
         self._run_dir = run_dir
 
     def __call__(self, progress: ProgressLine) -> None:
-        """Print the newest event, if it is worth a line."""
+        """Print a line about the last event, if it has one."""
         while self._before:
             say(self._before.pop(0), self._stream)
         if self._run_dir is not None and is_run(self._run_dir):
@@ -388,7 +385,7 @@ def _left(progress: ProgressLine) -> str:
 
 
 def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
-    """Return notes on episodes that the step's figures leave out, because they failed or were not scored."""
+    """Return notes on episodes that failed or were not scored, which the step's metrics exclude."""
     samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
     notes = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
     if "success" in metrics and metrics.get("scored", samples) < samples:
@@ -400,14 +397,14 @@ def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
         and not idle
         and not any(name.startswith(DEMONSTRATED) for name in metrics)
     ):
-        notes.append("every attempt at a task earned the same")
+        notes.append("all episodes of each task have the same return")
     undone = [name.partition("/")[2] for name in metrics if name.startswith("undone/")]
     notes += [f"an update of {', '.join(undone)} broke its weights and was undone"] if undone else []
     return [*notes, *(["the mixer's fit was undone"] if "mixer_undone" in metrics else [])]
 
 
 def one_line(shown: ShownConversation, width: int = 100) -> str:
-    """Return a conversation on one line: question → each agent's text → the verdict."""
+    """Return a conversation on one line: question → texts → verdict."""
     each = max(12, width // (1 + len(shown.texts)))
     words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
     pieces = [printable(shown.question, each), *words]
@@ -415,17 +412,14 @@ def one_line(shown: ShownConversation, width: int = 100) -> str:
 
 
 def verdict(shown: ShownConversation) -> str:
-    """Return how a conversation ended: `right`, `wrong`, or the score in between; in games what each seat earned."""
-    earned = shown.score
+    """Return the result of a conversation: `right`, `wrong` or the score between; in games the agents' returns."""
     if shown.note:
         return shown.note
-    if earned is None and shown.returns:
-        return returns(shown.returns)
-    if earned is None:
-        return "no score"
-    return {1.0: "right", 0.0: "wrong"}.get(earned, f"{earned:.2f}")
+    if shown.score is None:
+        return returns(shown.returns) if shown.returns else "no score"
+    return {1.0: "right", 0.0: "wrong"}.get(shown.score, f"{shown.score:.2f}")
 
 
-def returns(earned: Mapping[str, float]) -> str:
-    """Return what each seat earned: `first 0.125, second -0.125`."""
-    return ", ".join(f"{agent} {value:.3f}" for agent, value in earned.items())
+def returns(values: Mapping[str, float]) -> str:
+    """Return the agents' returns: `first 0.125, second -0.125`."""
+    return ", ".join(f"{agent} {value:.3f}" for agent, value in values.items())

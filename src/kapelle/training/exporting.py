@@ -1,8 +1,8 @@
-"""Trained policies of a run as folders for other programs: adapters, merged models, models for llama.cpp's converter.
+"""Export of a run's trained policies for other programs: adapters, merged models, models for llama.cpp's converter.
 
-    peft         each policy's adapter as PEFT reads it; where the base is no model that others have, it lies beside in `base`
-    hf           each policy as a whole model that `transformers` loads, its adapter merged into its base
-    gguf-ready   the same with what `convert_hf_to_gguf.py` asks for beside the weights, checked before anybody converts
+    peft         each policy's adapter for PEFT; a base that only this run has is written to `base`
+    hf           each policy as a model for `transformers`, its adapter merged into its base
+    gguf-ready   the same, checked for what `convert_hf_to_gguf.py` requires
 
 Merging computes W + (alpha / rank) · B A in float32 and rounds once, to the type of the base.
 """
@@ -35,24 +35,23 @@ from kapelle.training.observer import Observer
 from kapelle.training.provenance import config_of_run
 from kapelle.training.served import checkpoint_of, warmed
 
-# -------- Whether llama.cpp's `convert_hf_to_gguf.py` takes a model: asked before one is merged, and of what was written
+# -------- Whether llama.cpp's `convert_hf_to_gguf.py` supports a model
 #
-# The converter knows a byte-level BPE by the ids that it gives one text, and holds them against a list of published tokenisers. So
-# one that was made for a tiny model is never taken, whatever the rest of the folder is like.
+# The converter identifies a byte-level BPE by the ids of one text in a list of published tokenisers. So it never supports one that was
+# made for a tiny model.
 
 SMALLEST = 30_000
-"""Tokens: every byte-level BPE on the converter's list has more."""
+"""Fewer tokens than any byte-level BPE on the converter's list has."""
 UNKNOWN = frozenset({"GPTNeoForCausalLM", "HeliumForCausalLM", "OPTForCausalLM"})
-"""Architectures that models here have and the converter does not; docs/export.md says which version was asked."""
+"""Architectures that the converter does not support; docs/export.md names its version."""
 _INSTEAD = "Export with `--format hf`, or train on a pretrained model"
 
 
 def check_convertible(model: str | Path) -> None:
-    """Raise ModelError for a base or a written folder that the converter would refuse; a name on a hub is not looked at."""
+    """Raise ModelError for a base or a written folder that the converter does not support; names on a hub are not checked."""
     if str(model) == "embedded":
         raise ModelError(
-            f"llama.cpp's converter does not take the base 'embedded': its tokeniser is made here, and the converter takes a "
-            f"byte-level BPE from its list of published ones alone. {_INSTEAD}."
+            f"llama.cpp's converter does not take the base 'embedded': it only supports published tokenisers. {_INSTEAD}."
         )
     place = Path(model).expanduser()
     if not place.is_dir():
@@ -67,7 +66,7 @@ def check_convertible(model: str | Path) -> None:
         raise ModelError(
             f"llama.cpp's converter does not know the architecture {named[0]} of {place}. {_INSTEAD}."
         )
-    if (place / "tokenizer.model").is_file():  # of SentencePiece, which the converter reads itself
+    if (place / "tokenizer.model").is_file():  # SentencePiece, which the converter supports
         return
     tokeniser = _read(place / "tokenizer.json").get("model")
     if not isinstance(tokeniser, Mapping):
@@ -78,8 +77,8 @@ def check_convertible(model: str | Path) -> None:
     kind, tokens = tokeniser.get("type"), len(tokeniser.get("vocab") or ())
     if kind == "WordLevel" or (kind == "BPE" and not tokeniser.get("byte_fallback") and tokens < SMALLEST):
         raise ModelError(
-            f"llama.cpp's converter does not take the tokeniser of {place}, a {kind} of {tokens:,} tokens: it only takes "
-            f"published ones from a list, each of more than {SMALLEST:,}. {_INSTEAD}."
+            f"llama.cpp's converter does not take the tokeniser of {place}, a {kind} of {tokens:,} tokens: it only supports published "
+            f"tokenisers. {_INSTEAD}."
         )
 
 
@@ -104,11 +103,10 @@ def export(
     agents: Sequence[str] = (),
     licence: str | None = None,
 ) -> list[Exported]:
-    """Write the trained policies of a run's checkpoint (of some agents alone) into a new folder, with a model card and `team.yaml`.
+    """Write the trained policies of a run's checkpoint (or of some `agents`) into a new folder, with a model card and `team.yaml`.
 
-    `licence` stands on the card (`apache-2.0`), else that of the base.
-    Raises ConfigError for an agent without trained weights or a base that nothing can be merged into, CheckpointError
-    without a checkpoint.
+    `licence` is for the card, by default that of the base.
+    Raises ConfigError for an agent without trained weights or a base without exact merging, CheckpointError without a checkpoint.
     """
     config = without_features(config_of_run(run)).model_copy(update={"start_from": {}})
     absent: list[str] = []
@@ -125,7 +123,7 @@ def export(
         names = [name for name in names if name in own]
     if not names:
         raise ConfigError(
-            "Nothing that was trained is left to export: these agents act with weights that stayed as they were."
+            "These agents have no trained weights to export. Name trained agents with `--agent`."
         )
     chosen = [team.policies[name] for name in names]
     if form != "peft" and config.model.quantization is not None:
@@ -137,7 +135,7 @@ def export(
         for path in dict.fromkeys(team.bases[policy.base] for policy in chosen):
             check_convertible(path)
     ready = warmed(prepared, observer)
-    # Bases that only this run has: nobody can load an adapter without them.
+    # Bases that only this run has are exported with their adapters.
     unpublished = {b for b, path in team.bases.items() if ready.team.bases[b] != path or path == "embedded"}
     models = ready.load() if form != "peft" or unpublished else {}
     folders = _base_folders(out, chosen, unpublished)
@@ -150,7 +148,7 @@ def export(
         if policy.lora is None or form == "peft":
             shutil.copytree(saved, place, dirs_exist_ok=True)
             if policy.lora is not None and policy.base in unpublished:
-                # A base that nobody else has lies beside its adapters, which name it; it is written once for all of them.
+                # The adapters of such a base name its folder, which is written once.
                 base = folders[policy.base]
                 if not base.exists():
                     save_model(base, models[policy.base])
@@ -158,13 +156,13 @@ def export(
                 beside = base.name if place == out else f"../{base.name}"
                 named = {**json.loads(file.read_text("utf-8")), "base_model_name_or_path": beside}
                 file.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
-                (place / "kapelle.json").unlink(missing_ok=True)  # it lists the files as they were
+                (place / "kapelle.json").unlink(missing_ok=True)  # the list of unchanged files
         else:
             save_model(place, models[policy.base], merged(models[policy.base], saved))
         speakers = [agent for agent, name in team.policy_of.items() if name == policy.name]
         template = place / "chat_template.jinja"
         if speakers and (arguments := team[speakers[0]].chat_template_kwargs) and template.is_file():
-            # Whoever loads it elsewhere gives the template no arguments.
+            # Other programs pass no arguments to the template.
             template.write_text(with_defaults(template.read_text("utf-8"), arguments), "utf-8")
             write_checksums(place)
         if form == "gguf-ready":
@@ -181,7 +179,7 @@ def export(
 
 
 def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[str]) -> dict[str, Path]:
-    """Return where each base is written that only this run has, by its name: `base`, unless there are several or a policy is called so."""
+    """Return the folder of each base that only this run has, by its name: `base`, or numbered if there are several."""
     needed = sorted({policy.base for policy in chosen if policy.lora is not None} & set(unpublished))
     taken = {policy_folder(out, policy.name).name for policy in chosen} if len(chosen) > 1 else set()
     plain = "base" if len(needed) == 1 and "base" not in taken else None
@@ -189,7 +187,7 @@ def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[s
 
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
-    """Return a base's weights with an adapter in them, by name, each in the base's type; ModelError where they do not fit."""
+    """Return a base's weights with an adapter merged into them, by name, in the base's type; ModelError if they do not match."""
     own, layers = model.base_parameters(), layers_of(model.model)
     if base_of(adapter) not in (None, hash_of_base(model)):
         raise ModelError(
@@ -210,7 +208,7 @@ def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
         a_rI, b_Or = tensors[key].float(), tensors[key.replace(".lora_A.", ".lora_B.")].float()
         weight, module = found[name], model.model.get_submodule(path.rpartition(".")[0])
         if path in layers.experts:
-            # Of all experts side by side: slow in A, fast in B.
+            # Ranks of all experts: expert-major in A, rank-major in B.
             a_erI, b_Ore = (
                 each.unflatten(axis, shape)
                 for each, axis, shape in ((a_rI, 0, (len(weight), -1)), (b_Or, 1, (-1, len(weight))))
@@ -220,7 +218,7 @@ def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
             change = b_Or @ a_rI
             if not isinstance(
                 model.model.get_submodule(path), torch.nn.Linear
-            ):  # GPT-2 keeps weights the other way round
+            ):  # GPT-2 stores transposed weights
                 change = change.t()
         found[name] = (weight.float() + (lora.alpha / lora.rank) * change.to(weight.device)).to(weight.dtype)
     return found

@@ -1,4 +1,4 @@
-"""How good a run is so far, on tasks that it does not learn from."""
+"""Evaluation of a run on held-out tasks: of its team, or of the verifier that it trains."""
 
 from __future__ import annotations
 
@@ -27,59 +27,56 @@ from kapelle.training.selection import TrainingTasks
 from kapelle.training.starting import Pieces
 from kapelle.types import Group, Task
 
-# -------- How well a verifier judges answers to questions that it was never trained on
+# -------- How well a verifier judges answers to held-out questions
 #
-# The questions are those of the test split whose text is in no training step; the team of the run answers them as in
-# training, several times each, and the environment grades. Answers to one question are not independent, so the
-# interval counts questions, not answers.
+# The questions are those of the test split whose text is in no training step. The team answers each several times as in training, and
+# the environment grades. Answers to one question are not independent, so intervals count questions.
 #
-# There are two areas under the curve. `auc` is over all answers: a verifier that knows which questions are hard has a high
-# one, even if it cannot tell two answers to one question apart. `auc_within` compares only answers to the same question.
-# Only the latter rewards an agent for its answer: what all answers to a question have in common does not tell them
-# apart, and a critic subtracts it.
+# There are two areas under the curve. `auc` is over all answers: it is high if the verifier knows which questions are hard, even if it
+# cannot distinguish two answers to one question. `auc_within` compares only answers to the same question. Only this difference can
+# improve an agent, because a critic subtracts what all answers to a question have in common.
 #
-# A verifier that pays is measured on what its team says at every evaluation of that run: its answers change because it pays
-# for them, and what it told apart before training may be what nobody says any more.
+# A verifier that rewards a team is also measured on the team's answers at every evaluation, because training changes them.
 
 BINS = 10
-"""Equal parts of [0, 1] in which predicted probabilities are compared with the share of right answers."""
+"""Equal parts of [0, 1] in which predicted probabilities are compared with the share of correct answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How well a verifier tells right answers from wrong ones."""
+    """How well a verifier separates correct from incorrect answers."""
 
     questions: int
     answers: int
     right: float
-    """Share of right answers."""
+    """Share of correct answers."""
     auc: float | None
-    """Chance that a right answer scores above a wrong one, over all answers; None if all are of one kind."""
+    """Probability that a correct answer scores above an incorrect one, over all answers; None if all are of one kind."""
     interval: tuple[float, float] | None
-    """95 % of `auc`, by questions (`metrics.statistics.area_interval`)."""
+    """95 % interval of `auc`, by questions (`functional.statistics.area_interval`)."""
     both: int
-    """Questions with right and wrong answers."""
+    """Questions with correct and incorrect answers."""
     auc_within: float | None
-    """Mean of the area over the questions with both kinds, each area among that question's answers; None without any."""
+    """Mean over these questions of the area among the question's answers; None without any."""
     interval_within: tuple[float, float] | None
-    """95 % of `auc_within`, Student's t over questions; None for fewer than two."""
+    """95 % interval of `auc_within`, Student's t over questions; None for fewer than two."""
     brier: float | None
     """Mean squared difference between the predicted probability and 1 or 0."""
     calibration_error: float | None
-    """Mean difference, over ten bins weighted by their answers, between mean prediction and share right."""
+    """Mean difference, over ten bins weighted by their answers, between mean prediction and share of correct answers."""
     bins: tuple[tuple[float, float, int], ...]
-    """(mean prediction, share right, answers) of every bin that has answers."""
+    """(mean prediction, share of correct answers, answers) of every bin with answers."""
     answered: Mapping[str, Any] | None = None
-    """The same, without `bins`, among the answers in which the environment finds a final answer: a verifier that only tells
-    garbled texts from answers is at chance there. None where all have one, or the environment looks for none."""
+    """The same, without `bins`, of the answers in which the environment finds a final answer. A verifier that only recognises texts
+    without one is at chance there. None if all have one, or the environment extracts none."""
     calibrated: Mapping[str, Any] | None = None
-    """The `calibration` that was fitted on half of the questions (`fitted` answers), and `calibration_error` and `brier` on the other
-    half (`answers`) with it, and `before` it; None without one (`metrics.calibration`)."""
+    """The `calibration` fitted on half of the questions (`fitted` answers), and `calibration_error` and `brier` of the other half
+    (`answers`) with it and `before` it; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer: its question, its predicted probability of being right, and whether it is."""
+    """One answer: its question, its predicted probability of being correct, and whether it is."""
 
     question: str
     probability: float
@@ -87,19 +84,21 @@ class Judged:
     answered: bool = True
     """Whether the environment finds a final answer in it."""
     score: float = 0.0
-    """What the verifier gave, before it became a probability."""
+    """The verifier's logit."""
 
 
 def judgement_of(judged: Sequence[Judged], calibration: Kind = "none") -> Judgement:
-    """Return how well these answers were judged, and with a `calibration` what it makes of half of them."""
+    """Return how well these answers were judged; a `calibration` is fitted on half of the questions and measured on the others."""
     answered = [each for each in judged if each.answered]
     found = _judgement(judged)
     if len(answered) < len(judged):
-        among = {key: value for key, value in asdict(_judgement(answered)).items() if key in AMONG}
-        found = replace(found, answered=among)
+        row = asdict(_judgement(answered))
+        found = replace(
+            found, answered={key: row[key] for key in row if key not in ("bins", "answered", "calibrated")}
+        )
     if calibration == "none":
         return found
-    # By a hash of the question, so that a question is on the same side at every step of a run.
+    # Split by a hash of the question, so that a question is in the same half at every step of a run.
     fitted = [each for each in judged if derive_seed("calibration", each.question) % 2]
     others = [each for each in judged if not derive_seed("calibration", each.question) % 2]
     made = fit_calibration(calibration, [each.score for each in fitted], [each.right for each in fitted])
@@ -116,21 +115,6 @@ def judgement_of(judged: Sequence[Judged], calibration: Kind = "none") -> Judgem
         "before": {"calibration_error": before.calibration_error, "brier": before.brier},
     }
     return replace(found, calibrated=kept)
-
-
-AMONG = (
-    "questions",
-    "answers",
-    "right",
-    "auc",
-    "interval",
-    "both",
-    "auc_within",
-    "interval_within",
-    "brier",
-    "calibration_error",
-)
-"""What `Judgement.answered` holds."""
 
 
 def _judgement(judged: Sequence[Judged]) -> Judgement:
@@ -175,18 +159,17 @@ def held_out_tasks(
     count: int,
     fits: Callable[[Task], bool] | None = None,
 ) -> list[Task]:
-    """Return up to `count` test tasks, each question once, without the questions of the first `steps` steps."""
+    """Return up to `count` test tasks with different questions, none of which is in the first `steps` steps."""
     source = TrainingTasks(environment, config, fits)
     trained = {task.question for step in range(1, steps + 1) for task in source.of(step)}
     size = environment.size("test")
-    # Generated questions have no end; twice as many leave enough.
-    asked = 2 * count + len(trained) if size is None else size
-    found = choose_tasks(environment, "test", asked, fits=fits)
-    fresh: dict[str, Task] = {}
-    for task in found:
+    # Of an infinite split, twice as many leave enough.
+    most = 2 * count + len(trained) if size is None else size
+    held_out: dict[str, Task] = {}
+    for task in choose_tasks(environment, "test", most, fits=fits):
         if task.question not in trained:
-            fresh.setdefault(task.question, task)
-    return list(fresh.values())[:count]
+            held_out.setdefault(task.question, task)
+    return list(held_out.values())[:count]
 
 
 def judged_answers(
@@ -195,7 +178,7 @@ def judged_answers(
     given: Mapping[TurnKey, float],
     probability: Callable[[float], float] = float,
 ) -> list[Judged]:
-    """Return every graded answer of these groups with what it was `given`, and the `probability` that this makes."""
+    """Return every graded answer of these groups with its `given` logit, and the `probability` of this."""
     reader = environment if offers(environment, Answerable) and asks_questions(environment) else None
     found: list[Judged] = []
     for key, turn in turns_of(groups, trained_only=False):
@@ -216,9 +199,9 @@ def judge_held_out(
     problems: int,
     calibration: Kind = "none",
 ) -> Evaluation:
-    """Let the team answer held-out questions `samples` times each and evaluate the verifier on its answers.
+    """Let the team answer held-out questions `samples` times each, and evaluate the verifier on its answers.
 
-    Questions of the first `steps` steps, are left out: the verifier has learned from them.
+    Questions of the first `steps` steps are excluded.
     """
     fits = short_enough(config, play.team, play.engine.renderer)
     tasks = held_out_tasks(config, play.environment, steps, problems, fits)
@@ -242,23 +225,20 @@ class HeldOut:
     """Evaluates a team on held-out tasks or, if the run trains a verifier, the verifier on them."""
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, pieces: Pieces) -> None:
-        """Take the run and its pieces."""
-        self._config = config
-        self._algorithm = algorithm
-        self._pieces = pieces
+        self._config, self._algorithm, self._pieces = config, algorithm, pieces
         self._judged: tuple[int, int, Evaluation] | None = None
-        """The last evaluation of the trained verifier: after which step, on how many problems, and its result."""
+        """The last evaluation of the trained verifier: step, number of problems, result."""
         self._paid: tuple[int, Mapping[str, Any]] | None = None
-        """How well a verifier that pays judged what the team said at the last evaluation, and after which step that was."""
+        """The step of the last evaluation of the team, and how well its rewarding verifier judged it."""
 
     def known(self, done: int, problems: int) -> Evaluation | None:
-        """Return the verifier's evaluation after `done` steps if it is known already."""
+        """Return the verifier's evaluation after `done` steps if there is one."""
         return self._judged[2] if self._judged is not None and self._judged[:2] == (done, problems) else None
 
     def judgement(self, done: int) -> Mapping[str, Any] | None:
-        """Return the judgement of the verifier's current weights, to be saved in their folder.
+        """Return the judgement of the verifier's current weights, which is saved with them.
 
-        One that learns while it pays keeps the calibration that it came with.
+        A verifier that is refreshed while it rewards keeps its calibration.
         """
         payer = self._algorithm.need(VerifierScores)
         if payer is not None and payer.refresh is not None:
@@ -285,9 +265,9 @@ class HeldOut:
                 settings = settings.model_copy(update={"greedy": greedy, "temperature": None})
             result = evaluate_held_out(play, settings, problems, self._config.seed, returns, fits)
             payer = self._algorithm.need(VerifierScores)
-            if payer is not None:  # how well it judges what the team says by now
+            if payer is not None:
                 engine = self._pieces.engine
-                own = result.groups[: result.problems]  # those of further sets follow
+                own = result.groups[: result.problems]  # without further sets
                 judged = judged_answers(own, play.environment, payer.judge(own, engine))
                 result = replace(result, judged=asdict(judgement_of(judged)))
                 self._paid = done, result.judged or {}

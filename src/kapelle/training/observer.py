@@ -1,4 +1,4 @@
-"""How a run reports its progress: to the terminal panel, plain lines, a test."""
+"""How a run reports its progress: to a terminal panel, plain lines, a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker", "weights")
-"""Phases that are remarks: the phase before them goes on."""
+"""Phases that are remarks and do not end the current phase."""
 
 
 class Observer(Protocol):

@@ -1,10 +1,10 @@
-"""How far a run is, and what of it is saved: a step counts whole or not at all.
+"""Steps and checkpoints of a run. A step counts completely or not at all.
 
-A stop request waits for the end of the step. After a step that did not end (an error, a second Ctrl-C) the run
-continues from its newest checkpoint, as it does after a crash.
+A stop request waits for the end of the step. After an unfinished step (an error, a second Ctrl-C) the run continues from its newest
+checkpoint, as after a crash.
 
-With several ranks each writes its share of a checkpoint, and the first one lists and prunes them; all load the same one, from
-a folder that all can read.
+Of several ranks each writes its share of a checkpoint, and the first one lists and prunes checkpoints. All load the same one, from a
+folder that all can read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,11 @@ from kapelle.training.held_out import HeldOut
 from kapelle.training.starting import Pieces
 from kapelle.training.step_report import Step
 
-# -------- A checkpoint that is written while training goes on: at most one, whose end all ranks learn of together
-
 
 class Saving:
-    """The save that is under way, if any."""
+    """At most one checkpoint that is written in the background; all ranks learn of its end together."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Save with these ranks."""
         self._ranks = ranks
         self._threads = AbandonableThreads(1)
         self._pending: tuple[int, Future[Path]] | None = None
@@ -56,9 +53,9 @@ class Saving:
         self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
     def settled(self, *, wait: bool) -> int | None:
-        """Return the step of a save that has ended in all ranks since the last call; None if there is none.
+        """Return the step of a save that has ended in all ranks since the last call; None without one.
 
-        `wait` waits for one that is under way. If it failed in one rank, every rank raises that error.
+        `wait` waits for the end. If the save failed in one rank, every rank raises that error.
         """
         if self._pending is None:
             return None
@@ -82,7 +79,7 @@ class Saving:
         return step
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a save that is under way and raise its error, if it failed; or `drop` it: its folder stays hidden, half written."""
+        """Wait for the save and raise its error; or `drop` it: its incomplete folder stays hidden."""
         (_, future), self._pending = self._pending or (0, None), None
         self._threads.shutdown(wait=False)
         if future is not None and not drop:
@@ -96,7 +93,7 @@ def _wait(future: Future[Path]) -> None:
 
 
 class Progress:
-    """Takes the steps of one run, saves their results, and returns to saved ones."""
+    """Takes the steps of a run, saves checkpoints, and restores them."""
 
     def __init__(
         self,
@@ -107,7 +104,7 @@ class Progress:
         say: Callable[[str], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take what is trained and where it is saved; `say` gets a line for each damaged checkpoint.
+        """Take the pieces of a run and where it is saved; `say` gets a line for each damaged checkpoint.
 
         Of several `ranks` only the first one has a `run`.
         """
@@ -117,29 +114,29 @@ class Progress:
         self._run = run
         self._say = say
         self._warned = False
-        """Whether the user was told that no checkpoint has the metric of `checkpoint.best` yet."""
+        """Whether a warning was given that no checkpoint has the metric of `checkpoint.best` yet."""
         self._ranks = ranks
         place = broadcast(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
         """Where all ranks save; None without a run directory."""
         self._saving = Saving(ranks)
         self.done = 0
-        """Steps behind the weights."""
+        """Number of finished steps."""
         self.owed = False
-        """Whether the evaluation of the step that a run continues from is missing."""
+        """Whether the evaluation after the last step is missing."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
         self.unfinished = False
-        """Whether the last step did not end, so that the run has to return to a checkpoint."""
+        """Whether the last step failed, so that the run has to return to a checkpoint."""
         self._in_step = False
 
     @property
     def kept(self) -> bool:
-        """Whether what is learned is saved."""
+        """Whether there is a run directory for checkpoints."""
         return self._checkpoints is not None
 
     def step(self, record: Callable[[Step], Step]) -> Step:
-        """Take the next step and record it; returns what `record` returns."""
+        """Take the next step; return the result of `record`."""
         self.settle()
         versions = dict(self._pieces.engine.versions)
         self._in_step = True
@@ -149,34 +146,34 @@ class Progress:
                 self.done = step.number
                 return record(step)
         except BaseException:
-            # Without a checkpoint to return to, a trainer goes on with weights that have not changed.
+            # Without checkpoints, a trainer can continue only with unchanged weights.
             self.unfinished = self.kept or dict(self._pieces.engine.versions) != versions
             raise
         finally:
             self._in_step = False
 
     def restore(self) -> None:
-        """Return to the newest checkpoint if the last step did not end; CheckpointError without one."""
+        """Return to the newest checkpoint if the last step failed; CheckpointError without one."""
         if self.unfinished:
             if not self.kept:
                 self.refuse_unfinished()
             self.go_back()
 
     def refuse_unfinished(self) -> None:
-        """Raise CheckpointError if the last step did not end."""
+        """Raise CheckpointError if the last step failed."""
         if self.unfinished:
             raise CheckpointError(
-                f"A step after {self.done} did not end, and the weights are those of a part of it. Load a checkpoint with "
-                "`load_checkpoint`, or make the trainer again."
+                f"The step after {self.done} did not end and changed some weights. Load a checkpoint with `load_checkpoint`, or make the "
+                "trainer again."
             )
 
     @property
     def is_new(self) -> bool:
-        """Whether there are steps that no checkpoint holds and that can be saved."""
+        """Whether there are finished steps without a checkpoint."""
         return self.kept and not self.unfinished and self._saved not in (None, self.done)
 
     def when_stopped(self, number: int) -> str:
-        """Return what a signal that asks to stop leads to now."""
+        """Return what happens now after a signal that requests a stop."""
         if not self._in_step:
             return "then saving"
         pressed = number == signal.SIGINT
@@ -188,29 +185,29 @@ class Progress:
 
     def keep_start(self) -> None:
         """Write the first checkpoint of a run that has none."""
-        # Before the first row, so that a run killed before its first save has a checkpoint to return to.
+        # A run that is killed before its first save returns to it.
         if self.kept and self._saved is None:
             self._write()
 
     def save(self) -> Path:
-        """Write a checkpoint, remove surplus ones, and return its folder; if that fails nothing is lost."""
-        assert self.kept, "a trainer without a run directory keeps nothing"
+        """Write a checkpoint, remove surplus ones, and return its folder."""
+        assert self.kept, "checkpoints need a run directory"
         self.refuse_unfinished()
         doing(f"the checkpoint of step {self.done}")
         folder = self._write()
-        if self._run is not None and not stop_asked():  # pruning takes time, and the next save does it
+        if self._run is not None and not stop_asked():  # the next save prunes
             self._tidy(self._run, folder, self.done)
         return folder
 
     def best(self) -> Path | None:
-        """Return the run's best checkpoint by `checkpoint.best`; None without that setting, or before a checkpoint has its metric."""
+        """Return the run's best checkpoint by `checkpoint.best`; None without the setting or its metric."""
         kept = self._config.checkpoint
         if self._run is None or kept.best is None:
             return None
         return best_checkpoint(self._run.path, kept.best, lowest=kept.best_is == "lowest")
 
     def is_best(self) -> bool:
-        """Return whether the present step has a better value of `checkpoint.best` than every checkpoint, and is not saved."""
+        """Return whether the last step is not saved and has a better value of `checkpoint.best` than every checkpoint."""
         if self._config.checkpoint.best is None or not self.kept or self._saved == self.done:
             return False
         return bool(broadcast(self._ranks, "best", self._is_best))
@@ -227,7 +224,7 @@ class Progress:
         return bool(now < before if kept.best_is == "lowest" else now > before)
 
     def _tidy(self, run: RunDirectory, newest: Path, done: int) -> None:
-        """Delete checkpoints and episodes that are no longer to be kept."""
+        """Delete surplus checkpoints and episodes."""
         metric, best = self._config.checkpoint.best, self.best()
         if metric is not None and best is None and done > 0 and not self._warned:
             self._warned = True
@@ -240,7 +237,7 @@ class Progress:
         run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 
     def begin_save(self) -> None:
-        """Write a checkpoint and remove surplus ones while the next steps are taken; `settle` reports how it ended."""
+        """Write a checkpoint and remove surplus ones in the background; `settle` reports the end."""
         self.refuse_unfinished()
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
@@ -254,12 +251,12 @@ class Progress:
         self._saving.begin(self.done, save)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Note the end of a save that was begun, if it has ended, or `wait` for it; raises its error, if it failed."""
+        """Note the end of a background save, or `wait` for it; raises its error."""
         saved = self._saving.settled(wait=wait)
         self._saved = self._saved if saved is None else saved
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a save that is under way, and raise its error, if it failed; or `drop` it."""
+        """Wait for a background save and raise its error; or `drop` it."""
         self._saving.end(drop=drop)
 
     def _write(self) -> Path:
@@ -270,9 +267,9 @@ class Progress:
         return folder
 
     def _prepared(self, *, copied: bool) -> Callable[[Peers], Path]:
-        """Return what saves the present state; `copied`, it may be called while the next steps are taken."""
+        """Return a function that saves the present state; with `copied` it may run during the next steps."""
         made = self._pieces
-        assert self._checkpoints is not None, "only what is kept is written"
+        assert self._checkpoints is not None, "checkpoints need a run directory"
         policies: Callable[[Path], None] = self.write_policies
         if copied and self._run is not None:
             policies = partial(
@@ -289,12 +286,12 @@ class Progress:
             return prepare_checkpoint(self._checkpoints, self._run, *what, self._ranks, copied=copied)
 
     def write_policies(self, folder: Path) -> None:
-        """Write every trained policy in a form that others can load, and a verifier with its judgement."""
+        """Write every trained policy in a standard format, and a verifier with its judgement."""
         made, judgement = self._pieces, self._held_out.judgement(self.done)
         write_policies(folder, made.team, made.models, made.engine, made.base_hashes, judgement)
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Load a checkpoint, or the newest whole one of a folder, and return its loop part."""
+        """Load a checkpoint, or the newest intact one of a folder, and return its loop part."""
         self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
         found = broadcast(
@@ -310,7 +307,7 @@ class Progress:
 
     def go_back(self) -> None:
         """Return the run to its newest checkpoint, with its rows and episodes."""
-        assert self._checkpoints is not None, "a trainer without a run directory has nothing to go back to"
+        assert self._checkpoints is not None, "checkpoints need a run directory"
         if not broadcast(self._ranks, "checkpoints", self._any):
             return
         loop = self.load(self._checkpoints)
@@ -318,7 +315,7 @@ class Progress:
         self._saved = self.done
 
     def _any(self) -> bool:
-        """Return whether there are checkpoints; without any the run starts anew."""
+        """Return whether there are checkpoints; without any the run starts again."""
         assert self._run is not None, "the first rank has the run directory"
         found = bool(list_checkpoints(self._run.checkpoints))
         if not found:
@@ -329,9 +326,9 @@ class Progress:
         """Return the run's files to a checkpoint; return whether its evaluation is missing."""
         run = self._run
         assert run is not None, "the first rank has the run directory"
-        # An evaluation at the start or the end is done again in `train`; one at a former end stays.
+        # `train` repeats evaluations at the start and the end; one at a former end stays.
         repeated = not 0 < self.done < self._config.training.steps
         run.rewind(loop["positions"], None if repeated else self.done)
         run.point_latest(loop["folder"])
-        # A run that was stopped inside an evaluation owes it, before its next step.
+        # A run that was stopped in an evaluation repeats it before its next step.
         return self.done not in [row["step"] for row in read_evaluations(run.path)]

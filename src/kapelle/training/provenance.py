@@ -1,17 +1,16 @@
-"""What a run was started with besides its config, and what of it has changed when the run is resumed.
+"""What a run depends on besides its config, and what of it has changed when the run is resumed.
 
 Each start and each resume is a row under `starts` in `provenance.json`:
 
     {"at": "2026-11-24T10:00:00.000+00:00", "steps": 0,
-     "data": {"data/train.jsonl": "3f…"},                    hash of what was read
+     "data": {"data/train.jsonl": "3f…"},                    hash of the content
      "weights": {"past adapter 'second' (runs/…)": "9a…"},   adapters and a verifier that a run uses and does not train
      "began_from": {"first (runs/…)": "9a…"},                weights that training started from
      "versions": {"torch": "2.13.0", …},
      "machine": {"threads": 2, "processor": "…", …},
-     "left_out": ["train: 1 of 9 tasks have …"]}            how many tasks and rows are left out, and why
+     "left_out": ["train: 1 of 9 tasks have …"]}            excluded tasks and rows, with the reason
 
-None of these changes prevents a resume: what a step draws depends only on its number and the size of the data, so that a
-resumed run can continue with any data. But it is another run then, and reports it.
+A run with changes can be resumed, and reports them: the tasks of a step depend only on its number and the size of the data.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ _NAMED = 4
 """Most changed files that are named one by one."""
 _DIGITS = 12
 _FOLLOWS = {
-    "data": "from step {step} on this run learns from other data than before. Start a new run to train on these data alone",
-    "weights": "from step {step} on it plays with other weights than before. Start a new run to use these from the beginning",
+    "data": "from step {step} on this run learns from changed data. Start a new run to train on these data alone",
+    "weights": "from step {step} on it uses changed weights. Start a new run to use these from the beginning",
     "versions": "results may differ from those of a run that was never stopped",
     "machine": "results may differ from those of a run that was never stopped",
 }
@@ -75,7 +74,7 @@ def note_start(
     observer: Observer,
     left_out: Sequence[str] = (),
 ) -> None:
-    """Record with what a run starts, or continues after `steps`, and what is `left_out`; the observer gets one line for each change.
+    """Record the dependencies of a run that starts, or continues after `steps`; the observer gets a line for each change.
 
     This reads the data. Without an observer, changed data or weights are a Python warning.
     """
@@ -90,7 +89,7 @@ def note_start(
 
 
 def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what a run of these settings would start with now, by kind and name."""
+    """Return the dependencies of a run of these settings now, by kind and name."""
     weights = {
         f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
         for policy in team.every.values()
@@ -110,20 +109,15 @@ def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path])
 
 
 def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the differences from the last start: kind, and one line with the old value, the new one and the consequence."""
+    """Return the differences from the last start: kind, and a line with the old value, the new one and the consequence."""
     if not starts:
-        unknown = "provenance.json does not say how this run was started before (it was damaged, removed or made by an earlier"
-        return [
-            (
-                "unknown",
-                f"{unknown} version), so whether data, weights, versions or machine changed is unknown",
-            )
-        ]
+        lost = "provenance.json has no start of this run, so whether data, weights, versions or machine changed is unknown"
+        return [("unknown", lost)]
     found = []
     for kind, follows in _FOLLOWS.items():
         before, here = starts[-1].get(kind), start[kind]
         if not isinstance(before, Mapping):
-            found.append((kind, f"provenance.json does not say what the {kind} of this run were before"))
+            found.append((kind, f"provenance.json does not contain the {kind} of this run"))
             continue
         names = [name for name in dict.fromkeys([*before, *here]) if before.get(name) != here.get(name)]
         if kind == "data" and len(names) > _NAMED:
@@ -143,7 +137,7 @@ def _shown(kind: str, value: object) -> str:
 
 
 def _contents(value: object) -> Iterator[tuple[str, str]]:
-    """Yield every file that settings name or declare that they read, with a hash of its content."""
+    """Yield every file that settings name, or declare to read, with a hash of its content."""
     if isinstance(value, BaseModel):
         if isinstance(value, Reads):
             yield from value.contents().items()
@@ -163,7 +157,7 @@ def _contents(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _file(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the file that a setting names, also as `path/file.py:Class`; most settings name none."""
+    """Yield the file that a setting names, also as `path/file.py:Class`."""
     file, colon, _ = text.rpartition(":")
     named = file if colon and file.endswith(".py") else text
     try:
@@ -175,7 +169,7 @@ def _file(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path) -> str:
-    """Return one hash of a folder of weights: of the list that kapelle wrote and verifies on reading, or of the files."""
+    """Return a hash of a folder of weights: of its list of hashes, or else of its files."""
     listed = listed_files(folder)
     if listed is None:
         return folder_content(folder)
@@ -183,14 +177,14 @@ def _weights(folder: Path) -> str:
 
 
 def versions() -> dict[str, Json]:
-    """Return the versions of the packages that results depend on, and that of CUDA where there is a device."""
+    """Return the versions of the packages that results depend on, and of CUDA if there is a device."""
     import torch
 
     return {**versions_of(PACKAGES), "cuda": torch.version.cuda if torch.cuda.is_available() else None}
 
 
 def machine() -> dict[str, Json]:
-    """Return what of this machine and process results depend on: threads, processor, device."""
+    """Return the properties of this machine and process that results depend on: threads, processor, device."""
     import torch
 
     device = "cpu"
@@ -207,7 +201,7 @@ def machine() -> dict[str, Json]:
 
 
 def _processor() -> tuple[str, str]:
-    """Return a processor's name and those of its features that arithmetic depends on."""
+    """Return a processor's name and the features that arithmetic depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -218,14 +212,11 @@ def _processor() -> tuple[str, str]:
     return name, " ".join(sorted(flag for flag in flags if flag.startswith(_VECTORS)))
 
 
-# -------- Which settings may change when a run is resumed, and how changes are reported and recorded
-#
-# Settings are marked where they are declared (`settings.base.FREE` and `FROM_HERE_ON`). All others define the run and
-# must stay.
+# -------- Settings that may change when a run is resumed: those marked by `settings.base.FREE` and `FROM_HERE_ON`
 
 
 def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,)) -> list[str]:
-    """Return, in words, the changes that make `new` another run than `old` (both YAML)."""
+    """Return descriptions of the changes that a resumed run does not allow from `old` to `new` (both YAML)."""
     config = resolve(parse_yaml(new))
     may = [key for key, mark in changeable(config) if mark in allowed]
     return [
@@ -251,7 +242,7 @@ def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChang
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Return the settings of a run directory, or of an exported team, with overrides; CheckpointError if it is neither."""
+    """Return the settings of a run directory or an exported team, with overrides; CheckpointError for anything else."""
     if is_team(folder):
         return read_team(folder, settings).config
     if not (folder / "config.yaml").is_file():
@@ -262,9 +253,9 @@ def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
 def open_run(
     path: Path, config: RunConfig, origin: Mapping[str, str], say: Callable[[str], None], *, resume: bool
 ) -> RunDirectory:
-    """Open a run directory as `RunDirectory.create` does; `say` gets a line for each change.
+    """Open a run directory as `RunDirectory.create` does; `say` gets a line for each changed setting.
 
-    The run records it: the origin of a changed value names the step and the value before.
+    The recorded origin of a changed value names the step and the former value.
     """
     kept = dict(origin)
     marks = dict(changeable(config))
@@ -288,7 +279,7 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
-    """Return each key that differs, with the old value and the new one."""
+    """Return each differing key with the old and the new value."""
     before, after = _flat(_whole(old)), _flat(_whole(new))
     return [
         (key, before.get(key), after.get(key))
@@ -298,14 +289,14 @@ def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
 
 
 def _whole(text: str) -> dict[str, Any]:
-    """Return a run's settings completed by defaults: a setting may be newer than the run."""
+    """Return a run's settings with defaults."""
     try:
         values: dict[str, Any] = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"The run's config.yaml is not YAML: {error}. Put it back from a copy.") from None
+        raise ConfigError(f"The run's config.yaml is not YAML: {error}. Restore it from a copy.") from None
     try:
         return resolve(values).model_dump(mode="json")
-    except ConfigError:  # of another version of kapelle, or of a plug-in that has changed
+    except ConfigError:  # a plug-in has changed
         return values
 
 

@@ -28,28 +28,28 @@ from kapelle.training.provenance import open_run
 from kapelle.training.step_report import Step
 from kapelle.types import Json
 
-# -------- What the machine was doing during a step: a row of `system.jsonl`
+# -------- The use of the machine during a step: a row of `system.jsonl`
 #
 #     time             when the row was written, ISO 8601 in UTC
-#     seconds          since the row before it
-#     cpu              cores that this process and its ended children kept busy, on average over those seconds
+#     seconds          since the previous row
+#     cpu              mean number of busy cores of this process and its ended children
 #     cores            cores of the machine
-#     load             processes of the machine that ran or waited, averaged over a minute
+#     load             running or waiting processes of the machine, averaged over a minute
 #     memory           bytes of this process in memory
-#     machine_memory   bytes of the machine in use; machine_memory_total all of them
-#     gpus             used and total bytes of each CUDA device, and most bytes that this process ever held there
+#     machine_memory   used bytes of the machine's memory; machine_memory_total all of them
+#     gpus             used and total bytes of each CUDA device, and the peak of this process
 #
-# A number that the machine does not give is left out.
+# A row omits what the machine does not report.
 
 
 class Machine:
-    """Samples the machine, each time since the time before."""
+    """Measures the use of the machine since the last sample."""
 
     def __init__(self) -> None:
         self._at, self._busy = time.monotonic(), _busy()
 
     def sample(self) -> dict[str, Json]:
-        """Return a row; takes less than a millisecond on a CPU."""
+        """Return a row."""
         now, busy = time.monotonic(), _busy()
         seconds = max(now - self._at, 1e-6)
         row: dict[str, Json] = {
@@ -70,7 +70,7 @@ class Machine:
             }
             row["machine_memory_total"] = known["MemTotal"]
             row["machine_memory"] = known["MemTotal"] - known["MemAvailable"]
-        if "memory" not in row:  # no /proc: the most that it ever had
+        if "memory" not in row:  # without /proc: the peak
             unit = 1 if sys.platform == "darwin" else 1024
             row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         if torch.cuda.is_initialized():
@@ -89,8 +89,8 @@ def _busy() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def _in_words(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]) -> str:
-    """Return how a rank spent a step, for its log; `waits` are the seconds of waiting for others, by the name of an exchange."""
+def _summary(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]) -> str:
+    """Return how a rank spent a step, for its log; `waits` are its seconds of waiting for other ranks, by exchange."""
 
     def listed(seconds: Mapping[str, float]) -> str:
         parts = [f"{name} {each:.2f}" for name, each in sorted(seconds.items(), key=lambda item: -item[1])]
@@ -132,7 +132,7 @@ class Records:
             self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:
-        """Record that a new phase begins after `done` steps, or pass on a remark."""
+        """Record that a new phase begins after `done` steps; a remark only goes to the observer."""
         self._observer.phase(name, detail)
         if self.run is not None and name not in REMARKS:
             self.run.report(name, done)
@@ -142,7 +142,7 @@ class Records:
         self._ended = None
         machine = self._machine.sample()
         if self._ranks.size > 1:
-            RANK_LOG.info(_in_words(step, self._ranks.take_waits(), machine))
+            RANK_LOG.info(_summary(step, self._ranks.take_waits(), machine))
         if self.run is not None:
             self.run.record_metrics(step.number, step.metrics)
             self.run.record_episodes(step.number, step.groups)
@@ -160,7 +160,7 @@ class Records:
         """Record an evaluation after `done` steps."""
         if self.run is not None:
             self.run.record_evaluation(done, result.row())
-            # A second evaluation after the same step adds a row; the episodes of the first are kept.
+            # A second evaluation after a step adds a row, and the episodes stay those of the first.
             if last_episode_step(self.run.path, "test") < done:
                 self.run.record_episodes(done, result.groups, split="test")
         for tracker in self._trackers:
@@ -174,7 +174,7 @@ class Records:
             self._ended()
 
     def report_end_again(self) -> bool:
-        """Report the end once more, if training has ended, after something that was done since; False if it has not."""
+        """Report the end of training again after an evaluation; return False if training has not ended."""
         if self._ended is None:
             return False
         self._ended()
@@ -188,7 +188,7 @@ class Records:
 
     def close(self) -> None:
         """Release the run directory and the trackers."""
-        with ExitStack() as closing:  # if one fails, the others are closed all the same
+        with ExitStack() as closing:  # closes all, even if one fails
             if self.run is not None:
                 closing.push(self.run)
             for tracker in self._trackers:
@@ -205,9 +205,9 @@ def open_records(
     resume: bool,
     ranks: Ranks = ALONE,
 ) -> Records:
-    """Open the run directory at `path`, if one is named; of several ranks the first one alone records anything.
+    """Open the run directory at `path`, if there is one; of several ranks only the first one records.
 
-    Raises the errors of `open_run`, in every rank.
+    Raises the errors of `open_run` in every rank.
     """
     opened: list[RunDirectory] = []
 

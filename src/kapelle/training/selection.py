@@ -1,7 +1,7 @@
-"""Which tasks the steps of training play: those that fit, of fitting difficulty, easy ones first.
+"""The tasks of training steps: those that fit the context and the wanted difficulty, in a curriculum the easy ones first.
 
-Everything here follows from the settings, the number of the step, and solve rates that are measured once and saved, so that a run
-that was stopped goes on with the same tasks.
+They depend on the settings, the number of the step, and solve rates that are measured once and saved. So a resumed run has the
+same tasks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from kapelle.setup.problems import drawn, untested
 from kapelle.types import Cast, Task
 
 REDRAWN = 1000
-"""Draws of a split without end after which no task fits."""
+"""Draws from an infinite split after which the search for a fitting task stops."""
 LOOKED_AT = 512
-"""Tasks of a split without end by which a curriculum knows how hard they are."""
+"""Tasks of an infinite split whose difficulties a curriculum compares."""
 PLAYED = 256
 """Tasks whose solve rates are measured at once."""
-
 
 Roles = Sequence[Mapping[str, Cast]]
 """For each task of a step the agents whose role another policy or player takes."""
@@ -40,37 +39,34 @@ Assign = Callable[[int, int], Roles]
 class TrainingTasks:
     """The tasks of every step: those of the training split that fit, each once per epoch in a new random order.
 
-    While a curriculum lasts, each step draws anew from its share of the tasks.
+    During a curriculum each step draws from its share of the tasks.
     """
 
     def __init__(
         self, environment: Environment, config: RunConfig, fits: Callable[[Task], bool] | None = None
     ) -> None:
-        """Take tasks for which `fits` is true and that no further set tests; a finite split is looked through at the first step."""
+        """Take tasks for which `fits` is true and that are in no evaluation set; a finite split is searched at the first step."""
         self._environment, self._config, self._fits = environment, config, untested(config, fits)
         self._left: Sequence[int] | None = None
-        """Indices of a finite split that fit, once they are known."""
+        """Fitting indices of a finite split, once they are known."""
         self._rates: Mapping[int, float] | None = None
-        """Index of a task → how often it was solved, once that is measured."""
+        """Index of a task → measured solve rate."""
         self._hard: Mapping[int, float] = {}
-        """Index of a task → how hard it is, of a finite split."""
+        """Index of a task of a finite split → difficulty."""
         self._levels: Sequence[float] | None = None
-        """How hard the tasks are, ascending, once that is known."""
+        """Difficulties, ascending, once they are known."""
         self.assign: Assign | None = None
-        """Who takes which role in the tasks of the next steps; None follows the team map."""
+        """Assigns roles in the tasks of the next steps; None follows the team map."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step (from 1), with the roles that others take in them.
-
-        `attempt` gives another draw for the same step, of tasks that later steps play too.
-        """
+        """Return the tasks of a step (from 1) with their assigned roles; each `attempt` is another draw for the same step."""
         tasks, roles = self._of(step, attempt), self.roles(step)
         if roles is None:
             return tasks
         return [replace(task, cast=cast) for task, cast in zip(tasks, roles, strict=True)]
 
     def roles(self, step: int) -> Roles | None:
-        """Return the roles that others take in each task of a step; None where the team plays alone."""
+        """Return the roles that other policies or players take in each task of a step; None without any."""
         return None if self.assign is None else self.assign(step, self._config.training.tasks_per_step)
 
     def _of(self, step: int, attempt: int) -> list[Task]:
@@ -100,12 +96,12 @@ class TrainingTasks:
         ]
 
     def measure(self, play: Play) -> None:
-        """Measure how often the team solves each task, if the settings ask for it and it is not known; plays for a while."""
+        """Measure the team's solve rate of each task, once, if the settings select tasks by difficulty."""
         wanted = self._config.tasks.difficulty
         if wanted is None or self._rates is not None:
             return
         doing("measuring how hard the tasks are")
-        drawn = capture_random()  # a resumed run does not measure again, and draws the same afterwards
+        drawn = capture_random()  # a resumed run does not measure again and must draw the same afterwards
         rates: dict[int, float] = {}
         left = self._finite()
         for begin in range(0, len(left), PLAYED):
@@ -114,13 +110,13 @@ class TrainingTasks:
             seed = derive_seed(self._config.seed, "difficulty", begin)
             for index, group in zip(part, shared_rollout(play, tasks, wanted.samples, seed), strict=True):
                 scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
-                if scored:  # a task that nothing scored is as it was: unknown
+                if scored:
                     rates[index] = sum(scored) / len(scored)
         restore_random(drawn)
         self._rates, self._left, self._levels = rates, None, None
 
     def metrics(self) -> dict[str, float]:
-        """Return how many tasks are left and how often they were solved, where that was measured."""
+        """Return the number of selected tasks and their solve rate, if rates were measured."""
         if self._rates is None:
             return {}
         left = self._finite()
@@ -131,7 +127,7 @@ class TrainingTasks:
         }
 
     def state(self) -> str:
-        """Return what was measured, for a checkpoint."""
+        """Return the measured rates, for a checkpoint."""
         return json.dumps(None if self._rates is None else list(self._rates.items()))
 
     def load_state(self, state: str) -> None:
@@ -141,40 +137,36 @@ class TrainingTasks:
         self._left = self._levels = None
 
     def _drawn(self, cursor: int, played: int, hardest: float) -> Task:
-        for again in range(REDRAWN):
-            index = drawn(self._config.seed, cursor, *((again,) if again else ()))
+        for attempt in range(REDRAWN):
+            index = drawn(self._config.seed, cursor, *((attempt,) if attempt else ()))
             task = task_of(self._environment, "train", index, played=played)
             if (self._fits is None or self._fits(task)) and (hardest == inf or self._value(task) <= hardest):
                 return task
         raise ConfigError(
-            f"`tasks` and `evaluation.sets` left out {REDRAWN} tasks of `{self._environment.name}` in a row. Raise "
-            "`tasks.max_prompt_tokens` or `tasks.curriculum.start`, or test on other problems than are trained on."
+            f"`tasks` and `evaluation.sets` exclude {REDRAWN} tasks of `{self._environment.name}` in a row. Raise "
+            "`tasks.max_prompt_tokens` or `tasks.curriculum.start`, or evaluate on other problems."
         )
 
     def _finite(self) -> Sequence[int]:
         if self._left is not None:
             return self._left
-        size, fits, wanted, rates = (
-            self._environment.size("train"),
-            self._fits,
-            self._config.tasks.difficulty,
-            self._rates,
-        )
-        assert size is not None, "a split without end is drawn from"
+        size, fits = self._environment.size("train"), self._fits
+        wanted, rates = self._config.tasks.difficulty, self._rates
+        assert size is not None, "an infinite split has no indices"
         left = [k for k in range(size) if fits is None or fits(task_of(self._environment, "train", k))]
         if wanted is not None and rates is not None:
             known = [rates[k] for k in left if k in rates]
             left = [k for k in left if k not in rates or wanted.low <= rates[k] <= wanted.high]
             if not left:
                 raise ConfigError(
-                    f"`tasks.difficulty` leaves none of {len(known)} tasks: they are solved from {min(known):.0%} to {max(known):.0%} of "
-                    f"the time, and `low` and `high` are {wanted.low:.0%} and {wanted.high:.0%}. Widen them."
+                    f"`tasks.difficulty` excludes all {len(known)} tasks: their solve rates are {min(known):.0%} to {max(known):.0%}, and "
+                    f"`low` and `high` are {wanted.low:.0%} and {wanted.high:.0%}. Widen them."
                 )
         self._left = left
         return left
 
     def _hardest(self, step: int) -> float:
-        """Return how hard a task of a step may be; infinite where there is no curriculum, or it is over."""
+        """Return the greatest difficulty of a step's tasks; infinite without a curriculum, or after it."""
         wanted = self._config.tasks.curriculum
         if wanted is None:
             return inf
@@ -183,18 +175,15 @@ class TrainingTasks:
             return inf
         if self._levels is None:
             if self._environment.size("train") is None:
-                self._levels = sorted(
-                    self._value(task_of(self._environment, "train", k)) for k in range(LOOKED_AT)
-                )
+                values = [self._value(task_of(self._environment, "train", k)) for k in range(LOOKED_AT)]
             else:
-                rates = self._rates if wanted.by == SOLVE_RATE else None
-                self._hard = {
-                    k: self._value(task_of(self._environment, "train", k))
-                    if rates is None
-                    else 1.0 - rates.get(k, 0.0)
-                    for k in self._finite()
-                }
-                self._levels = sorted(self._hard.values())
+                left = self._finite()
+                if self._rates is not None and wanted.by == SOLVE_RATE:
+                    self._hard = {k: 1.0 - self._rates.get(k, 0.0) for k in left}
+                else:
+                    self._hard = {k: self._value(task_of(self._environment, "train", k)) for k in left}
+                values = list(self._hard.values())
+            self._levels = sorted(values)
         return self._levels[ceil(share * len(self._levels)) - 1]
 
     def _value(self, task: Task) -> float:
@@ -204,11 +193,11 @@ class TrainingTasks:
 
 
 def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
-    """Return the tasks of a step of all that the environment has; see `TrainingTasks`."""
+    """Return the tasks of a step without a curriculum and without limits on prompts; see `TrainingTasks`."""
     plain = config.model_copy(update={"tasks": config.tasks.model_copy(update={"curriculum": None})})
     return TrainingTasks(environment, plain).of(step, attempt)
 
 
 def tasks_of(play: Play, config: RunConfig) -> TrainingTasks:
-    """Return the tasks that a run's steps play."""
+    """Return the tasks of a run's steps."""
     return TrainingTasks(play.environment, config, short_enough(config, play.team, play.engine.renderer))

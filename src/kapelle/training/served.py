@@ -1,4 +1,4 @@
-"""What a run has trained, loaded to act or to be written elsewhere: base models and the weights of a checkpoint; nothing learns."""
+"""A run's team or verifier, loaded from a checkpoint to be used or exported, without training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kapelle.types import Json
 
 
 def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Path, int]:
-    """Return a checkpoint of a run and its step: the newest whole one, or `which` (see `runs.named_checkpoint`).
+    """Return a checkpoint of a run and its step: the newest intact one, or `which` (see `runs.named_checkpoint`).
 
     Raises CheckpointError without one. Damaged ones are reported.
     """
@@ -59,16 +59,16 @@ class Served:
     config: RunConfig
     play: Play
     step: int
-    """Steps of training behind its weights."""
+    """Number of training steps of its weights."""
 
 
 def open_served(
     run: Path, observer: Observer, settings: Sequence[str] = (), which: str | None = None
 ) -> Served:
-    """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote, to act.
+    """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote.
 
-    What is named is only read. The environment's data and the user's reward functions may be missing: `observer` is told. Raises CheckpointError
-    without a checkpoint, and whatever a run of these settings would.
+    The folder is only read. `observer` gets missing data of the environment and missing reward functions. Raises CheckpointError
+    without a checkpoint, and the errors of these settings.
     """
     absent: list[str] = []
     if is_team(run):
@@ -102,10 +102,10 @@ def open_served(
 def open_verifier(
     run: Path, observer: Observer, name: str | None = None
 ) -> tuple[TrainEngine, dict[str, Json]]:
-    """Load the verifier of a run's newest whole checkpoint; the run is only read.
+    """Load the verifier of a run's newest intact checkpoint; the run is only read.
 
-    Returns an engine that scores by it, and what callers are told of it, with its name (the run's unless given). Raises ConfigError
-    for a run that trains none, CheckpointError without a checkpoint, and whatever a run of these settings would.
+    Returns an engine that scores with it, and its description for callers. Raises ConfigError for a run without one, CheckpointError
+    without a checkpoint, and the errors of these settings.
     """
     config = config_of_run(run)
     prepared = prepare(config, training=False)

@@ -1,14 +1,13 @@
-"""Stages: several runs in a row as one, each continuing from the weights of those before it.
+"""Stages: several runs in a row, each continuing from the weights of earlier ones.
 
     <run>/
       stages.yaml     all stages, resolved; training this file repeats them
-      lock            held while they are trained, as in every run directory
-      01-sft/         the run directory of the first stage, see `run_dir`
+      lock            held during training, as in every run directory
+      01-sft/         the run directory of the first stage
       02-ppo/         …
 
-A stage is the recipe with its own sections laid over it. Its trained policies start from the newest weights that an
-earlier stage saved under the same name, and `algorithm.verifier: stage:NAME`, or `reward_model.path: stage:NAME`, is the
-verifier that stage NAME trained.
+A stage is the recipe with its own sections as an overlay. Its trained policies start from the newest weights that an earlier stage
+saved under the same name. `algorithm.verifier: stage:NAME` and `reward_model.path: stage:NAME` are the verifier of stage NAME.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a stage starts with when those before it are done."""
+    """The start of a stage after earlier ones are done."""
 
     config: RunConfig
     run_dir: Path
@@ -71,7 +70,7 @@ class Start:
 
     @property
     def resume(self) -> bool:
-        """Whether the stage has begun before: its folder holds a run."""
+        """Whether the stage has been started before."""
         return is_run(self.run_dir)
 
 
@@ -84,17 +83,16 @@ def read_stages(
 
 
 def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
-    """Make the folder of all stages, lock it and write `stages.yaml`; RunDirectoryError if it holds other stages.
+    """Make the folder of all stages, lock it and write `stages.yaml`; RunDirectoryError if it contains other stages.
 
-    The caller keeps the lock until the last stage is done: each stage locks only its own folder, so that between two
-    stages no lock would be held.
+    The caller keeps the lock until the last stage is done, because a stage locks only its own folder.
     """
     file = run_dir / FILE
     if file.is_file() and not resume:
         raise RunDirectoryError(
             f"{run_dir} holds stages already. Continue with `kapelle train --resume {shlex.quote(str(run_dir))}`, or name another --run-dir."
         )
-    left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed while it was made
+    left = {f".{FILE}{PARTIAL}", *LEFT_BEHIND}  # of a run that was killed at its start
     if run_dir.is_dir() and not file.is_file() and {entry.name for entry in run_dir.iterdir()} - left:
         raise RunDirectoryError(f"{run_dir} is not empty and holds no stages. Name another --run-dir.")
     with writing(file), ExitStack() as held:
@@ -120,17 +118,16 @@ def stages_yaml(stages: Sequence[Stage]) -> str:
 
 
 def is_done(stage: Stage, run_dir: Path) -> bool:
-    """Return whether a stage has taken all its steps, ended well, and still holds its weights.
+    """Return whether a stage has finished all its steps, and its last checkpoint is intact or all checkpoints were removed.
 
-    A stage whose last checkpoint is damaged is not done: it continues from the one before, so that the next stage never
-    starts from older weights than intended. One whose checkpoints were all removed still counts as done.
+    A stage with a damaged last checkpoint continues from an earlier one, so that the next stage starts from the right weights.
     """
     folder = run_dir / stage.folder
     if not is_run(folder):
         return False
     try:
         status, steps = read_status(folder), planned_steps(folder, stage.recipe.config)
-    except RunDirectoryError:  # damaged: the stage continues from its last checkpoint and writes it anew
+    except RunDirectoryError:  # damaged: the stage continues from its last checkpoint
         return False
     if status.state != "finished" or status.step < steps:
         return False
@@ -141,10 +138,7 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
-    """Return what a stage starts with; those before it in `stages` must be done.
-
-    RunDirectoryError if one of them has no whole checkpoint.
-    """
+    """Return the start of a stage after those before it in `stages`; RunDirectoryError if one has no intact checkpoint."""
     earlier = [each for each in stages if each.number < stage.number]
     kept: dict[str, Path] = {}
     for each in earlier:
@@ -155,11 +149,11 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
             )
         kept[each.name] = newest
     config = _with_verifier(stage, earlier, kept)
-    # Of several earlier stages that trained a policy, the newest one counts.
+    # The last stage that trained a policy counts.
     weights: dict[str, Path] = {}
     for checkpoint in kept.values():
         team = _team(config)
-        # What learns beside the team in a league starts where the team does.
+        # Further learners of a league start from the team's weights.
         for policy in (name for name in team.trained if not team.policies[name].learns_for):
             if (folder := policy_folder(checkpoint, policy)).is_dir():
                 weights[policy] = folder
@@ -168,9 +162,9 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
 
 @contextmanager
 def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
-    """Yield every stage's settings in a form that can be checked before any of them has run.
+    """Yield every stage's settings in a form that can be checked before the first stage.
 
-    A verifier that is not trained yet is replaced by a folder with the shape of its adapter.
+    A folder with the shape of its adapter replaces a verifier that is not trained yet.
     """
     with TemporaryDirectory() as place:
         shapes: dict[str, Path] = {}
@@ -193,7 +187,7 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
 
 
 def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Refuse a stage that would use the weights of an earlier one with other settings than they were trained with."""
+    """Raise ConfigError for a stage that uses weights of an earlier one with other settings than in their training."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
         team = _team(config)
@@ -266,7 +260,7 @@ def _algorithm(config: RunConfig) -> Algorithm:
     return row_of(config.algorithm.name, config.algorithm.build)
 
 
-# -------- Which folders of weights training starts from: `start_from` of a recipe, by agent, read as folders by policy
+# -------- The weights that training starts from: `start_from` of a recipe, by agent, as folders by policy
 #
 # start_from: runs/mine                                    every trained policy, from the run's newest checkpoint
 # start_from: {"*": runs/mine@best, critic: adapters/c}    and one agent's own; a PEFT folder or a model
@@ -279,9 +273,9 @@ def check_weights(
     *,
     staged: bool = False,
 ) -> dict[str, Path]:
-    """Return what `start_folders` does, and raise the first error of those folders and of a verifier's; loads nothing.
+    """Return the result of `start_folders`; raise the first error of these folders and of verifiers. Loads nothing.
 
-    The verifier of a run that is one of several stages (`staged`) may not be trained yet, and is left alone.
+    The verifier of one of several stages (`staged`) may not be trained yet, and is not checked.
     """
     folders = start_folders(prepared.config.start_from, given, prepared.team, run_dir)
     verifier = None if staged else prepared.algorithm.need(VerifierScores)
@@ -299,10 +293,10 @@ def start_folders(
     team: Team,
     run_dir: str | Path | None,
 ) -> dict[str, Path]:
-    """Return, by trained policy, the folder that it starts from; of a run with a checkpoint only those `given` as paths.
+    """Return the folder that each trained policy starts from; for a run with checkpoints only those `given` as paths.
 
-    Raises ConfigError for an agent that is not trained or a name that is no run, adapter or model, CheckpointError for a
-    run without a whole checkpoint.
+    Raises ConfigError for an agent that is not trained or a name that is no run, adapter or model, CheckpointError for a run without
+    an intact checkpoint.
     """
     also = {EVERYONE: given} if isinstance(given, str) else dict(given or {})
     folders = {policy: folder for policy, folder in also.items() if isinstance(folder, Path)}

@@ -1,7 +1,6 @@
-"""How a run starts: its ranks join, its pieces are loaded, and the weights that it starts from.
+"""How a run starts: its ranks join, and its models, engines and loop are built.
 
-What a run may have beside the core (a cluster that plays, a sandbox) is named here by its function and imported only where a
-run has it.
+Optional parts (a cluster, a sandbox, features) are named by their function and imported only if the run has them.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from kapelle.training.provenance import provenance_of
 from kapelle.training.rollouts import Rollouts
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
-"""Variable in the environment of a rank that a cluster has placed → what plays and scores for it.
+"""Environment variable of a rank that a cluster has placed → function that makes what samples and scores for it.
 
-The function gets the prepared run, the hashes of its bases, its models, its train engine, its ranks and a stack that releases what it
-opens. It returns a rollout engine, or None where the recipe's own plays; what starts the processes in which worlds live; what signals ask
-in the engine's place, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
+Its arguments are the prepared run, the hashes of its bases, its models, its train engine, its ranks and a stack that releases what it
+opens. It returns a rollout engine, or None for the recipe's; what starts the processes of environments; what answers signals in place of
+the engine, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
 """
 SANDBOX_MODES = "kapelle.environments.sandbox.pool:modes_required"
-"""Returns a line for each sandbox that the run's environment has asked for."""
+"""Returns a line for each sandbox that the run's environment uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,14 @@ class Pieces:
     base_hashes: Mapping[str, str]
     """Base name → hash of the base weights under adapters."""
     engine: TrainEngine
-    """Holds what learns."""
+    """Holds what is trained."""
     play: Play
     """How the team plays."""
     acting: Play
-    """How the loop's episodes are played: by the team, or by a teacher instead."""
+    """How the loop's episodes are played: by the team, or by a teacher."""
     loop: Loop
     closing: ExitStack
-    """Closes the engines that the run has built itself."""
+    """Closes the engines that the run has built."""
 
 
 def load_pieces(
@@ -81,8 +80,8 @@ def load_pieces(
 ) -> Pieces:
     """Make the bases of the recipe, load all models and build the engines and the loop.
 
-    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of weights that a policy starts from,
-    which are its reference too. Features may keep files in `run_dir`. `warmup` is called at every step of the warm-up, `say` at every
+    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` has the folder of the weights that a policy starts from,
+    which are also its reference. Features may keep files in `run_dir`. `warmup` is called at every step of the warm-up, `say` at every
     phase. All `ranks` load everything; the first one makes the bases for all.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
@@ -107,7 +106,7 @@ def load_pieces(
         failing.callback(engine.close)
         check_abilities(engine, train_protocol.ABILITIES)
 
-        # What other runs have saved: the verifier that pays, past policies, and what training starts from.
+        # Weights of other runs: the verifier of rewards, past policies, and the start of training.
         verifier = algorithm.need(VerifierScores)
         for name, folder in verifier.folders.items() if verifier else ():
             if name in here.critics:
@@ -119,7 +118,7 @@ def load_pieces(
             if algorithm.need(ReferenceLogProbs) is not None:
                 engine.refresh_references()
 
-        # What plays: the engine that was passed, what a cluster has placed for this rank, or the recipe's own.
+        # The rollout engine: the one that was passed, that of a cluster, or the recipe's.
         player, hold = rollout_engine, HeldHere
         learners: Learners | None = None
         if rollout_engine is None:
@@ -162,14 +161,14 @@ def load_pieces(
     return Pieces(team, models, hashes, engine, play, acting, loop, closing)
 
 
-# -------- How the ranks of a run begin: they join, and find out that all run the same
+# -------- Ranks
 
 WAITING = 1800.0
-"""Seconds for which a rank waits for the others where the train engine has no `timeout`."""
+"""Seconds for which a rank waits for the others if the train engine has no `timeout`."""
 
 
 def join_ranks(config: RunConfig) -> Ranks:
-    """Return the processes that a launcher has started with this one, joined; `ALONE` without a launcher."""
+    """Join the processes that a launcher has started with this one; return `ALONE` without a launcher."""
     if launched_rank() is None:
         return ALONE
     from kapelle.runtime.rank_group import ranks_here
@@ -178,10 +177,7 @@ def join_ranks(config: RunConfig) -> Ranks:
 
 
 def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> None:
-    """Raise ConfigError in every rank unless all have the same settings, data, weights and versions.
-
-    Also for settings that need a single process.
-    """
+    """Raise ConfigError in every rank unless all have equal settings, data, weights and versions, or if one process is required."""
     if ranks.size == 1:
         return
     if offers(config.environment, PlayedFromOutside):

@@ -1,6 +1,6 @@
-"""What a step reports beside its episodes: why it had nothing to learn from, metrics of credit, traces of a few episodes.
+"""What a step reports: why it had nothing to learn from, metrics of credit, distributions, traces of a few episodes.
 
-Nothing here changes what is trained on. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
+Nothing here changes training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from kapelle.types import Group, Turn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of training, finished."""
+    """A finished step of training."""
 
     number: int
-    """From 1; equal to the number of steps behind the weights."""
+    """From 1: the number of steps that the weights have been trained for."""
     groups: tuple[Group, ...]
     metrics: Mapping[str, float]
     traces: tuple[Trace, ...] = ()
-    """What the tokens of a few of its episodes were credited with (`record.credit_episodes`)."""
+    """The credit of the tokens of a few episodes (`record.credit_episodes`)."""
     idle: str = ""
-    """Why it had nothing to learn from, in words; empty where it had."""
+    """Why it had nothing to learn from; empty if it learned."""
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
-    """How rewards, advantages, lengths and tokens are distributed, by kind and agent or policy."""
+    """Distributions of rewards, advantages, lengths and tokens, by kind and agent or policy."""
 
 
-# -------- Steps that have nothing to learn from: why, and when to tell the user
+# -------- Steps with nothing to learn from
 
 LONG = 10
-"""Steps in a row without anything to learn from, after which the user is told; if no episode was scored, the run ends."""
+"""Idle steps in a row after which a warning is reported; if no episode was scored, the run ends."""
 NOT_SCORED = "no episode was scored"
 WHERE = "docs/howto/reward_does_not_move.md"
 
 
 def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
-    """Return why a step had nothing to learn from, in words; empty where it had.
+    """Return why a step had nothing to learn from; empty if it learned.
 
-    `metrics` are the step's, `updated` is whether anything had credit, `judged` whether turns get a worth that is
-    not the environment's (a reward model's scores). A critic learns from equal rewards, but not without any.
+    `updated` is whether anything had credit, `judged` whether turns have rewards beside the environment's. A critic learns from
+    equal rewards, but not without any.
     """
     advantages = [
         value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
@@ -68,15 +68,12 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
         return NOT_SCORED
     if not updated:
         return algorithm.lacks
-    return (
-        "every attempt at a task earned the same"
-        if metrics.get("dead_groups") == 1.0
-        else "every advantage is 0"
-    )
+    no_variance = metrics.get("dead_groups") == 1.0
+    return "all episodes of each task have the same return" if no_variance else "every advantage is 0"
 
 
 class IdleSteps:
-    """Counts them, and what functions that pay have returned; `say` gets each line once."""
+    """Counts idle steps, and values of reward functions; `say` gets each line once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -85,28 +82,28 @@ class IdleSteps:
         self._named: set[str] = set()
 
     def note(self, step: Step) -> None:
-        """Take a step; TrainingHalted where `LONG` steps in a row have scored no episode."""
+        """Count a step; TrainingHalted if `LONG` steps in a row scored no episode."""
         for name, (paid, asked) in paid_by(step.groups).items():
             if paid < asked and name not in self._named:
                 self._named.add(name)
                 self._say(
-                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}; for the others it "
-                    "returned None: it does not apply to them"
+                    f"the reward function `{name}` scored {paid} of {asked} episodes of step {step.number}, and returned None for the others"
                 )
         self._row = self._row + 1 if step.idle else 0
         self._unscored = self._unscored + 1 if step.idle == NOT_SCORED else 0
         if self._unscored == LONG:
-            said = [str(e.info[UNSCORED]) for group in step.groups for e in group.valid if UNSCORED in e.info]
-            reason = max(said, key=said.count)
+            reasons = [
+                str(e.info[UNSCORED]) for group in step.groups for e in group.valid if UNSCORED in e.info
+            ]
             raise TrainingHalted(
-                f"No episode of the last {LONG} steps was scored, so that nothing is learned: {reason}. Return a number "
-                "for every answer that is good or bad, 0.0 where it is worth nothing."
+                f"No episode of the last {LONG} steps was scored, so nothing is learned: {max(reasons, key=reasons.count)}. Return a "
+                "number for every answer, 0.0 for an incorrect one."
             )
         if self._row == LONG:
-            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. What to do: {WHERE}")
+            self._say(f"{LONG} steps in a row had nothing to learn from: {step.idle}. See {WHERE}")
 
 
-# -------- Metrics of a step about credit and critics; `metrics` has those about episodes
+# -------- Metrics of credit and critics
 
 
 def credit_metrics(
@@ -133,7 +130,7 @@ def advantages_of(
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how much of the returns' variance each critic explained before it learns from them."""
+    """Return the share of the returns' variance that each critic explains before the update."""
     row: dict[str, float] = {}
     for critic in dict.fromkeys(sample.learner for sample in samples):
         own = [sample for sample in samples if sample.learner == critic]
@@ -147,11 +144,11 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return row
 
 
-# -------- How a step's numbers are distributed, see `metrics.distributions`
+# -------- Distributions
 
 
 def played_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
-    """Return histograms of what episodes paid each agent, how long its completions are, and how unlikely a policy's tokens were."""
+    """Return histograms of each agent's returns and completion lengths, and of the surprisal of each policy's tokens."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
     for episode in [episode for group in groups for episode in group.valid]:
@@ -181,7 +178,7 @@ def traced_distributions(groups: Sequence[Group], traces: Sequence[Trace]) -> di
             policy = policies[turn.index]
             found[f"entropy/{policy}"].extend(turn.entropy)
             ratios[policy].extend(turn.ratio)
-    with np.errstate(divide="ignore", invalid="ignore"):  # what is not finite is left out
+    with np.errstate(divide="ignore", invalid="ignore"):  # histograms exclude what is not finite
         logs = {f"log_ratio/{policy}": np.log(every) for policy, every in ratios.items()}
     return _histograms(found) | _histograms(logs)
 
@@ -194,7 +191,7 @@ def _histograms(found: Mapping[str, ArrayLike]) -> dict[str, Histogram]:
     return {name: each for name, each in made.items() if each is not None}
 
 
-# -------- What each token of a few episodes was credited with, for people who look at a run
+# -------- Credit of each token of a few episodes, for the viewer
 
 
 def traces(
@@ -206,11 +203,9 @@ def traces(
     most: int,
     known: dict[str, dict[int, str]],
 ) -> tuple[Trace, ...]:
-    """Return the traces of up to `most` episodes of a step that has just been learned from; `turns` are its trained ones.
+    """Return the traces of up to `most` episodes after a step's update; `turns` are its trained ones.
 
-    `known` holds the text of tokens by policy and id, from step to step; what is missing is added.
-
-    The engine evaluates their tokens with the new weights: that is all it costs.
+    `known` caches the text of tokens by policy and id. The engine evaluates their tokens with the new weights.
     """
     kept = chosen(groups, most)
     traced = [(key, turn) for key, turn in turns if key in samples and key[:2] in kept]
@@ -222,11 +217,11 @@ def traces(
         if key in credit:
             pieces.setdefault(turn.policy, []).append(credit[key].weight * credit[key].advantage_T)
     shares = {policy: float(torch.cat(own).abs().sum()) for policy, own in pieces.items()}
-    asked = [samples[key] for key, _ in traced]
+    examined = [samples[key] for key, _ in traced]
     if isinstance(engine, Examines):
-        evaluated = engine.examine(asked)
+        evaluated = engine.examine(examined)
     else:
-        evaluated = [logp_T[:, None] for logp_T in engine.score(asked)]
+        evaluated = [logp_T[:, None] for logp_T in engine.score(examined)]
     places = [(g, e) for g, group in enumerate(groups) for e in range(len(group.episodes))]
     lines = {place: line for line, place in enumerate(places)}
     found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
@@ -255,16 +250,15 @@ def traces(
 
 
 def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
-    """Return (group, episode) of those to keep: best and worst of each group, the group with the largest spread first."""
-    ranked: list[tuple[float, int, list[int]]] = []  # minus the spread: the largest first
+    """Return (group, episode) of those to keep: best and worst of each group, the group with the largest range first."""
+    ranked: list[tuple[float, int, list[int]]] = []
     for g, group in enumerate(groups):
-        earned = {
+        total = {
             e: sum(own_returns(each).values()) for e, each in enumerate(group.episodes) if each.error is None
         }
-        if earned:
-            order = sorted(earned, key=lambda e: (-earned[e], e))
-            ranked.append(
-                (earned[order[-1]] - earned[order[0]], g, list(dict.fromkeys((order[0], order[-1]))))
-            )
+        if total:
+            order = sorted(total, key=lambda e: (-total[e], e))
+            best, worst = order[0], order[-1]
+            ranked.append((total[worst] - total[best], g, list(dict.fromkeys((best, worst)))))
     places = [(g, e) for _, g, ends in sorted(ranked) for e in ends]
     return set(places[:most])

@@ -1,8 +1,8 @@
-"""A second process that plays the steps of training while this one learns (`training.overlap`).
+"""A second process that samples during the update (`training.overlap`).
 
-It builds the same team from the same settings, on bases that it reads from the disk; adapters and trained weights lie in
-memory that both share. What it plays depends only on the settings, the number of the step and the weights, so that a run is
-the same, to the bit, with and without it. If it dies, a new process plays the step again; if that dies too, the run stops.
+It builds the same team from the same settings and reads bases from the disk; adapters and trained weights are in shared memory. Its
+samples depend only on the settings, the number of the step and the weights, so a run is bitwise the same without it. If it dies, a
+new process repeats the step; if that dies too, the run stops.
 
 `server.py` is the other side.
 """
@@ -43,15 +43,15 @@ from kapelle.training.rollouts import StepShare, together
 from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.features.ahead.server"
-"""What the other process runs."""
+"""Module of the other process."""
 LOOK = 0.2
-"""Seconds between two looks at whether this process has been asked to stop, while it waits."""
+"""Seconds between two checks while it waits."""
 CLOSING = 2.0
-"""Seconds that the process has to end by itself."""
+"""Seconds after which the process is killed."""
 
 
 class SamplingProcess:
-    """Plays steps in a process of its own, one at a time."""
+    """Collects steps in another process, one at a time."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class SamplingProcess:
         engine: TrainEngine,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Start the process, which loads its models meanwhile.
+        """Start the process, which loads its models in the background.
 
-        `bases` are the paths of the team's bases, by name, `hashes` their weights', `engine` holds all policies. Each of `ranks`
-        has a process that plays its share.
+        `bases` are the paths of the team's bases, by name, `hashes` those of their weights; `engine` has all policies. Each of `ranks`
+        has a process for its share.
         """
         self._ranks, self._meeting = ranks, ranks.meeting()
         own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
@@ -87,29 +87,29 @@ class SamplingProcess:
         self._pipe: Connection | None = None
         self._pulse: SharedStatus | None = None
         self._still: str | None = None
-        """How long it has stood still, once that was too long."""
+        """How long it has given no sign of life, if that was too long."""
         self._busy = False
         self.seconds = 0.0
-        """Seconds that the last step took to play."""
+        """Seconds of the last step."""
         self._start()
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights that it plays with, by policy and name."""
+        """Its weights, by policy and name."""
         return {name: self._shared[name] for name in self._versions}
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Take new weights of a policy, for the steps that are begun from now on."""
+        """Take new weights of a policy for the next steps."""
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Begin to play step `number`, in whose tasks others take `roles`, and continue what the step before it has left.
+        """Begin to collect step `number`; see `Sampler`.
 
-        Returns a function that waits for the episodes, and leaves the global random generators as if they had been played
-        here. EngineError if the process is lost twice, or has read other weights from the disk than this one.
+        The returned function leaves the global random generators as if the episodes had been played here. It raises EngineError if the
+        process is lost twice, or has read other weights from the disk than this one.
         """
-        if self._busy:  # the step that it plays was interrupted: its episodes are not wanted any more
+        if self._busy:  # its step was interrupted and is not needed
             self._end()
         place = self._meeting.begin()
         random = random_as_lists(capture_random())
@@ -118,11 +118,11 @@ class SamplingProcess:
             if roles is None
             else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
         )
-        question = (number, dict(self._versions), random, dump_partial(left), place, casts)
-        self.ask(question)
-        return partial(together, self._ranks, self._meeting, partial(self._share, question))
+        request = (number, dict(self._versions), random, dump_partial(left), place, casts)
+        self.ask(request)
+        return partial(together, self._ranks, self._meeting, partial(self._share, request))
 
-    def _share(self, question: tuple[object, ...]) -> bytes:
+    def _share(self, request: tuple[object, ...]) -> bytes:
         answer = self._answer()
         if answer is None:
             how = self._died()
@@ -130,35 +130,35 @@ class SamplingProcess:
                 "kapelle: The sampling process is lost: %s. If you did not end it, check whether the machine ran out of memory. "
                 "Another process plays step %d.",
                 how,
-                question[0],
+                request[0],
             )
-            self.ask(question)
+            self.ask(request)
             answer = self._answer()
             if answer is None:
                 raise EngineError(
-                    f"The sampling process was lost twice at step {question[0]}: {how}, then {self._died()}. Look above for what "
+                    f"The sampling process was lost twice at step {request[0]}: {how}, then {self._died()}. Look above for what "
                     "it wrote, check the machine's memory, or set `training.overlap: false`."
                 )
         for base, found in answer["hashes"].items():
             if found != self._hashes[base]:
                 raise EngineError(
-                    f"The sampling process has read other weights for '{self._bases[base]}' ({found}) than this one "
-                    f"({self._hashes[base]}): the folder has changed since. Resume the run, or set `training.overlap: false`."
+                    f"The weights in '{self._bases[base]}' have changed: the sampling process read {found} and this one "
+                    f"{self._hashes[base]}. Resume the run, or set `training.overlap: false`."
                 )
         self.seconds = answer["seconds"]
         return bytes(answer["share"], "ascii")
 
-    def ask(self, question: tuple[object, ...]) -> None:
-        """Send a question. If the process has died meanwhile, `_answer` notices it."""
+    def ask(self, request: tuple[object, ...]) -> None:
+        """Send a request. `_answer` notices if the process has died."""
         if self._process is None:
             self._start()
         assert self._pipe is not None
         self._busy = True
         with suppress(OSError):
-            self._pipe.send_bytes(json.dumps(question).encode())
+            self._pipe.send_bytes(json.dumps(request).encode())
 
     def _answer(self) -> dict[str, Any] | None:
-        """Wait for the answer; None if the process has died or stands still. Raises what it raised."""
+        """Wait for the answer and return it, or raise its error; None if the process has died or gives no sign of life."""
         assert self._pipe is not None
         assert self._process is not None
         assert self._pulse is not None
@@ -180,7 +180,7 @@ class SamplingProcess:
         return answer
 
     def _died(self) -> str:
-        """Return how the process ended; the next question starts another one."""
+        """Return how the process ended; the next request starts another one."""
         process, still = self._process, self._still
         assert process is not None
         self._end()
@@ -197,7 +197,7 @@ class SamplingProcess:
 
     def _end(self) -> None:
         if self._pipe is not None:
-            self._pipe.close()  # it reads the end and leaves
+            self._pipe.close()  # the process then ends
         if self._process is not None:
             if self._busy or self._still is not None:
                 self._process.kill()
@@ -211,16 +211,16 @@ class SamplingProcess:
         self._process, self._pipe, self._pulse, self._busy = None, None, None, False
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process."""
         self._end()
         self._shared.close()
 
 
 class SamplingWorkers:
-    """Lets the rollout workers of a cluster play steps while this process learns."""
+    """Lets the rollout workers of a cluster collect steps during the update."""
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, play: Play, engine: PlaysGroups) -> None:
-        """Take how the team plays, with these workers as its engine."""
+        """Take a play whose engine is these workers."""
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._play = play.as_asked(algorithm.data)
         self._tasks = tasks_of(play, config)
@@ -228,18 +228,18 @@ class SamplingWorkers:
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights that they play with, by policy and name."""
+        """Their weights, by policy and name."""
         return self._engine.weights
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Do nothing: the workers are the run's rollout engine, which has taken them."""
+        """Do nothing: the workers are the run's rollout engine and have them."""
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Let the workers begin with step `number`, and with what the step before it has left; see `SamplingProcess.begin`."""
+        """Let the workers begin with step `number`; see `Sampler`."""
         ranks, play = self._play.ranks, replace(self._play, timeline=Timeline())
         meeting = ranks.meeting()
         meeting.begin()
-        if self._busy:  # the step that they play was interrupted
+        if self._busy:  # their step was interrupted
             self._engine.abandon()
         self._tasks.assign = None if roles is None else lambda step, count: roles
         rest = begin_step(play, self._config, self._algorithm, self._tasks, number, left, meeting)

@@ -1,7 +1,6 @@
-"""The process that plays steps of training for another one, which starts it (`process.py`).
+"""The process that samples for another one, which starts it (`process.py`).
 
-From the socket behind the descriptor it first reads what to build, then one question after another. It ends when the other
-process does, even in the middle of a step.
+It reads from a socket first what to build, and then one request after another. It ends with the other process, even within a step.
 """
 
 from __future__ import annotations
@@ -29,42 +28,42 @@ if TYPE_CHECKING:
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
-    """Serve until the other side closes the socket; give signs of life, and end when process `parent` does."""
-    for number in SIGNALS:  # they ask the other process, which then closes the socket
+    """Serve until the other side closes the socket or process `parent` ends; give signs of life."""
+    for number in SIGNALS:  # the other process handles them and closes the socket
         signal.signal(number, signal.SIG_IGN)
     live(SharedStatus(pulse), parent)
     pipe = Connection(descriptor)
-    questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, questions), daemon=True).start()
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
     built: _Player | None = None
-    start_with = questions.get()
+    start_with = requests.get()
     apart = ExitStack()
     while True:
-        question = questions.get()
+        request = requests.get()
         try:
             if built is None:
                 built = _Player(start_with)
                 apart.enter_context(long_lived_apart())
-            answer = built.play(*question)
-        except Exception as error:  # noqa: BLE001 - raised in the process that waits for the answer
+            answer = built.play(*request)
+        except Exception as error:  # noqa: BLE001 - raised in the other process
             answer = {"error": sent_error(error)}
         pipe.send_bytes(json.dumps(answer).encode())
 
 
-def _listen(pipe: Connection, questions: queue.SimpleQueue[Any]) -> None:
-    """Pass on what arrives; end this process when the other one has gone."""
+def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
+    """Queue requests; end this process when the other one has closed the socket."""
     while True:
         try:
-            questions.put(json.loads(pipe.recv_bytes()))
+            requests.put(json.loads(pipe.recv_bytes()))
         except (EOFError, OSError):
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - a question that cannot be read: the other process notices that this one ends
+        except BaseException:  # noqa: BLE001 - an unreadable request: the other process notices the end
             traceback.print_exc()
             os._exit(1)
 
 
 class _Player:
-    """A team that plays, with the weights of the other process."""
+    """A copy of the team with the weights of the other process."""
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
         """Build the team and its engine from settings; see `SamplingProcess`."""
@@ -73,7 +72,7 @@ class _Player:
         from kapelle.runtime.ranks import Meeting
         from kapelle.runtime.tensors import SharedTensors
 
-        interrupts.commands.append(self)  # the watchdog may end it where it cannot be interrupted
+        interrupts.commands.append(self)  # the watchdog may end a call that cannot be interrupted
         self._team = TeamReplica(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
         self._tasks: TrainingTasks | None = None
@@ -92,10 +91,10 @@ class _Player:
         place: int,
         roles: Sequence[Mapping[str, Sequence[str]]] | None,
     ) -> dict[str, Any]:
-        """Play this rank's share of a step and of what the one before it has left (JSON lines).
+        """Collect this rank's share of a step and of unfinished groups (JSON lines).
 
-        `place` is the number of the play among those that the meeting has seen, `roles` has policy and name of who takes an agent's
-        role in each task. Returns the share (`dump_share`) and the seconds that it took.
+        `place` is the number of the call at the meeting; `roles` has policy and name of who takes an agent's role in each task. Returns
+        the share (`dump_share`) and its seconds.
         """
         from kapelle.features.ahead.queue import begin_step
         from kapelle.rollout.partial import load_partial

@@ -1,12 +1,9 @@
-"""A verifier that goes on learning while it pays: a share of every step's answers is graded, and it learns from them.
+"""A reward model in training, and a verifier that is refreshed on graded answers of the team that it rewards.
 
-A verifier that was trained once judges the answers of the team as it was. The team that it pays moves to answers that it likes,
-right or not (2210.10760). Here a few of the answers that the team gives by now are graded by the environment after each step,
-and the verifier takes steps on those that it remembers. A grade is a label that somebody or something has to
-supply, so labels are counted. It learns after the step's answers were scored and paid: `verifier_auc` of a step is of answers
-that it has not learned from.
-
-Only answers of training steps are graded, never those of evaluations.
+A fixed verifier was trained on answers of an earlier team. The team that it rewards moves to answers with high scores, correct or
+not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier learns from the remembered
+ones. Grades are labels with a cost, so they are counted. `verifier_auc` of a step is of answers before the verifier learns from them.
+Answers of evaluations are never graded.
 """
 
 from __future__ import annotations
@@ -55,11 +52,11 @@ class GradedAnswer(NamedTuple):
     asked: tuple[Message, ...]
     text: str
     label: float
-    """How right it is, in [0, 1]."""
+    """Its correctness, in [0, 1]."""
 
 
 class RefreshedVerifier(Feature):
-    """Has some of each step's answers graded, remembers them, and lets the verifier learn from what it remembers."""
+    """Trains the verifier on remembered answers, to which each step adds some graded ones."""
 
     def __init__(self, settings: RefreshConfig, run: StartedRun) -> None:
         self._settings, self._seed, self._engine = settings, run.config.seed, run.engine
@@ -72,9 +69,9 @@ class RefreshedVerifier(Feature):
         step.metrics |= self.learn(step.number, step.groups)
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Let the verifier learn after step `number`, in which the team played `groups`; return metrics.
+        """Grade some answers of step `number` and train the verifier; return metrics.
 
-        Right and wrong answers weigh the same in every update. Nothing is learned while all remembered answers are of one kind.
+        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are of one kind.
         """
         settings = self._settings
         answers = turns_of(groups, trained_only=False)

@@ -1,20 +1,19 @@
-"""Which agent lost the game: the probability of success before and after every turn, found by playing on from there.
+"""Blame: the probability of success before and after every turn, estimated by continuations.
 
-An episode is played on from each of its moments (`rollout.interventions.play_on`): the turns up to there are replayed token for
-token in a fresh world, and everything after them is sampled anew with the weights that are measured. The mean success of such
-continuations is the probability of success at that moment,
+An episode is continued from each of its moments (`rollout.interventions.play_on`): earlier turns are replayed in a new environment,
+and everything after them is sampled with the measured weights. The mean success of these continuations is the probability of success
+at that moment,
 
-    before turn t: this turn and all that follow are sampled again; what others say at the same moment is kept
-    after turn t:  this turn and all of its moment are kept; of the last moment it is the episode's own outcome
+    before turn t: this turn and all later ones are sampled again; other turns of the moment are replayed
+    after turn t:  this turn and all of its moment are replayed; after the last moment it is the episode's own outcome
     drop of turn t = before − after
 
-The probability after one moment is that before the next, so each moment is estimated once, and where no two agents speak at once the
-drops of an episode add up to the probability at its beginning less its outcome. Over all that a team might say, the mean drop of every
-turn is 0: a turn that cost something in failed episodes gained as much in others. So drops compare agents on the episodes that were
-lost, and solved ones are measured beside them.
+The probability after one moment is that before the next, so each moment is estimated once. If no two agents act at once, the drops
+of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0: a turn
+that costs something in failed episodes gains as much in others. So drops compare agents on failed episodes, and solved ones are
+measured too.
 
-Continuations are sampled as in training, also of episodes that were played greedily: from one greedy answer nothing can be told.
-The n-th continuations of one moment share their seed.
+Continuations use the sampling of training, also for greedy episodes. The n-th continuations of one moment share their seed.
 """
 
 from __future__ import annotations
@@ -46,40 +45,40 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode, Group, Turn
 
 AT_ONCE = 512
-"""About how many continuations are in one decode batch; their episodes are kept together when all of them have ended."""
+"""About how many continuations are played at once; the results of their episodes are saved together."""
 ALTERNATIVES = 8
-"""Different texts that are kept of those sampled in the place of a turn."""
+"""Most alternative texts that are kept of a turn."""
 LONGEST = 4000
-"""Characters that are kept of a text."""
+"""Most characters of a text that are kept."""
 SAY_EVERY = 5.0
-"""Seconds between two reports of how far it is."""
+"""Seconds between two reports of the progress."""
 
 Key = tuple[int, int | None]
-"""Index of the first turn of a moment, and of the turn that alone is sampled again there; None for all of the moment."""
+"""Index of the first turn of a moment, and of the only turn that is sampled again; None for the whole moment."""
 
 
 def refuse_alive(environment: Environment) -> None:
-    """Raise ConfigError for an environment that depends on something outside, whose episodes cannot be replayed.
+    """Raise ConfigError for an environment whose episodes cannot be replayed.
 
-    Outside programs are tried: many do the same again when they are told the same, and what differs is noticed in their prompts.
+    Outside programs are allowed: many repeat, and differences are noticed in their prompts.
     """
     alive = environment.alive if offers(environment, Alive) else ()
     if alive and not offers(environment, PlayedFromOutside):
         raise ConfigError(
-            f"Blame plays episodes again up to each turn, but environment '{environment.name}' relies on answers that may differ "
-            f"the next time: {', '.join(alive)}. Its episodes cannot be replayed; leave that out, or read them with `kapelle view`."
+            f"Blame replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
+            f"{', '.join(alive)}. Remove that, or read the episodes with `kapelle view`."
         )
     if offers(environment, PaysEpisodes) and environment.compared:
         raise ConfigError(
-            f"Blame plays single episodes again, and {environment.compared[0]} pays only attempts that it can compare. Leave it out, "
-            "or read the episodes with `kapelle view`."
+            f"Blame replays single episodes, and {environment.compared[0]} compares the episodes of a group. Remove it, or read the episodes "
+            "with `kapelle view`."
         )
 
 
 def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episode]]:
-    """Return the first `most` failed episodes and as many solved ones, each with its place in its group.
+    """Return the first `most` unsolved episodes and as many solved ones, each with its place in its group.
 
-    Episodes that ended in an error or have no score are passed over. Raises ConfigError where none failed, or none is scored.
+    Episodes with an error or without a score are excluded. Raises ConfigError if none is unsolved or none is scored.
     """
     scored = [
         (k, episode)
@@ -95,22 +94,18 @@ def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episo
             else ", because the environment scores none (`success`; of `rewarded`, `environment.success=0.5` says which are solved)"
         )
         raise ConfigError(
-            f"None of {sum(len(group.episodes) for group in groups)} episodes is solved or failed{why}. There is nobody to blame."
+            f"None of {sum(len(group.episodes) for group in groups)} episodes has a score{why}."
         )
     failed = [(k, each) for k, each in scored if (each.success or 0.0) < 1.0][:most]
     if not failed:
         raise ConfigError(
-            f"No episode failed: all {len(scored)} are solved. Play more (`evaluation.problems`), an earlier checkpoint (RUN@STEP) or "
-            "harder tasks."
+            f"All {len(scored)} episodes are solved. Use more (`evaluation.problems`), an earlier checkpoint (RUN@STEP) or harder tasks."
         )
     return failed + [(k, each) for k, each in scored if (each.success or 0.0) >= 1.0][: len(failed)]
 
 
 def moments_of(turns: Sequence[Turn]) -> list[range]:
-    """Return the moments of an episode: turns of different agents, one after another, none of which was heard by another.
-
-    Their prompts were fixed when as many turns were complete (`Turn.seen`).
-    """
+    """Return the moments of an episode: successive turns of different agents with the same `Turn.seen`."""
     starts: list[int] = []
     speakers: set[str] = set()
     for k, turn in enumerate(turns):
@@ -122,10 +117,10 @@ def moments_of(turns: Sequence[Turn]) -> list[range]:
 
 
 def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
-    """Return from where an episode is played on: each moment, sampled anew as a whole or one turn of it alone.
+    """Return the forks of an episode: each moment, sampled again as a whole or one turn of it alone.
 
-    What stands after a turn's moment in the episode was sampled after it, also where its prompt was fixed before (agents that do not
-    wait for one another): only then is the probability after one moment that before the next.
+    All later turns are sampled again, also those whose prompts were fixed before: only then is the probability after one moment that
+    before the next.
     """
     found: dict[Key, Fork] = {}
     for moment in moments_of(episode.turns):
@@ -147,8 +142,8 @@ def measure_blame(
 ) -> Blame:
     """Return the probability of success around each turn of these episodes, each given with its place in its group.
 
-    `measured` says how (`samples`, `seed`, …). What `file` holds already is not played again; the rest is appended to it, some
-    episodes at a time. `say` gets the costs before it starts and how far it is. Raises EpisodeError where no episode repeats.
+    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new ones appended to it. `say` gets the
+    expected cost and the progress. Raises EpisodeError if no episode repeats.
     """
     refuse_alive(play.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])
@@ -159,9 +154,9 @@ def measure_blame(
     left = [place for place, key in enumerate(keys) if key not in known]
 
     if file is not None:
-        file.append(())  # a folder that cannot be written is found before anything is played
+        file.append(())  # fails early if the folder cannot be written
 
-    # What it will cost, from what the episodes themselves cost.
+    # The expected cost is that of the episodes themselves.
     forks = {place: forks_of(chosen[place][1], chosen[place][0], seed) for place in left}
     counts = {place: samples * len(own) for place, own in forks.items()}
     total = sum(counts.values())
@@ -206,8 +201,8 @@ def measure_blame(
             file.append(fresh)
         if not known:
             raise EpisodeError(
-                f"No episode of '{play.environment.name}' repeats, so none can be continued from its middle: played again with its own seed "
-                f"and turns, {left_out.most_common(1)[0][0]}. Let world and workflow take all randomness from their seeds."
+                f"No episode of '{play.environment.name}' repeats with the same seed and turns: {left_out.most_common(1)[0][0]}. Derive all "
+                "randomness of environment and workflow from their seeds."
             )
     return Blame(
         dict(measured),
@@ -218,7 +213,7 @@ def measure_blame(
 
 
 def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
-    """Yield places of episodes whose continuations make up one batch of about `AT_ONCE`."""
+    """Yield places of episodes with about `AT_ONCE` continuations together."""
     batch: list[int] = []
     size = 0
     for place, count in counts.items():
@@ -234,7 +229,7 @@ def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
 def _summed(
     key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, PlayedOn]
 ) -> BlamedEpisode:
-    """Return what an episode's continuations say about its turns."""
+    """Return the probabilities of an episode's turns from its continuations."""
     successes = {
         which: [each.success for each in found.valid if each.success is not None]
         for which, found in became.items()
@@ -243,7 +238,7 @@ def _summed(
     place_of = {turn.index: which for which, turn in numbered(episode.turns)}
     turns = []
     for m, moment in enumerate(moments):
-        # After the last moment nothing is left to chance: the outcome is known.
+        # After the last moment the outcome is known.
         following = None if m + 1 == len(moments) else successes[moments[m + 1].start, None]
         after = episode.success if following is None else _mean(following)
         for turn in episode.turns[moment.start : moment.stop]:
@@ -283,7 +278,7 @@ def _summed(
 
 
 def _instead(continuations: Sequence[Episode], which: tuple[str, int]) -> tuple[SampledInstead, ...]:
-    """Return what the agent said in these continuations in its turn of this number, the most frequent texts first."""
+    """Return the texts of the agent's turn of this number in these continuations, most frequent first."""
     ended: dict[str, list[float | None]] = {}
     for each in continuations:
         turn = dict(numbered(each.turns)).get(which)

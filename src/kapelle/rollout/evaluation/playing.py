@@ -1,4 +1,4 @@
-"""A team that only plays: settings and weights to evaluate, chat or collect with, nothing to train."""
+"""A team without training: settings and weights to evaluate, chat or collect with."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kapelle.setup.recipe import lay_over, load_recipe, names_environment
 from kapelle.setup.team_builder import seats_of
 
 MAX_TOKENS = 512
-"""Most tokens of an answer of a model that plays an environment alone, unless set otherwise."""
+"""Default limit of an answer of a model that plays an environment alone, in tokens."""
 
 ALONE = {"tools": "tool_use"}
-"""Environments in which one agent alone plays another workflow than `solo` or `parallel`."""
+"""Environments in which a single agent uses another workflow than `solo` or `parallel`."""
 
 
 def model_config(
@@ -31,12 +31,11 @@ def model_config(
     real: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> RunConfig:
-    """Return the settings of a model, as it is, that plays an environment alone or a recipe as its team.
+    """Return the settings of a model that plays an environment alone, or all agents of a recipe's team.
 
-    `model` is a model, or the folder of a PEFT adapter: every agent then acts with the adapter, on the base that it names.
-    `environment` is the name of an environment (built in, or `module:Class`), else that of a recipe, whose
-    agents are then all played by the model, endpoints excepted, without adapters of their own and without warm-up.
-    `real` takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
+    `model` is a model, or the folder of a PEFT adapter for every agent on the base that it names. `environment` is the name of an
+    environment (built in, or `module:Class`) or of a recipe, whose agents except endpoints use the model without warm-up. `real`
+    takes a recipe's values for a pretrained model; `report` gets a line for each that does not suit this model.
     """
     path, adapter = named_base(model, settings)
     if names_environment(environment):
@@ -71,10 +70,9 @@ def model_config(
 
 
 def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
-    """Return the path of a base model, and the folder of the PEFT adapter that `model` is; None where it is a model.
+    """Return the path of a base model, and the folder of the PEFT adapter if `model` is one, else None.
 
-    The base is what the adapter's `adapter_config.json` names, beside the adapter or elsewhere; a setting `model.path=…` names
-    another place. Raises ModelError for an adapter whose base is unknown.
+    The base is named by the adapter's `adapter_config.json`, or by a setting `model.path=…`. ModelError for an unknown base.
     """
     given = [word.partition("=")[2] for word in settings if word.startswith("model.path=")]
     if given and (Path(model) / "adapter_config.json").is_file():
@@ -83,7 +81,7 @@ def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | N
 
 
 def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
-    """Return the settings with an adapter for every agent; endpoints answer for themselves."""
+    """Return the settings with an adapter for every agent except endpoints."""
     if adapter is None:
         return config
     agents = tuple(
@@ -96,7 +94,7 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
 
 
 def open_play(config: RunConfig) -> Play:
-    """Check everything, load the models and return what plays; raises the errors of `errors.py`."""
+    """Check the settings, load the models and return how the team plays; raises the errors of `errors.py`."""
     from kapelle.setup.model_loading import build_engine, load_weights
 
     prepared = prepare(without_features(config), training=False)

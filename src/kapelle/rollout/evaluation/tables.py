@@ -1,4 +1,4 @@
-"""Results of evaluations in the forms in which others read them: lm-eval's table, and the Hub's `model-index`."""
+"""Results of evaluations in standard forms: lm-eval's table, and the Hub's `model-index`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FORMS = ("lm-eval", "hub")
 
 
 def table_of(form: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return results, rows as `kapelle eval --json` prints them, in one of `FORMS`."""
+    """Return rows of `kapelle eval --json` in one of `FORMS`."""
     assert form in FORMS, f"a form is one of {FORMS}"
     return lm_eval_table(rows) if form == "lm-eval" else hub_index(rows)
 
 
 def lm_eval_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the Markdown table that `lm_eval` prints, so that the results stand beside its own."""
+    """Return the Markdown table that `lm_eval` prints."""
     head = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
     lines = []
     for row in rows:
@@ -49,7 +49,7 @@ def lm_eval_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def hub_index(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the results as the front matter of a model card (`model-index`), from which the Hub shows them."""
+    """Return the results as the front matter of a model card (`model-index`), which the Hub shows."""
     import yaml
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
