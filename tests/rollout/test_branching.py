@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from tests.support.trees import (
     at_grpo,
     candidates,
     many,
-    moments,
     numbered,
     reasoner,
     stage,
@@ -51,22 +49,6 @@ class TestWorth:
         for note, exact in WINS.items():
             own = worths[note]
             assert abs(fmean(own) - exact) < 4 * math.sqrt(exact * (1 - exact) / len(own))
-
-    @pytest.mark.long
-    @pytest.mark.slow
-    async def test_more_continuations_tell_it_more_closely(self) -> None:
-        spread = {}
-        for count in (1, 16):
-            groups = await many(stage(at_grpo(continuations=count)), 100)
-            own = [
-                cast("float", turn.worth)
-                for one in groups
-                for turn in candidates(one.episodes[0], "reasoner")
-                if turn.text == "C"
-            ]
-            spread[count] = stdev(own)
-        assert spread[1] == pytest.approx(0.5, abs=0.05)
-        assert spread[16] == pytest.approx(0.5 / 4, abs=0.05)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("continuations", [1, 3])
@@ -97,34 +79,6 @@ class TestWorth:
             assert abs(fmean(found) - exact) < 4 * error
             assert error < 0.03
 
-    async def test_the_first_agents_candidates_differ_in_advantage(self) -> None:
-        algorithm = at_grpo(8)
-        groups = await many(stage(algorithm), 50)
-        assert algorithm.credit is not None
-        credit = algorithm.credit(groups, Signals())
-        own = [
-            float(credit[TurnKey(g, 0, turn.index)].advantage_T[0])
-            for g, one in enumerate(groups)
-            for turn in candidates(one.episodes[0], "reasoner")
-        ]
-        assert stdev(own) > 0.3
-
-    async def test_the_best_goes_on_and_the_first_of_equals(self) -> None:
-        for one in await many(stage(at_grpo()), 50):
-            (episode,) = one.episodes
-            assert episode.success == max(turn.worth or 0.0 for turn in candidates(episode, "actor"))
-            for chosen, *others in moments(episode).values():
-                best = max(turn.worth or 0.0 for turn in (chosen, *others))
-                assert chosen.worth == best
-                assert all(turn.prompt_ids == chosen.prompt_ids for turn in others)
-                assert others == sorted(others, key=lambda turn: turn.index)
-
-    async def test_equal_words_are_worth_the_same(self) -> None:
-        for one in await many(stage(at_grpo(8, continuations=2)), 20):
-            for own in moments(one.episodes[0]).values():
-                worth: dict[str, float | None] = {}
-                assert all(worth.setdefault(turn.text, turn.worth) == turn.worth for turn in own)
-
     async def test_penalties_and_sharing_are_the_algorithms(self) -> None:
         # The actor alone is paid; `individual` leaves the reasoner nothing but the price of its words.
         costly = at_grpo(team_reward="individual", penalties={"length": 0.1, "length_limit": 1})
@@ -154,11 +108,6 @@ class TestContinuing:
         seeds = Counter(r.seed for r in engine.asked if r.agent == "actor")
         assert sorted(seeds.values()) == [1, 1, 1, 1, 4, 4, 4]
         assert len({r.seed for r in engine.asked if r.agent == "reasoner"}) == 4
-
-    async def test_what_says_the_same_is_played_on_once(self) -> None:
-        engine = Counting(lambda r: "A", lambda r: "win")
-        await many(stage(at_grpo(4, continuations=3), engine), 1)
-        assert Counter(r.agent for r in engine.asked) == {"reasoner": 4, "actor": 3 + 4}
 
     async def test_what_is_said_does_not_depend_on_how_many_candidates_there_are(self) -> None:
         (small,) = await many(stage(at_grpo(2)), 1)
@@ -241,7 +190,3 @@ class TestFailures:
             + r"\. Set `algorithm\.tree: false`"
         )
         assert re.search(pattern, episode.error), episode.error
-
-    async def test_the_same_world_without_a_tree_is_played(self) -> None:
-        play = replace(stage(at_grpo(2), environment=Wins(odd="shown")), tree=None)
-        assert (await play_episode(play, TASK, 0)).error is None

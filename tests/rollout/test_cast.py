@@ -12,7 +12,6 @@ pytest.importorskip("pyspiel")
 
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.openspiel.environment import OpenSpiel
-from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -67,17 +66,3 @@ def test_a_cast_survives_the_record_and_the_way_to_a_worker() -> None:
     rows = [json.loads(line) for line in dump_groups(3, [group]).splitlines()]
     assert load_groups(rows)[0].task == group.task
     assert task_from(json.loads(json.dumps(task_form(task)))) == task
-
-
-@pytest.mark.parametrize(
-    ("player", "said"),
-    [("nsh", "no player 'nsh'"), ("mcts(simulations=no)", "simulations"), ("hanabi", "Hanabi")],
-)
-def test_an_unknown_player_is_refused_by_name(player: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        KUHN.check_player(player)
-
-
-def test_settings_of_a_player_stand_in_brackets() -> None:
-    OpenSpiel(game="tic_tac_toe").check_player("mcts(simulations=3)")
-    KUHN.check_player("nash(tolerance=0.1)")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.tiny import sections
 
 from kapelle import Trainer
-from kapelle.errors import ConfigError
 from kapelle.rollout.compaction import compacted
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runs.exports import sft_rows
@@ -118,15 +117,6 @@ def test_a_long_debate_stays_below_the_limit_and_is_trained_as_it_was_read(tmp_p
         assert [turn.completion_ids for turn in turns(again)] == [turn.completion_ids for turn in found]
 
 
-def test_nothing_changes_while_conversations_fit(tmp_path: Path) -> None:
-    plain = config()
-    del plain["episode"]
-    with Trainer(resolve(plain)) as trainer, Trainer(resolve(config(over=100_000))) as other:
-        expected, found = turns(trainer), turns(other)
-    assert found == expected
-    assert not any(turn.dropped for turn in found)
-
-
 def test_without_it_an_episode_that_outgrows_the_model_fails() -> None:
     given = config()
     given["workflow"] = {"name": "debate", "rounds": 9}
@@ -139,8 +129,3 @@ def test_without_it_an_episode_that_outgrows_the_model_fails() -> None:
     del given["episode"]
     with Trainer(resolve(given)) as trainer, pytest.raises(Exception, match="tokens; its model reads 256"):
         list(trainer.steps(1))
-
-
-def test_a_note_takes_one_number() -> None:
-    with pytest.raises(ConfigError, match=r"takes `\{dropped\}` alone"):
-        resolve(config(note="{gone}"))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
-import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.support.stuck import Stuck, StuckWorld
@@ -23,7 +20,7 @@ from kapelle.rollout import bounded_worlds
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
 from kapelle.runtime import deadlines
-from kapelle.runtime.deadlines import Patience, within
+from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
 from kapelle.types import Task
 from kapelle.workflows.parallel import Parallel
@@ -79,16 +76,6 @@ def test_a_call_that_never_returns_costs_its_episode_alone(
             assert found.error is not None
             assert f"took more than {seconds:g} s (`environment.timeout`)" in found.error
             assert f"`{place}` of environment" in found.error
-
-
-@pytest.mark.long
-def test_threads_end_with_worlds_that_block() -> None:
-    before = threading.active_count()
-    run_async(lambda: rollout(stage(Stuck(blocking=True)), TASKS, 4, 5))
-    end = time.monotonic() + 30
-    while threading.active_count() > before + 1 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert threading.active_count() <= before + 1  # the watchdog
 
 
 def test_time_that_another_call_blocks_is_not_counted() -> None:
@@ -163,19 +150,3 @@ def test_threads_that_never_return_are_counted(monkeypatch: pytest.MonkeyPatch) 
     errors = [run_async(lambda: rollout(stuck, TASKS[:1], 1, 5))[0].episodes[0].error or "" for _ in range(2)]
     assert "took more than 0.1 s" in errors[0]
     assert "abandoned calls" in errors[1]
-
-
-def test_a_coroutine_that_ends_after_its_loop_is_charged_to_no_call() -> None:
-    async def hang() -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def leave_behind() -> Coroutine[Any, Any, None]:
-        coroutine = within("the inner call", "environment", 0.2, hang())
-        coroutine.send(None)
-        return coroutine
-
-    async def outer() -> Coroutine[Any, Any, None]:
-        return await within("the outer call", "environment", 0.2, leave_behind())
-
-    run_async(outer).close()
-    time.sleep(0.8)  # was interrupted as if it were the outer call

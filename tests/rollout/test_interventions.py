@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from tests.support.trees import (
     Wins,
     WinsWorld,
     actor,
-    many,
     numbered,
     reasoner,
     stage,
@@ -35,7 +33,6 @@ from kapelle.rollout.episodes import rollout
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
 from kapelle.rollout.play import Play
 from kapelle.runs.definitions import own_returns, rollout_metrics
-from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.team import Policy, Team
 from kapelle.types import Episode, Group, Payment, Task, Turn
 from kapelle.workflow import GoesOnWithout, Scene
@@ -205,15 +202,6 @@ class TestWhatBecomesOfIt:
             assert episode.turns[0].reward == 2.0, "once after each turn"
             assert {each.turn for each in episode.interventions} == {0, 1}
 
-    async def test_they_are_recorded(self) -> None:
-        groups = await played(stage(row("counterfactual", group_size=2)), 2)
-        again = load_groups(map(json.loads, dump_groups(1, groups).splitlines()))
-        assert again == groups
-        assert again[0].episodes[0].interventions
-        plain = dump_groups(1, await played(stage(PLAIN), 2))
-        assert b"interventions" not in plain
-        assert b"copied" not in plain
-
 
 class TestMoments:
     def test_what_others_say_at_the_same_moment_is_replayed(self) -> None:
@@ -372,39 +360,6 @@ class TestSharedBeginnings:
         assert second == {0: 1.0, 1: -1.0, 2: 0.0, 3: 0.0}
         assert credit[TurnKey(0, 1, 0)].weight == 0.0, "it was sampled once"
 
-    @pytest.mark.parametrize(
-        ("settings", "widths"),
-        [
-            ({}, (4, 3)),
-            ({"group_size": 8}, (4, 2)),
-            ({"group_size": 5}, (5,)),
-            ({"group_size": 2}, (2,)),
-            ({"widths": [2, 2, 3]}, (2, 2, 3)),
-            ({"widths": [2, 3], "group_size": 6}, (2, 3)),
-        ],
-    )
-    def test_widths_and_their_product(self, settings: dict[str, Any], widths: tuple[int, ...]) -> None:
-        algorithm = row("c3", **settings)
-        assert algorithm.data.widths == widths
-        assert algorithm.data.group_size == math.prod(widths)
-
-    @pytest.mark.parametrize(
-        ("settings", "told"),
-        [
-            ({"widths": [2, 3], "group_size": 5}, "remove `group_size`"),
-            ({"widths": [0]}, "whole numbers"),
-            ({"widths": []}, "at least 1 item"),
-        ],
-    )
-    def test_wrong_widths(self, settings: dict[str, Any], told: str) -> None:
-        with pytest.raises(ValueError, match=told):
-            row("c3", **settings)
-
-    async def test_frozen_agents_do_not_branch(self) -> None:
-        engine = Counting(numbered, numbered)
-        await played(stage(row("c3", widths=(3,)), engine, frozen=("reasoner",)), 3)
-        assert Counter(request.agent for request in engine.asked) == {"reasoner": 1, "actor": 3}
-
     async def test_an_answer_that_fails_is_asked_for_again(self) -> None:
         calls = Counter[str]()
 
@@ -431,14 +386,3 @@ class TestSharedBeginnings:
             assert fmean(worth[note]) == pytest.approx(
                 exact, abs=4 * math.sqrt(exact * (1 - exact) / len(worth[note]))
             )
-
-
-async def test_trees_of_candidates_play_as_before() -> None:
-    groups = await many(stage(row("at_grpo", tree=True, group_size=3)), 2)
-    assert all(not episode.interventions and episode.branches for one in groups for episode in one.episodes)
-
-
-def test_a_team_stays_as_it_is() -> None:
-    play = stage(row("counterfactual", group_size=2))
-    assert isinstance(play.team, Team)
-    assert play.plainly().interventions is None

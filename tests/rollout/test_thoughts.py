@@ -15,13 +15,11 @@ from kapelle.environments.rewarded import answer_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.play import Play
-from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Message
 from kapelle.workflow import Continued, Scene
 from kapelle.workflows.chain import Chain
 from kapelle.workflows.debate import Debate
-from kapelle.workflows.solo import Solo
 
 THOUGHT = "<think>\nIs it 7? No.\n</think>\n\n#### 132"
 
@@ -55,11 +53,6 @@ async def test_thoughts_that_were_cut_off_are_no_answer(text: str, template: str
     assert (episode.answer, episode.success) == ("", 0.0)
 
 
-async def test_a_text_that_quotes_the_mark_has_no_thoughts() -> None:
-    text = "The mark </think> ends thoughts.\n#### 132"
-    assert text in (await chain(text, "#### 132")).turns[1].heard[0].content
-
-
 async def test_a_setting_shares_them() -> None:
     team = team_of("a", "b")
     engine = ScriptedEngine({name: lines(THOUGHT) for name in team.names})
@@ -80,20 +73,6 @@ async def test_an_agent_keeps_its_own_by_its_template_s_rule() -> None:
         assert [message.role for message in turn.heard] == ["user", "assistant", "user"], (
             "its prompt begins anew"
         )
-
-
-async def test_a_recorded_episode_still_knows_them() -> None:
-    import json
-
-    episode = await chain(THOUGHT, THOUGHT)
-    row = json.loads(dump_episode(episode, step=1, group=0))
-    assert load_episode(row).turns == episode.turns
-
-
-async def test_a_lone_agent_s_answer_has_none() -> None:
-    renderer = ChatRenderer(thinking_tokenizer(), 4096)
-    [episode] = await play(Arithmetic(), Solo(), ["a"], {"a": lines(THOUGHT)}, TASK, renderer=renderer)
-    assert (episode.final, episode.turns[0].text) == ("#### 132", THOUGHT)
 
 
 class Kept(Settings):

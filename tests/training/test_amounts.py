@@ -12,11 +12,9 @@ from tests.support.tiny import frozen_copy, learners_of, same_bits, sections
 
 from kapelle import Trainer
 from kapelle.cli import main
-from kapelle.errors import ConfigError, ContextError
 from kapelle.runs import checkpoint
-from kapelle.runs.reader import read_latest, read_left_out, read_status
-from kapelle.setup.preparation import prepare
-from kapelle.setup.recipe import load_recipe, resolve
+from kapelle.runs.reader import read_latest
+from kapelle.setup.recipe import resolve
 
 LENGTHS = (4, 40, 8, 60, 12, 10, 6)
 """Characters of the training questions; the tokeniser's tokens are bytes."""
@@ -47,6 +45,7 @@ def asked(trainer: Trainer) -> list[str]:
     return [group.task.question for step in trainer.steps() for group in step.groups]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 4), (2, 7), (0.5, 2)])
 def test_epochs_are_steps_in_which_every_task_is_played_so_often(
     epochs: float, steps: int, tmp_path: Path
@@ -58,27 +57,7 @@ def test_epochs_are_steps_in_which_every_task_is_played_so_often(
     assert set(counts) == {max(1, int(epochs))} or epochs < 1
 
 
-def test_the_command_says_how_many_steps_epochs_are_and_resumes_into_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    words = ["train", recipe(tmp_path), "training.epochs=1", "--run-dir", str(run), "--no-rich"]
-    assert main(words) == 0
-    said = capsys.readouterr()
-    assert "1 epochs of 7 tasks, 2 a step, are 4 steps" in said.out + said.err
-    assert "training.epochs=N" in said.out, "what to do next is said in epochs too"
-    assert main(["train", "--resume", str(run), "training.epochs=2", "--no-rich"]) == 0
-    assert read_status(run).step == 7
-
-
-def test_epochs_need_tasks_that_end(tmp_path: Path) -> None:
-    endless = {**settings(tmp_path), "environment": {"name": "tests.support.plugins:Digest"}}
-    with pytest.raises(
-        ConfigError, match=r"those of .* have no end\. Set `training\.epochs: null` and `training\.steps`"
-    ):
-        prepare(resolve({**endless, "training": {"epochs": 1}}))
-
-
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["marft", "happo"])
 def test_critics_learn_alone_at_first_and_a_stopped_run_goes_on_alike(name: str, tmp_path: Path) -> None:
     given = settings(tmp_path, name, training={"tasks_per_step": 2, "steps": 4, "critic_warmup": 2})
@@ -123,13 +102,6 @@ def test_a_mixer_learns_alone_at_first(name: str, tmp_path: Path) -> None:
         assert rows[2]["mixer_loss"] != rows[1]["mixer_loss"]
         list(trainer.steps(1))
         assert not any(same_bits(begun[each], frozen_copy(learners[each].parameters)) for each in begun)
-
-
-def test_without_critics_there_is_nothing_to_warm_up(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"`training\.critic_warmup` .* `grpo` trains no critic\. Set it to 0"
-    ):
-        prepare(resolve(settings(tmp_path, training={"critic_warmup": 1})))
 
 
 def test_prompts_that_are_too_long_are_left_out_of_training_and_of_evaluation(
@@ -183,70 +155,4 @@ def test_tasks_without_end_are_drawn_until_they_fit(tmp_path: Path) -> None:
         assert max(drawn) <= middle < max(lengths)
 
 
-def test_a_limit_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"`tasks\.max_prompt_tokens: 1` leaves out all 7 tasks of `math` \(train\)"
-    ):
-        prepare(resolve(settings(tmp_path, tasks={"max_prompt_tokens": 1})))
-
-
-def with_long_rows(folder: Path) -> str:
-    """Write a recipe whose train and test files have one question each that the model cannot read, and one with no room for an answer."""
-    (folder / "long").mkdir()
-    environment = rows(folder / "long")
-    for split, letter in (("train", "y"), ("test", "z")):  # what stands in both is not trained on
-        with (folder / "long" / f"{split}.jsonl").open("a") as file:
-            for length in (1600, BETWEEN):
-                file.write("\n" + json.dumps({"question": letter * length, "answer": f"#### {length}"}))
-    return recipe(folder, environment=environment, training={"tasks_per_step": 2, "steps": 1})
-
-
-BETWEEN = 200
 """Characters of a question that the model reads, and after which it has no room for a whole answer."""
-
-
-def test_overlong_prompts_are_left_out_by_verls_name_and_the_run_says_how_many(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from kapelle.viewer.library import Library
-    from kapelle.viewer.presenting import listed
-
-    own = with_long_rows(tmp_path)
-    sizes = ("model.embedded.context=256", "team.sampling.max_tokens=100")
-    with pytest.raises(ContextError, match="the model reads 256"):
-        prepare(load_recipe(own, settings=sizes).config)
-    filtering = (*sizes, "data.filter_overlong_prompts=true")
-    run = tmp_path / "runs" / "own"
-    with pytest.warns(UserWarning, match="is read as tasks.max_prompt_tokens=context"):
-        trainer = Trainer.from_recipe(own, *filtering, run_dir=run)
-    with trainer:
-        assert trainer.config.tasks.max_prompt_tokens == "context"
-        assert {len(text) for text in asked(trainer)} <= {*LENGTHS}
-        assert {len(group.task.question) for group in trainer.evaluate(9).groups} == {*LENGTHS}
-    told = [
-        f"{split}: 2 of 9 tasks have a first prompt of too many tokens for the model and are left out"
-        for split in ("train", "test")
-    ]
-    assert read_left_out(run) == told
-    assert main(["runs", "show", str(run)]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out: ")] == [
-        f"left out: {line}" for line in told
-    ]
-    assert main(["runs", "show", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["left_out"] == told
-    [viewed] = Library([run]).runs()
-    assert listed(viewed)["left_out"] == told
-
-
-def test_tasks_of_which_none_leaves_room_for_an_answer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"leaves out all 9 tasks .* a lower `sampling\.max_tokens`"):
-        prepare(
-            load_recipe(
-                with_long_rows(tmp_path),
-                settings=(
-                    "model.embedded.context=256",
-                    "team.sampling.max_tokens=255",
-                    "tasks.max_prompt_tokens=context",
-                ),
-            ).config
-        )

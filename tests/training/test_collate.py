@@ -11,9 +11,8 @@ from kapelle.algorithm import Credit, CriticLoss, CriticSpec
 from kapelle.algorithms.shared.surrogate import ValueLossConfig
 from kapelle.algorithms.signals.critic_values import value_samples
 from kapelle.algorithms.signals.embeddings import embedding_samples
-from kapelle.algorithms.signals.reference import samples_for
 from kapelle.algorithms.signals.samples import central_prompt, critic_sample, policy_sample
-from kapelle.rows import Sampled, Signals, TurnKey, turns_of
+from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Agent, Team
 from kapelle.training.collate import critic_samples, policy_samples
 from kapelle.types import Sampling
@@ -130,12 +129,6 @@ class TestValueSamples:
         # Two values before the tokens, and in a step that cuts an episode short one after every turn.
         assert {len(sample.targets) for sample in samples.values()} == {2 + bool(bootstrapped)}
 
-    def test_turns_that_are_not_trained_have_no_value(self) -> None:
-        team = team_of("a", "b", critics=CRITICS)
-        turns = (turn("a", 0), turn("b", 1, trained=False))
-        values, _ = value_samples([group(episode(*turns))], team, LOCAL)
-        assert [key.turn for key in values] == [0]
-
 
 class TestTrainingSamples:
     def test_each_credited_turn_asks_its_policy_and_its_critic(self) -> None:
@@ -164,18 +157,6 @@ class TestTrainingSamples:
         assert first.columns["return"].tolist() == [3.0, 4.0]
         assert second.columns["value"].tolist() == pytest.approx([0.3])
 
-    def test_weights_are_told_where_turns_of_a_policy_differ(self) -> None:
-        turns = (turn("a", 0, 2), turn("a", 1, 1), turn("b", 2, 1))
-        groups = [group(episode(*turns))]
-        weights = {TurnKey(0, 0, 0): 0.5, TurnKey(0, 0, 1): 1.0, TurnKey(0, 0, 2): 1.0}
-        credit = {
-            key: Credit(torch.ones(len(each.completion_ids)), weight=weights[key])
-            for key, each in turns_of(groups)
-        }
-        found = policy_samples(turns_of(groups), team_of("a", "b"), credit, Signals())
-        told = [sample.columns["weight"].tolist() for sample in found.values() if "weight" in sample.columns]
-        assert told == [[0.5, 0.5], [1.0]]
-
     def test_the_value_after_a_turn_is_learned_where_it_is_known(self) -> None:
         team = team_of("a", critics={"a": "critic:a"})
         groups = [group(episode(turn("a", 0, 2), turn("a", 1, 1), truncated=True))]
@@ -195,10 +176,3 @@ class TestTrainingSamples:
         assert unknown.targets == (3,)
         (without, _) = critic_samples(groups, team, credit, Signals(values), LOCAL)
         assert without.targets == (3, 4)
-
-    def test_references_are_asked_the_same_questions(self) -> None:
-        team = team_of("a", "b")
-        groups = [group(episode(turn("a", 0, 2), turn("b", 1, 1, trained=False)))]
-        step = Sampled(1, groups, team, lambda: groups)
-        asked = samples_for(step, {"a": "reference:a", "b": "reference:b"})
-        assert [(key.turn, s.learner, s.targets) for key, s in asked.items()] == [(0, "reference:a", (3, 4))]

@@ -11,12 +11,10 @@ from kapelle.training.console import (
     ProgressLine,
     ShownConversation,
     Watch,
-    choose,
-    clock_text,
     conversation,
 )
 from kapelle.training.step_report import Step
-from kapelle.types import Episode, Group, Task
+from kapelle.types import Episode, Task
 
 
 class Clock:
@@ -81,33 +79,6 @@ def test_without_a_team_score_the_history_is_the_mean_reward() -> None:
     assert watch.now.history == (0.5, 1.0)
 
 
-def test_where_one_wins_what_the_others_lose_their_mean_is_no_history() -> None:
-    watch = Watch(lambda _progress: None, constant_sum=True)
-    watch.step(Step(1, GROUPS, {"return/a": 1.0, "return/b": -1.0}), 2)
-    assert (watch.now.history, watch.now.rewards) == ((), {"a": 1.0, "b": -1.0})
-
-
-def test_a_teachers_words_are_no_verdict_on_the_team() -> None:
-    watch = Watch(lambda _progress: None)
-    watch.step(Step(1, GROUPS, {"demonstrated_success": 1.0, "demonstrated_return/a": 1.0, "nll/a": 0.5}), 2)
-    assert (watch.now.rewards, watch.now.history, watch.now.learning) == ({}, (), {"nats a token": 0.5})
-    assert {shown.note for shown in watch.now.conversations} == {"to be learned"}
-
-
-def test_conversations_come_from_different_tasks_and_change_with_the_step() -> None:
-    def questions(number: int) -> list[str]:
-        return [shown.texts[0][1] for shown in choose(GROUPS, number)]
-
-    assert questions(0) == ["q0/0", "q2/0", "q4/0"]
-    assert questions(1) == ["q1/1", "q3/1", "q5/1"]
-    assert questions(2) == ["q2/0", "q4/0", "q0/0"]
-
-
-def test_few_tasks_are_not_shown_twice() -> None:
-    assert len(choose(GROUPS[:2], 1)) == 2
-    assert choose((), 1) == ()
-
-
 def test_a_conversation_tells_who_said_what_and_how_it_ended() -> None:
     said = (turn("reasoner", 0, text="2,11+1"), turn("actor", 1, text="132"))
     task = Task("t", "47+85")
@@ -118,16 +89,6 @@ def test_a_conversation_tells_who_said_what_and_how_it_ended() -> None:
     assert (conversation(game).score, conversation(game).returns) == (None, {"reasoner": 3.0, "actor": 1.0})
     broke = conversation(episode(*said, task=task, success=1.0, error="broke"))
     assert (broke.score, broke.note) == (None, "failed")
-
-
-def test_before_the_first_step_an_evaluation_s_conversations_are_shown() -> None:
-    watch = Watch(lambda _progress: None)
-    groups: tuple[Group, ...] = tuple(group(attempt(f"test{k}", 0)) for k in range(3))
-    watch.evaluation(0, Evaluation(3, 1.0, None, {}, 1.0, 0, groups=groups))
-    assert [shown.question for shown in watch.now.conversations] == ["test0", "test1", "test2"]
-    watch.step(Step(1, GROUPS, {}), 2)
-    watch.evaluation(1, Evaluation(3, 1.0, None, {}, 1.0, 0, groups=groups))
-    assert [shown.question for shown in watch.now.conversations] == ["q1", "q3", "q5"]
 
 
 def test_what_is_left_follows_from_the_pace_of_the_last_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,13 +104,3 @@ def test_what_is_left_follows_from_the_pace_of_the_last_steps(capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert [line.endswith(" left") for line in lines] == [False, False, True, True, False]
     assert lines[2].endswith("  2:00 left")
-
-
-def test_times_are_shown_as_a_clock_shows_them() -> None:
-    assert [clock_text(seconds) for seconds in (0.4, 7, 65, 725, 10_800)] == [
-        "0:00",
-        "0:07",
-        "1:05",
-        "12:05",
-        "3:00:00",
-    ]

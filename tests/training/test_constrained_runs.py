@@ -14,9 +14,7 @@ from kapelle.errors import ConfigError
 from kapelle.rollout.evaluation.exploitability import language_table
 from kapelle.runs.reader import read_groups
 from kapelle.settings.base import Settings
-from kapelle.setup.preparation import check_prompts
 from kapelle.setup.recipe import resolve
-from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.types import Constraint
 
 MODEL = {
@@ -72,13 +70,6 @@ def test_an_untrained_model_makes_legal_moves_alone_and_training_reads_the_same_
         }
 
 
-def test_other_games_list_their_moves_too() -> None:
-    with Trainer(resolve(poker(environment={"name": "matrix", "rounds": 2}))) as trainer:
-        step = next(trainer.steps(1))
-    assert not any(sum(e.info["invalid"].values()) for g in step.groups for e in g.episodes)
-    assert step.metrics["parity/max"] <= 1e-4
-
-
 def test_worlds_in_another_process_list_their_moves() -> None:
     here = rows(poker())
     assert rows(poker(episode={"environment_workers": 1})) == here
@@ -100,14 +91,6 @@ def test_what_is_sampled_in_parts_keeps_its_form() -> None:
             assert step.metrics["parity/max"] <= 1e-4
             mixed += sum(bool(turn.versions) for turn in turns)
     assert mixed > 0, "or nothing was sampled in parts"
-
-
-def test_demonstrations_have_the_form_that_their_script_gives_them() -> None:
-    settings = poker(warmup={"steps": 2, "demonstrations": 8})
-    settings["team"]["sampling"] = {"max_tokens": 8, "choices": ["x", "y"]}
-    with Trainer(resolve(settings)) as trainer:
-        step = next(trainer.steps(1))
-    assert {turn.text for g in step.groups for e in g.episodes for turn in e.turns} <= {"x", "y"}
 
 
 class Unsure(Settings):
@@ -157,20 +140,3 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     agents = [{"name": "a"}, {"name": "b", "weights": served}]
     assert "'b' is an endpoint" in refused(team={**team(choices="legal"), "agents": agents})
     assert "does not hold to" in refused(engine={"name": f"{__name__}:Unsure"})
-
-
-def test_forms_that_fit_are_taken() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-    for form in (
-        {"json_schema": schema, "max_tokens": 12},
-        {"grammar": 'start: "(" start ")" | "x"'},
-        {"regex": "[a-z]*"},
-    ):
-        with Trainer(resolve(poker(team=team(**form)))) as trainer:
-            assert next(trainer.steps(1)).metrics["parity/max"] <= 1e-4
-
-
-def test_a_form_that_may_be_too_long_is_said() -> None:
-    config = resolve(poker(team=team(regex="[a-z]{20}")))
-    notes = check_prompts(config, build_team(config, build_algorithm(config)))
-    assert any("that is so short was found" in note for note in notes)

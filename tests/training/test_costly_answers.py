@@ -16,7 +16,6 @@ from kapelle.environments.grading.processes import AnswerLimits, KillableProcess
 from kapelle.environments.grading.verdict import Grade
 from kapelle.environments.math import Math
 from kapelle.environments.sandbox.bubblewrap import Bubblewrap
-from kapelle.errors import TrainingHalted
 from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.training.trainer import Trainer
 from kapelle.types import Json, Task
@@ -157,34 +156,3 @@ def test_programs_that_no_grader_can_afford_stop_no_run(sandbox: Bubblewrap, tmp
     before = PROGRAM.said
     earns_nothing(run_of(tmp_path, settings, rows), tmp_path / "run", 2)
     assert PROGRAM.said - before >= len(PROGRAMS)
-
-
-def test_a_grader_that_is_broken_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its worker is none: whatever it is asked, it fails.
-    with KillableProcesses("tests.environments.grading.misbehaving_worker", 1) as broken:
-        monkeypatch.setattr(math_environment, "shared_math_processes", lambda: broken)
-        monkeypatch.setattr(FORMULA, "texts", (r"\sin 5",))
-        made = run_of(tmp_path, {"name": COSTLY_MATH}, questions(r"\tan 5"))
-        with made, pytest.raises(TrainingHalted, match=r"max_failed_share.*The grader .*KeyError"):
-            made.train()
-
-
-def test_tests_that_cannot_run_stop_the_run(sandbox: Bubblewrap, tmp_path: Path) -> None:
-    row = {
-        "task_id": 1,
-        "text": "Double.",
-        "code": "def double(x): return 2 * x",
-        "test_setup_code": "import no_such_module",
-        "test_list": ["assert no_such_module.same(double(2), 4)"],
-        "challenge_test_list": [],
-    }
-    made = run_of(
-        tmp_path,
-        {"name": "code", "format": "mbpp", "untrusted_tests": "allow"},
-        [row, {**row, "task_id": 2, "text": "Twice."}],
-    )
-    with (
-        made,
-        pytest.raises(TrainingHalted, match=r"max_failed_share.*The tests could not be run: .*no_such"),
-    ):
-        made.train()

@@ -9,11 +9,11 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData
 from tests.support.five_steps import settings
 
-from kapelle.errors import ConfigError, ModelError
+from kapelle.errors import ModelError
 from kapelle.models.adapters import base_and_adapter
 from kapelle.runs.findings import keep_evaluation
 from kapelle.setup.preparation import PreparedRun
-from kapelle.training.exporting import check_convertible, export
+from kapelle.training.exporting import export
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
 
@@ -90,48 +90,6 @@ def test_what_the_converter_does_not_know_is_said_before_anything_is_loaded(
     assert not (tmp_path / "gguf").exists()
 
 
-def saved(place: Path, architecture: str | None, **tokenizer: object) -> Path:
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps({"architectures": architecture and [architecture]}))
-    if tokenizer:
-        (place / "tokenizer.json").write_text(json.dumps({"model": tokenizer}))
-    return place
-
-
-VOCAB = {f"t{k}": k for k in range(32_000)}
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tokenizer", "told"),
-    [
-        ("Qwen3ForCausalLM", {"type": "BPE", "vocab": VOCAB, "merges": []}, ""),
-        ("LlamaForCausalLM", {"type": "BPE", "vocab": {"a": 0}, "byte_fallback": True}, ""),
-        ("BertModel", {"type": "WordPiece", "vocab": {"a": 0}}, ""),
-        (
-            "Qwen3ForCausalLM",
-            {"type": "BPE", "vocab": {"a": 0}},
-            "a BPE of 1 tokens: it only takes published",
-        ),
-        ("Qwen3ForCausalLM", {"type": "WordLevel", "vocab": VOCAB}, "a WordLevel of 32,000 tokens"),
-        ("Qwen3ForCausalLM", {}, "neither `tokenizer.model` nor a `tokenizer.json`"),
-        ("OPTForCausalLM", {"type": "BPE", "vocab": VOCAB}, "does not know the architecture OPTForCausalLM"),
-        (None, {"type": "BPE", "vocab": VOCAB}, "names no `architectures`"),
-    ],
-)
-def test_a_folder_is_what_the_converter_takes_or_the_reason_is_named(
-    tmp_path: Path, architecture: str | None, tokenizer: dict[str, object], told: str
-) -> None:
-    place = saved(tmp_path / "model", architecture, **tokenizer)
-    if not told:
-        check_convertible(place)
-        return
-    with pytest.raises(ModelError, match=told):
-        check_convertible(place)
-    if tokenizer.get("type") != "WordLevel" and architecture == "Qwen3ForCausalLM":
-        (place / "tokenizer.model").touch()
-        check_convertible(place)
-
-
 @pytest.mark.slow
 def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "out", "peft", Silent(), licence="apache-2.0")
@@ -146,8 +104,3 @@ def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_pat
     assert "| agent\\_0 alone | 0.125 |" in card
     assert "## Curve" in card
     assert str(tmp_path) not in card
-
-
-def test_an_agent_that_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'agent_1'"):
-        export(run, tmp_path / "out", "peft", Silent(), agents=("agent_l",))

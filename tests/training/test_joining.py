@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kapelle.errors import ConfigError
 from kapelle.runtime.ranks import ALONE, Peers, Ranks
-from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.training.observer import Silent
@@ -47,37 +46,6 @@ def test_settings_and_versions_are_those_of_the_first() -> None:
     for changed in ("`optimizer.lr`", "version of torch"):
         with pytest.raises(ConfigError, match=f"Rank 1 does not run what rank 0 runs: {changed} is"):
             check_same_run(Second(**{changed: "another"}), config, team, {})
-
-
-@pytest.mark.parametrize("setting", [{"overlap": True}, {"partial_rollouts": 0.5}])
-def test_steps_that_run_ahead_or_are_left_need_no_single_process(setting: dict[str, object]) -> None:
-    training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 1, **setting}
-    config = resolve(sections(training=training))
-    team = prepare(config).team
-    check_same_run(Second(), config, team, {})
-    with pytest.raises(ConfigError, match=r"`training\.max_staleness` is 2 there and 1 on rank 0"):
-        check_same_run(
-            Second(**{"`training.max_staleness`": 1}),
-            resolve(sections(training={**training, "max_staleness": 2})),
-            team,
-            {},
-        )
-
-
-@pytest.mark.parametrize(
-    ("setting", "wrong"),
-    [({"port": 0}, "without a `command`"), ({"command": ["true"]}, r"`environment\.port`")],
-)
-def test_outside_programs_are_started_by_each_process(setting: dict[str, object], wrong: str) -> None:
-    def outside(**given: object) -> RunConfig:
-        environment = {"name": "external", **given}
-        return resolve(sections(environment=environment, workflow={"name": "external"}))
-
-    config = outside(**setting)
-    with pytest.raises(ConfigError, match=wrong):
-        check_same_run(Second(), config, prepare(config).team, {})
-    config = outside(command=["true"], port=0)
-    check_same_run(Second(), config, prepare(config).team, {})
 
 
 def test_without_a_launcher_a_run_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.support.tiny import tiny_model
 
 import kapelle
 from kapelle.algorithms import GRPO
-from kapelle.errors import ConfigError, TrainingHalted
+from kapelle.errors import TrainingHalted
 from kapelle.runs.reader import read_episodes, read_metrics
 from kapelle.types import Episode
 
@@ -119,35 +119,7 @@ def test_a_run_whose_budget_is_spent_stops_with_the_reason_and_can_be_resumed(tm
             assert run.summary.steps == done + 1
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"algorithm": "ippo"}, "plays each task once"),
-        ({"algorithm": {"name": "remax", "group_size": 2}}, "compares the episodes of a group"),
-        ({"algorithm": "counterfactual"}, "compares the episodes of a group"),
-        (
-            {"training": {"tasks_per_step": 2, "max_staleness": 1, "partial_rollouts": 0.5}},
-            "partial_rollouts.*compares",
-        ),
-    ],
-)
-def test_a_ranking_is_refused_where_an_attempt_is_played_without_its_group(
-    more: Mapping[str, Any], reason: str
-) -> None:
-    with judging(rule) as server, pytest.raises(ConfigError, match=reason):
-        kapelle.train(
-            tiny_model(), ROWS, ranking(server), agents=2, steps=1, run_dir=None, **{**SMALL, **more}
-        )
-
-
-def test_a_frozen_model_in_this_process_judges(tmp_path: Path) -> None:
-    """The embedded one knows no verdicts: its episodes fail with that reason, and everything before is as it should be."""
-    judge = kapelle.Rubric(rubric={"clear": "?"}, judge={"path": "embedded", "max_tokens": 4})
-    small = {**SMALL, "training": {"tasks_per_step": 2}}
-    with pytest.raises(TrainingHalted, match="`rubric`: The judge gave no scores in the form asked for"):
-        kapelle.train("embedded", ROWS, judge, steps=1, run_dir=tmp_path / "run", **small)
-
-
+@pytest.mark.long
 def test_a_process_that_samples_pays_its_groups_itself_and_once(tmp_path: Path) -> None:
     rows, run_dir = tmp_path / "rows.jsonl", tmp_path / "run"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -179,21 +151,3 @@ def test_a_process_that_samples_pays_its_groups_itself_and_once(tmp_path: Path) 
         "each group of the steps, and of those played ahead, is asked about once in each order"
     )
     assert not any("judge/calls" in row for row in read_metrics(run_dir)), "another process has counted"
-
-
-def test_an_evaluation_of_ranked_attempts_says_that_nothing_is_scored(tmp_path: Path) -> None:
-    with (
-        judging(rule) as server,
-        kapelle.train(
-            tiny_model(),
-            ROWS,
-            [ranking(server)],
-            eval_dataset=0.4,
-            steps=1,
-            run_dir=tmp_path / "run",
-            **SMALL,
-        ) as run,
-    ):
-        assert run.summary.after is not None
-        assert run.summary.after.reward == {}
-        assert "no other that it could be ranked with" in run.summary.after.reason

@@ -10,7 +10,6 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.errors import ModelError
 from kapelle.models.weights import read_adapter
 
 GAME: dict[str, Any] = {
@@ -72,8 +71,3 @@ def test_a_run_against_it_resumes_bit_for_bit(run: Path, tmp_path: Path) -> None
         expected = frozen_copy(whole.engine.weights("first"))
     with resumed(settings, tmp_path / "again", after=1) as second:
         assert same_bits(frozen_copy(second.engine.weights("first")), expected)
-
-
-def test_a_folder_that_is_none_is_refused_before_a_model_loads(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no PEFT adapter folder"):
-        Trainer(**against(tmp_path / "nothing"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,10 @@ from tests.support.tiny import sections
 from kapelle import Trainer
 from kapelle.environments.data import source as data_source
 from kapelle.environments.data.source import DataSource
-from kapelle.environments.tools.files import Files
-from kapelle.environments.tools.search import Search
-from kapelle.models.checksums import CHECKSUMS, base_of, write_checksums
+from kapelle.models.checksums import base_of, write_checksums
 from kapelle.runs.reader import read_provenance, read_starts
 from kapelle.runtime.files import folder_content
 from kapelle.runtime.row_files import read_rows
-from kapelle.setup.recipe import resolve
-from kapelle.training.provenance import changes, provenance_of
 
 
 def write(file: Path, count: int) -> None:
@@ -98,45 +92,6 @@ def test_other_data_are_said_with_what_they_were_are_and_what_follows(data: Path
     assert train(run, settings(data), resume=True) == []  # the last start counts
 
 
-def test_who_has_no_listener_is_warned_of_other_data(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, settings(data))
-    write(data / "test.jsonl", 4)
-    data_source._raw.cache_clear()
-    with pytest.warns(UserWarning, match=r"test\.jsonl was content .* other data than before"):
-        Trainer(**settings(data), run_dir=run, resume=True).close()
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            Trainer(**settings(data), run_dir=run, resume=True).close()
-    finally:
-        torch.set_num_threads(torch.get_num_threads() - 1)
-
-
-def test_what_the_machine_and_the_packages_are_now_is_said(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    train(run, settings(data))
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(
-        "importlib.metadata.version", lambda name: "99.0" if name in ("torch", "kapelle") else "1"
-    )
-    monkeypatch.setattr("kapelle.training.provenance._processor", lambda: ("Another One", "avx2"))
-    torch.set_num_threads(threads + 1)
-    try:
-        said = train(run, settings(data), resume=True)
-    finally:
-        torch.set_num_threads(threads)
-    follows = "results may differ from those of a run that was never stopped"
-    assert f"threads was {threads}, is {threads + 1}: {follows}" in said
-    assert any(line.startswith("torch was 2.") and line.endswith(f"is 99.0: {follows}") for line in said)
-    assert any(line.startswith("kapelle was ") and "is 99.0" in line for line in said)
-    assert any(line.startswith("transformers was ") for line in said)
-    assert any(line.startswith("processor was ") and "is Another One" in line for line in said)
-
-
 def test_another_past_adapter_is_said(tmp_path: Path) -> None:
     team = {"agents": [{"name": "first"}, {"name": "second"}], "sampling": {"max_tokens": 2}}
     with Trainer(**sections(team=team)) as trainer:
@@ -154,36 +109,6 @@ def test_another_past_adapter_is_said(tmp_path: Path) -> None:
     (said,) = train(run, against, resume=True)
     assert said.startswith(f"past adapter 'second' ({past}) was content ")
     assert "changed weights" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["missing", "damaged", "earlier", "strange"])
-def test_where_nothing_was_recorded_that_is_said_and_the_run_goes_on(
-    data: Path, tmp_path: Path, how: str
-) -> None:
-    run = tmp_path / "run"
-    train(run, settings(data))
-    file = run / "provenance.json"
-    if how == "missing":
-        file.unlink()
-    elif how == "damaged":
-        file.write_bytes(file.read_bytes()[:-9])
-    elif how == "earlier":
-        file.write_text(json.dumps(read_provenance(run)))
-    else:
-        file.write_text(json.dumps({"starts": [{"steps": 0, "data": 3}]}))
-    said = train(run, settings(data), resume=True)
-    assert "provenance.json does not say" in said[0]
-    assert read_starts(run)[-1]["steps"] == 1
-    assert train(run, settings(data), resume=True) == []
-
-
-def test_many_files_are_one_line() -> None:
-    then = {"data": {f"shard-{k}": "a" for k in range(40)}, "weights": {}, "versions": {}, "machine": {}}
-    here = {**then, "steps": 6, "data": {f"shard-{k}": "b" for k in range(40)}}
-    ((kind, line),) = changes([then], here)
-    assert kind == "data"
-    assert line.startswith("40 files of the data, such as shard-0, have changed: from step 7 on")
 
 
 class TestContents:
@@ -219,58 +144,3 @@ class TestContents:
         assert a == b != c
         (tmp_path / "b" / "one.txt").rename(tmp_path / "b" / "two.txt")
         assert folder_content(tmp_path / "b") != a
-
-    def test_a_large_folder_is_known_by_sizes_and_times(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "one.txt").write_text("abc")
-        monkeypatch.setattr("kapelle.runtime.files.HASHED_WHOLE", 2)
-        before = folder_content(tmp_path)
-        assert before.startswith("by size and time ")
-        (tmp_path / "one.txt").write_text("abcd")
-        assert folder_content(tmp_path) != before
-
-    def test_tools_say_what_they_read(self, tmp_path: Path) -> None:
-        (tmp_path / "one.md").write_text("a text")
-        (tmp_path / "one.bin").write_text("no text")
-        search, files = Search(corpus=str(tmp_path)), Files(root=str(tmp_path))
-        before = {**search.contents()}, {**files.contents()}
-        (tmp_path / "one.bin").write_text("none either")
-        assert search.contents() == before[0]
-        assert files.contents() != before[1]
-        assert Search(url="https://a.example/{query}").contents() == {}
-
-    def test_files_that_settings_name_are_found_wherever_they_stand(self, tmp_path: Path, data: Path) -> None:
-        own = tmp_path / "mine.py"
-        own.write_text(
-            "from typing import Literal\nfrom kapelle.workflows.parallel import Parallel\n"
-            "class Mine(Parallel):\n    name: Literal['mine'] = 'mine'\n"
-        )
-        (tmp_path / "motions.txt").write_text("one\ntwo\nthree\n")
-        parts = {
-            "sums": {"environment": {"name": "math", "path": str(data)}},
-            "more": {"environment": {"name": "math", "path": str(shutil.copytree(data, tmp_path / "more"))}},
-        }
-        config = resolve(
-            sections(environment={"name": "mixture", "parts": parts}, workflow={"name": f"{own}:Mine"})
-        )
-        with Trainer(config) as trainer:
-            found = provenance_of(config, trainer.team, {})["data"]
-        assert {Path(name).parent.name for name in found if name.endswith("jsonl")} == {"data", "more"}
-        assert found[str(own)] == sha256(own)
-        debate = resolve(
-            sections(environment={"name": "debate_topics", "path": str(tmp_path / "motions.txt")})
-        )
-        with Trainer(config) as trainer:
-            assert list(provenance_of(debate, trainer.team, {})["data"]) == [str(tmp_path / "motions.txt")]
-
-    def test_weights_that_a_run_begins_from_are_recorded_and_not_compared(self, tmp_path: Path) -> None:
-        with Trainer(**sections()) as trainer:
-            trainer.save_policies(tmp_path)
-        folder = tmp_path / "policies" / "agent_0"
-        run, given = tmp_path / "run", sections()
-        with Trainer(**given, run_dir=run, start_from={"agent_0": folder}) as trainer:
-            trainer.train(1)
-        assert list(read_starts(run)[0]["began_from"]) == [f"agent_0 ({folder})"]
-        (folder / CHECKSUMS).unlink()
-        assert train(run, given, resume=True) == []

@@ -172,6 +172,7 @@ IN_LINE: dict[str, Any] = {
 """Two learners, one of which answers the other's draft (pipeline PSRO)."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_play_one_league() -> None:
     check([("grpo", {**league, **engine}) for league in (LEAGUE, APART, IN_LINE) for engine in ({}, FSDP)], 2)

@@ -57,7 +57,7 @@ def trained(run: Path, wait: str = "not", **over: Any) -> dict[str, Any]:
     return {part: found[part] for part in ("policies", "metrics", "evaluations", "episodes")}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_worlds_that_wait_change_nothing(kind: str, tmp_path: Path) -> None:
@@ -74,6 +74,7 @@ def test_eight_runs_are_one(tmp_path: Path) -> None:
     assert all(same_bits(other, first) for other in others)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("sandbox")
 def test_so_do_tools_that_run_in_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,8 @@ from tests.cli.conftest import call
 from tests.support.tiny import SIZE
 
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
-from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
+from kapelle.setup.recipe import load_recipe
 from kapelle.setup.team_builder import seats_of
-from kapelle.training.stages import checkable, read_stages
 
 SMALL = (
     *(f"model.embedded.{key}={value}" for key, value in SIZE.items()),
@@ -41,6 +40,7 @@ def rows_of(recipe: str, run: Path, *settings: str) -> dict[str, list[dict[str, 
     return {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mrlm_ppo", "mrlm_grpo", "mrlm_dpo", "mrlm_sft"])
 def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
@@ -51,6 +51,7 @@ def test_mrlms_recipes_train(recipe: str, tmp_path: Path) -> None:
     assert any(name.startswith("loss/") for name in rows[0])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["mrlm_tools", "mrlm_conversation", "mrlm_conversation_model"])
 def test_tools_and_conversations_train(recipe: str, tmp_path: Path) -> None:
@@ -66,14 +67,6 @@ def test_tools_and_conversations_train(recipe: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pairs_of_a_script_are_right_against_wrong(tmp_path: Path) -> None:
-    settings = ("training.tasks_per_step=16", "algorithm.group_size=6", "algorithm.data=recorded")
-    (rows,) = rows_of("mrlm_dpo", tmp_path / "run", *settings).values()
-    assert rows[0]["preference_margin/solver"] == pytest.approx(0.0, abs=1e-5)
-    assert rows[0]["dead_groups"] < 0.6
-
-
-@pytest.mark.slow
 def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     found = rows_of("mrlm_hybrid", tmp_path / "run")
     assert [*found] == ["01-sft", "02-ppo"]
@@ -81,6 +74,7 @@ def test_sft_then_ppo_goes_on_from_what_was_learned(tmp_path: Path) -> None:
     assert "value_error/critic:solver" in found["02-ppo"][0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["maporl_gsm8k_debate", "maporl_sums_debate"])
 def test_a_debate_is_judged_by_the_verifier_of_the_stage_before(recipe: str, tmp_path: Path) -> None:
@@ -110,82 +104,3 @@ def test_a_verifier_is_calibrated_and_measured_again_on_those_whom_it_pays(tmp_p
     rows = read_evaluations(run / "02-debate")
     assert [(row["step"], row["judged"]["answers"]) for row in rows] == [(1, 48)]
     assert all(row["success"] is not None for row in rows)
-
-
-@pytest.mark.slow
-def test_as_it_stands_the_environment_pays_and_the_verifier_is_measured(tmp_path: Path) -> None:
-    found = rows_of("maporl_gsm8k_debate", tmp_path / "run", ARITHMETIC)
-    assert [*found] == ["01-judge", "02-debate"]
-    assert "verifier_score/ada" not in found["02-debate"][0]
-    assert read_evaluations(tmp_path / "run" / "01-judge")[-1]["verifier"]["questions"] == 4
-
-
-@pytest.mark.slow
-def test_a_verifier_that_two_steps_have_taught_pays_nobody(tmp_path: Path) -> None:
-    words = (*SMALL, ARITHMETIC, PAID[0], "--run-dir", str(tmp_path / "run"))
-    said = call("train", "maporl_gsm8k_debate", *words)
-    assert said.code == 2
-    assert "`algorithm.least_auc` requires 0.7" in said.err
-    assert not (tmp_path / "run" / "02-debate").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_same_on_gsm8k(gsm8k_folder: Path, tmp_path: Path) -> None:
-    found = rows_of(
-        "maporl_gsm8k_debate",
-        tmp_path / "run",
-        f"environment.path={gsm8k_folder}",
-        "model.embedded.context=512",
-        *PAID,
-    )
-    assert [*found] == ["01-judge", "02-debate"]
-
-
-def test_inference_is_debated(tmp_path: Path) -> None:
-    rows = [
-        {"premise": f"{n} cats sleep.", "hypothesis": text, "label": label}
-        for n in range(12)
-        for text, label in (("Cats sleep.", "e"), ("Dogs sleep.", "n"), ("No cat sleeps.", "c"))
-    ]
-    file = tmp_path / "nli.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = (f"environment.path={file}", "environment.test_share=0.4", "model.embedded.context=1024")
-    found = rows_of("maporl_anli_debate", tmp_path / "run", *settings)
-    assert {"loss/ada", "loss/ben"} < found[""][0].keys()
-
-
-OURS = [name for name in builtin_recipes() if name.startswith(("mrlm", "maporl"))]
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_every_recipe_names_where_training_and_testing_come_from(name: str) -> None:
-    text = builtin_recipes()[name]
-    assert "train:" in text
-    assert "test:" in text
-    assert "MRLM" in text or "2502.18439" in text, "the setting that it stands for"
-
-
-def test_the_comments_settings_mean_something() -> None:
-    real = ("model.path=Qwen/Qwen2.5-1.5B-Instruct", "warmup=null")
-    gsm8k = ("environment.name=math", "environment.path=openai/gsm8k")
-    for recipe in ("mrlm_ppo", "mrlm_grpo"):
-        assert load_recipe(recipe, (), (*real, *gsm8k)).config.environment.model_dump()["train"] == "train"
-    hub = (
-        "algorithm.data=recorded",
-        "environment.name=preferences",
-        "environment.path=Anthropic/hh-rlhf",
-        "environment.question_field=null",
-    )
-    assert (
-        load_recipe("mrlm_dpo", (), (*real, *hub)).config.environment.model_dump()["chosen_field"] == "chosen"
-    )
-    other = "team.agents.1.weights={model: Qwen/Qwen2.5-3B-Instruct, train: lora}"
-    assert load_recipe("maporl_anli_debate", (), (other,)).config.team.agents != 2
-
-
-def test_the_verifier_of_maporl_never_sees_the_team_learn() -> None:
-    stages = dict(load_stages("maporl_gsm8k_debate"))
-    assert stages["judge"].config.team.sharing == "frozen"
-    with checkable(read_stages("maporl_gsm8k_debate", settings=PAID)) as configs:
-        assert configs[1].algorithm.model_dump()["verifier"].endswith("01-judge/verifier")

@@ -88,15 +88,3 @@ def test_what_cannot_be_is_refused_by_name(trained: Path, tmp_path: Path) -> Non
             begun(start, tmp_path)
     with pytest.raises(ModelError, match="would compute something else: rank"):
         begun(str(policy), tmp_path, team={**settings()["team"], "lora": {"rank": 3}})
-
-
-def test_a_run_that_goes_on_does_not_look_for_them(trained: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "gone"
-    trained.rename(copy)
-    start = {**settings(), "start_from": str(copy)}
-    with Trainer(**start, run_dir=tmp_path / "new") as trainer:
-        trainer.train(1)
-    copy.rename(trained)
-    with Trainer(**start, run_dir=tmp_path / "new", resume=True) as trainer:
-        assert trainer.done == 1
-    Trainer.from_run(tmp_path / "new").close()

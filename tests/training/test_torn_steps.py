@@ -109,16 +109,6 @@ def test_ctrl_c_in_a_step_of_train_lets_it_end_and_a_second_one_does_not(
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3, 4]
 
 
-def test_who_goes_back_in_one_process_can_save(tmp_path: Path) -> None:
-    given = sections(training={"steps": 9, "tasks_per_step": 1}, checkpoint={"every": 2, "keep": 9})
-    with Trainer(**given, run_dir=tmp_path / "run") as trainer:
-        list(trainer.steps(3))
-        trainer._progress.go_back()
-        assert trainer.done == 2
-        list(trainer.steps(1))
-        assert trainer.save().name == "00000003"
-
-
 def test_an_owed_evaluation_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = sections(
         training={"steps": 9, "tasks_per_step": 1},

@@ -85,7 +85,7 @@ def kill(method: str, run: Path, death: Death, *, resume: bool = False) -> None:
 
 @pytest.mark.slow
 class TestKilled:
-    @pytest.mark.sample(3)
+    @pytest.mark.sample(6)
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("method", "death"),
@@ -112,7 +112,7 @@ class TestKilled:
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 
-    @pytest.mark.sample(2)
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize(
         "place",
         [
@@ -142,13 +142,14 @@ class TestKilled:
         assert (run / "latest").read_text() == f"checkpoints/{newest.name}\n"
         assert_same(run, undisturbed["grpo"])
 
+    @pytest.mark.long
     def test_before_the_first_checkpoint(self, undisturbed: Undisturbed, tmp_path: Path) -> None:
         run = tmp_path / "run"
         kill("grpo", run, Death("metrics recorded", 1))
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
 
-    @pytest.mark.sample(2)
+    @pytest.mark.long
     @pytest.mark.parametrize("method", ["grpo", "ppo"])
     def test_again_and_again_at_random(self, method: str, undisturbed: Undisturbed, tmp_path: Path) -> None:
         run = tmp_path / "run"
@@ -172,6 +173,7 @@ class TestKilled:
 
 
 class TestLost:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("how", ["removed", "damaged"])
     def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(self, how: str, tmp_path: Path) -> None:
         run = tmp_path / "run"
@@ -190,6 +192,7 @@ class TestLost:
 
 
 class TestGoingOn:
+    @pytest.mark.long
     @pytest.mark.slow
     def test_more_steps_keep_what_was_measured_at_the_former_end(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
@@ -209,6 +212,7 @@ class TestGoingOn:
 
 @pytest.mark.slow
 class TestAsked:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(
         self, number: int, code: int, undisturbed: Undisturbed, tmp_path: Path
@@ -223,7 +227,7 @@ class TestAsked:
         assert start("grpo", run, resume=True) == 0
         assert_same(run, undisturbed["grpo"])
 
-    @pytest.mark.sample(4)
+    @pytest.mark.sample(8)
     @pytest.mark.parametrize(
         ("method", "death", "steps"),
         [
@@ -256,7 +260,7 @@ class TestAsked:
         assert start(method, run, resume=True) == 0
         assert_same(run, undisturbed[method])
 
-    @pytest.mark.sample(1)
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("place", ["in a rollout", "in an update", "episodes recorded"])
     def test_a_second_ctrl_c_costs_the_steps_since_the_last_checkpoint(
         self, place: str, undisturbed: Undisturbed, tmp_path: Path

@@ -10,9 +10,7 @@ from tests.support.resumed import resumed
 from tests.support.tiny import frozen_copy, learners_of, same_bits, sections, stir
 from torch import Tensor
 
-from kapelle.cluster.planning.weights_map import describe, weights_map
-from kapelle.errors import ConfigError, TrainingHalted
-from kapelle.models.outline import outline_of
+from kapelle.errors import TrainingHalted
 from kapelle.models.weights import weights_hash
 from kapelle.rows import turns_of
 from kapelle.runs.reader import read_episodes, read_metrics
@@ -47,20 +45,6 @@ class TestMap:
         assert team.turns_of == {"ada": ("ada@1", "ada@2"), "ben": ("ben@1", "ben@2")}
         assert team.trained == ("ada@1", "ada@2", "ben@1", "ben@2")
         assert team.agents_of("ada@2") == ("ada",)
-
-    def test_a_name_that_comes_again_is_the_same_adapter(self) -> None:
-        listed = {"per_turn": ["opening", "reply", "reply"]}
-        team = run_of(listed, {"per_turn": ["opening", "other", "reply"]}, rounds=3).team
-        assert team.trained == ("opening", "reply", "other")
-        assert team.agents_of("reply") == ("ada", "ben")
-        assert team.policies_of("ada") == ("opening", "reply")
-
-    def test_what_is_shown_says_which_turns(self) -> None:
-        trainer = run_of({"per_turn": ["opening", "reply", "reply"]}, "lora", rounds=3)
-        models = {base: outline_of(model.model) for base, model in trainer.models.items()}
-        lines = describe(weights_map(trainer.team, models))
-        assert any(line.startswith("reply") and line.endswith("ada (turn 2, 3)") for line in lines)
-        assert any(line.startswith("ben") and line.endswith("ben") for line in lines)
 
 
 class TestTraining:
@@ -159,13 +143,6 @@ def told(run: Path) -> list[dict[str, float]]:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("rounds", [1, 3])
-    def test_other_turns_than_the_workflow_gives(self, rounds: int) -> None:
-        with pytest.raises(
-            ConfigError, match=rf"weights for 2 turns.*gives it {rounds}.*`per_turn: {rounds}`"
-        ):
-            run_of(rounds=rounds)
-
     def test_a_turn_after_the_last_one_where_nobody_knew_how_many_there_are(self) -> None:
         trainer = run_of(
             environment={"name": "matrix", "rounds": 3, "rules": "none"},
@@ -174,15 +151,3 @@ class TestRefusals:
         )
         with pytest.raises(TrainingHalted, match=r"takes turn 3.*weights for 2"):
             next(trainer.steps(1))
-
-    def test_ppo_is_for_one_policy(self) -> None:
-        given = sections(algorithm={"name": "ppo"}, workflow={"name": "reflect", "attempts": 2})
-        agents = [{"name": "ada", "weights": OWN}, {"name": "ben", "weights": {"per_turn": ["ada_1"]}}]
-        given["team"] = {**given["team"], "agents": agents}
-        with pytest.raises(ConfigError, match=r"algorithm\.name: ippo"):
-            Trainer(**given)
-
-    @pytest.mark.parametrize("listed", [0, [], ["a b"]])
-    def test_lists_that_name_nothing(self, listed: Any) -> None:
-        with pytest.raises(ConfigError, match="per_turn"):
-            run_of({"per_turn": listed})

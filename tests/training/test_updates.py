@@ -14,30 +14,24 @@ from tests.support.tiny import (
     first_gradient,
     lora_policies,
     same_bits,
-    team_of,
     train_engine,
     with_behaviour,
 )
 from torch import Tensor
 
-from kapelle.algorithm import UpdateSamples, everybody
+from kapelle.algorithm import UpdateSamples
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.shared.orders import (
     Alternate,
-    Joint,
     Probability,
     Sequential,
-    check_separate_weights,
-    order_checks,
     rounds_of,
 )
 from kapelle.algorithms.shared.surrogate import SurrogateConfig
 from kapelle.algorithms.signals.proximal import ProximalLogProbs
 from kapelle.engines.train.protocol import Objective, TrainEngine
-from kapelle.errors import ConfigError
 from kapelle.rows import Sample, TurnKey
-from kapelle.team import Agent, Policy, Team
 from kapelle.training.loop import update_in_order
 from kapelle.types import Group
 
@@ -46,9 +40,6 @@ SEQUENTIAL = Sequential(name="sequential").build()
 
 
 class TestOrders:
-    def test_joint_moves_everybody(self) -> None:
-        assert Joint().build().choose(("a", "b", "c"), 7, 0) == ("a", "b", "c")
-
     def test_alternate_gives_each_its_interval(self) -> None:
         choose = Alternate(name="alternate", interval=2).build().choose
         assert [choose("abc", step, 0)[0] for step in range(1, 9)] == list("aabbccaa")
@@ -63,14 +54,6 @@ class TestOrders:
         one = Alternate(name="alternate", interval=2).build().choose
         assert all(same("abc", step, 0) == one("abc", step, 0) for step in range(1, 30))
 
-    def test_intervals_are_of_policies_that_are_trained(self) -> None:
-        [check] = order_checks(Alternate(name="alternate", interval={"sovler": 2}), "grpo")
-        with pytest.raises(ConfigError, match=r"names 'sovler'.*Did you mean 'solver'"):
-            check(team_of("solver", "critic"))
-        [check] = order_checks(Alternate(name="alternate", interval={}), "grpo")
-        with pytest.raises(ConfigError, match=r"`algorithm\.order\.interval` is empty"):
-            check(team_of("solver"))
-
     def test_probability_moves_at_least_one_and_repeats_by_seed(self) -> None:
         choose = Probability(name="probability", probability=0.3).build().choose
         drawn = [choose("abc", step, 5) for step in range(1, 2001)]
@@ -83,16 +66,6 @@ class TestOrders:
     def test_sequential_draws_a_fresh_order_each_step(self) -> None:
         orders = {SEQUENTIAL.choose("abc", step, 0) for step in range(1, 60)}
         assert len(orders) == 6
-
-    def test_shared_weights_cannot_move_one_after_another(self) -> None:
-        team = Team(
-            (Agent("solver"), Agent("critic")),
-            {"base": Policy("base")},
-            dict.fromkeys(("solver", "critic"), "base"),
-        )
-        with pytest.raises(ConfigError, match=r"'solver' and 'critic' both use 'base'.*team\.sharing: lora"):
-            check_separate_weights(team, "happo")
-        check_separate_weights(team_of("solver", "critic"), "happo")
 
 
 class Diary:
@@ -265,6 +238,3 @@ class TestOnTheEngine:
         moved = (engine.score([drawn[0]])[0] - drawn[0].columns["behaviour"]).double().sum()
         assert abs(float(moved)) > 1e-4
         assert row["happo_factor"] == pytest.approx(math.exp(float(moved)), rel=1e-5)
-
-    def test_everybody_is_the_joint_choice(self) -> None:
-        assert everybody(("a", "b"), 3, 9) == ("a", "b")

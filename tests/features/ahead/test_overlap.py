@@ -17,11 +17,10 @@ import torch
 from tests.features.ahead.test_queue import PPO, SMALL
 from tests.runtime.test_guard import gone, until
 from tests.support.episode_lines import lines_in
-from tests.support.tiny import frozen_copy, same_bits, tiny_model
+from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.errors import ConfigError, EngineError, ParityError
+from kapelle.errors import EngineError, ParityError
 from kapelle.features.ahead import process as sampling_process
 from kapelle.features.ahead.process import SERVER, SamplingProcess
 from kapelle.runtime.foreign_code import received_error
@@ -180,15 +179,6 @@ def test_a_process_that_dies_again_and_other_weights_stop_the_run(monkeypatch: p
         ),
     ):
         next(trainer.steps())
-
-
-@pytest.mark.slow
-def test_what_another_process_cannot_build_is_refused() -> None:
-    given = {**settings(overlap=True), "model": tiny_model()}
-    with pytest.raises(ConfigError, match=r"memory"):
-        Trainer(**given)
-    with pytest.raises(ConfigError, match=r"engine was passed.*`training.overlap: false`"):
-        Trainer(**settings(overlap=True), engine=ScriptedEngine({}, {}))
 
 
 def test_the_other_process_leaves_when_nobody_is_left() -> None:

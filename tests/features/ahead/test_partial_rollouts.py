@@ -14,8 +14,7 @@ from tests.support.tiny import team_of
 
 from kapelle import Trainer
 from kapelle.engines.rollout.request_queue import PAUSE
-from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.errors import ConfigError, ParityError, PeerFailed
+from kapelle.errors import ParityError, PeerFailed
 from kapelle.features.ahead.queue import RolloutQueue, RolloutsAhead, enough_for, steps_ahead
 from kapelle.rollout.episodes import begun, play_groups
 from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup
@@ -91,23 +90,6 @@ def test_a_second_process_plays_the_same(whole: tuple[Path, dict[str, Any]], tmp
             pass
         trainer.save()
         assert_same(run, trainer, whole)
-
-
-@pytest.mark.slow
-def test_an_engine_that_goes_on_with_old_weights_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kapelle.engines.rollout.local.engine import LocalEngine
-
-    with trainer_of() as trainer:
-        steps = trainer.steps()
-        monkeypatch.setattr(LocalEngine, "load", _version_alone)
-        with pytest.raises(ParityError, match="differ by"):
-            for _ in steps:
-                pass
-
-
-def _version_alone(engine: Any, policy: str, weights: object, version: int) -> None:
-    """Take the number of new weights, but nothing else."""
-    engine._loaded[policy].version = version
 
 
 def test_when_the_rest_may_be_left() -> None:
@@ -237,33 +219,3 @@ class TestQueue:
         queue.take(1, {"a": 0}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
         with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
             queue.take(2, {"a": 1}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("over", "reason"),
-        [
-            ({"training": {**ON, "max_staleness": 0}}, "Set `training.max_staleness` to 1 or more"),
-            ({"training": {**ON, "tasks_per_step": 1}}, "Set `training.tasks_per_step` to 2 or more"),
-            (
-                {"algorithm": {"name": "at_grpo", "tree": True, "group_size": 2}},
-                "`at_grpo` needs whole episodes",
-            ),
-            ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` needs whole episodes"),
-            ({"engine": {"name": "vllm"}}, "the engine `vllm`"),
-        ],
-    )
-    def test_what_cannot_go_on(
-        self, over: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.find_spec", lambda _: True)
-        with pytest.raises(ConfigError, match=f"`training.partial_rollouts` continues .*{reason}"):
-            Trainer(resolve({**settings(), **over}))
-
-    def test_an_engine_that_was_passed(self) -> None:
-        with pytest.raises(ConfigError, match="ScriptedEngine"):
-            Trainer(resolve(settings()), engine=ScriptedEngine({}, {}))
-
-    def test_true_is_a_quarter(self) -> None:
-        config = resolve(settings(partial_rollouts=True))
-        assert config.training.partial_rollouts == 0.25

@@ -10,7 +10,7 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
-from kapelle.errors import ConfigError, ParityError
+from kapelle.errors import ParityError
 from kapelle.features.ahead.queue import Left, RolloutQueue
 from kapelle.training.rollouts import StepShare
 
@@ -83,11 +83,3 @@ def test_a_resumed_run_learns_from_the_same_old_words(algorithm: dict[str, Any],
         second.train()
         for name, weights in expected.items():
             assert same_bits(frozen_copy(second.engine.weights(name)), weights)
-
-
-def test_what_cannot_be_corrected_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`sft` does not learn from rollouts"):
-        Trainer(**{**SMALL, "environment": {"name": "arithmetic"}}, algorithm={"name": "sft"})
-    cory = {"name": "cory", "base": {"name": "grpo"}}
-    with pytest.raises(ConfigError, match="`cory` exchanges weights"):
-        Trainer(**SMALL, algorithm=cory)

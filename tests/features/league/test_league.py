@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,6 @@ from tests.support.tiny import frozen_copy, same_bits
 from kapelle import Trainer
 from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
-from kapelle.features.ahead.process import SamplingProcess
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import slot_name
 from kapelle.features.league.pool import MAIN
@@ -185,38 +182,6 @@ def test_a_pool_is_as_diverse_as_the_table_of_its_past_selves_says(population: s
         assert all("league/diversity" not in step.metrics for step in trainer.steps(1))
 
 
-def test_without_scipy_psro_is_refused_at_once_and_other_populations_have_no_diversity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("pyspiel")
-    monkeypatch.setattr(
-        "kapelle.functional.ratings.find_spec", lambda name: None if name == "scipy" else name
-    )
-    with pytest.raises(
-        ConfigError, match=r"by.*nash.* needs the package scipy: pip install 'kapelle\[games\]'"
-    ):
-        Trainer(**game(league={"population": "psro"}))
-    Trainer(**game(league={"population": {"name": "psro", "by": "uniform"}})).close()
-    with Trainer(**game(**KUHN, league={"population": "pfsp", "enter": {"every": 1}})) as trainer:
-        [step] = trainer.steps(1)
-        assert "league/diversity" not in step.metrics
-        assert len(league_of(trainer).pool.payoffs) == 2 * 2 * 2
-
-
-def test_a_table_is_played_where_not_all_of_it_is_computed() -> None:
-    """A cluster's workers cannot play it beside a step, so that such a league is refused with `training.overlap` there."""
-    pytest.importorskip("pyspiel")
-    psro, pairs = {"population": {"name": "psro", "games": 2}}, {"population": "pfsp", "pair_games": 2}
-    base = {"members": {"base": "frozen"}}
-    for over, league, plays in (
-        ({}, psro, True), ({}, pairs, True), ({}, {"population": "pfsp"}, False),
-        (KUHN, psro, False), (KUHN, pairs, False), (KUHN, {**psro, **base}, True), (KUHN, {**pairs, **base}, False),
-    ):  # fmt: skip
-        with Trainer(**game(**over, league=league)) as trainer:
-            assert league_of(trainer) is not None
-            assert league_of(trainer).plays_pairs is plays
-
-
 def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     league = {"population": {"name": "psro", "games": 3}, "enter": {"every": 1}}
     with Trainer(**game(league=league), run_dir=tmp_path / "run") as trainer:
@@ -233,7 +198,7 @@ def test_payoffs_that_were_played_say_in_how_many_games(tmp_path: Path) -> None:
     assert [len(line) for line in table["games"]] == [len(table["names"])] * len(table["names"])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.long
 @pytest.mark.parametrize("league", [game()["league"], line(2, every=2, refresh=1)], ids=["one", "pipeline"])
 def test_it_is_the_same_run_where_another_process_plays(tmp_path: Path, league: dict[str, Any]) -> None:
     def trained(*, overlap: bool) -> tuple[Any, list[Any]]:
@@ -332,29 +297,17 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         ({"team": {"agents": 1}}, "one agent"),
         ({"team": {"sharing": "shared", "agents": 2}}, "weights: {adapter: player}"),
         ({"league": {"enter": None}}, "has no members"),
-        ({"league": {"members": {"x": "nash"}}}, "has none"),
         ({**KUHN, "league": {"members": {"x": "nahs"}}}, "no player 'nahs'"),
         ({"league": {"members": {"x": {"past": "runs/nowhere"}}}}, "runs/nowhere"),
-        ({"league": {"population": "pfps"}}, "pfps"),
         (
             {"league": {"members": {"self": "frozen"}}},
             "self` has a name that a learner of the league has",
         ),
-        ({"league": {"members": {"exploiter": "frozen"}}}, "exploiter` has a name"),
-        ({"league": {"members": {"partner_0": "frozen"}}}, "partner_0` has a name"),
-        ({"league": {"members": {"follower_0": "frozen"}}}, "follower_0` has a name"),
         (
             {"league": {**line(2), "slots": 2}},
             r"Set `league.slots` to at least `league.keep` \(3\)",
         ),
-        (
-            {"league": {**line(2), "enter": None, "members": {"x": "frozen"}}},
-            "past selves enter. Set `league.enter`",
-        ),
-        ({"league": {**line(2), "exploiter": {}}}, "without an exploiter"),
-        ({"league": {"slots": 1, "pair_games": 2}}, "`pair_games` plays pairs"),
         ({"league": line(10**9)}, "adapters in memory"),
-        ({"league": line(6), "training": {"tasks_per_step": 5}}, "tasks_per_step` to at least 6"),
         (
             {
                 "league": line(1),
@@ -365,7 +318,6 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             },
             "no role but its own",
         ),
-        ({"league": line(2), "algorithm": {"name": "ippo", "team_reward": "individual"}}, "critics"),
         (
             {"league": line(2), "algorithm": {"name": "happo", "team_reward": "individual"}},
             "one after another",
@@ -374,26 +326,9 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             {**KUHN, "league": {"members": {"x": "nash", "y": "nash"}}},
             "nash` is the same player as `league.members.x`. Name it once",
         ),
-        ({**KUHN, "league": {"members": {"x": "mcts(200)"}}}, r"Write mcts\(simulations=100\)"),
         (
             {"league": {"population": "psro", "slots": 1}},
             "`psro` plays pairs of members. Set `league.slots` to at least 2",
-        ),
-        (
-            {**KUHN, "league": {"population": "psro", "slots": 1, "exact": 0}},
-            "`psro` plays pairs of members. Set `league.slots` to at least 2",
-        ),
-        (
-            {
-                **KUHN,
-                "workflow": {"name": "play", "memory": "conversation"},
-                "league": {"population": "psro", "slots": 1},
-            },
-            "`psro` plays pairs",
-        ),
-        (
-            {**KUHN, "team": {"agents": 2}, "league": {"population": "psro", "slots": 1}},
-            "each of two adapters has its own mixture of members. Set `league.slots` to at least 2",
         ),
         (
             {"league": {"population": {"name": "fcp", "partners": 2}, "leaves": "weakest"}},
@@ -403,30 +338,11 @@ def test_small_games_are_measured_exactly(each: str) -> None:
             {"league": {"enter": {"every": 5, "beats": 0.9, "at_latest": 2}}},
             r"`at_latest: 2` comes before `every: 5`",
         ),
-        ({"league": {"slots": 10**9, "keep": 10**9}}, "adapters in memory"),
-        (
-            {"league": {"population": {"name": "fcp", "partners": 10**9}}},
-            "adapters in memory",
-        ),
-        (
-            {"league": {"exploiter": {}}, "algorithm": {"name": "ippo", "team_reward": "individual"}},
-            "critics",
-        ),
     ],
 )
 def test_a_league_that_cannot_be_is_refused_before_a_model_loads(over: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Trainer(**game(**over))
-
-
-def test_a_player_that_remembers_its_game_is_no_table() -> None:
-    """Its move depends on more than an information state, so that a small game is played and not computed."""
-    pytest.importorskip("pyspiel")
-    workflow = {"name": "play", "memory": "conversation"}
-    with Trainer(**game(environment=KUHN["environment"], workflow=workflow)) as trainer:
-        rows = [step.metrics for step in trainer.steps(2)]
-    assert not any("league/nash_conv" in row for row in rows)
-    assert rows[-1]["league/members"] == 3.0
 
 
 def test_mixtures_that_differ_share_the_slots_and_are_met_as_often_as_they_should_be() -> None:
@@ -492,28 +408,6 @@ def test_the_mixture_of_a_seat_is_what_the_others_expect_of_it() -> None:
         each.key: mixed[3 - each.seat if each.seat else 0].chances[each.key] for each in world.decisions()
     }
     assert found != pytest.approx(evaluate_table(world, replace(mixed[0], chances=turned)).nash_conv)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("over", [{}, {"keep": 1, "exact": 0}])
-def test_psro_needs_one_slot_where_no_two_past_selves_play(over: dict[str, Any]) -> None:
-    """The table is computed from the policies, or holds one past self at a time."""
-    pytest.importorskip("pyspiel")
-    league = {"population": {"name": "psro", "games": 2}, "enter": {"every": 1}, "slots": 1, **over}
-    with Trainer(**game(**KUHN, league=league)) as trainer:
-        trainer.train(3)
-        assert len(league_of(trainer).pool.payoffs) == 2 * len(league_of(trainer).pool.names) ** 2
-
-
-def test_a_model_is_not_booked_as_the_player_whose_name_it_has() -> None:
-    """`nash` is the base here, and `x` the equilibrium: each has its own games."""
-    pytest.importorskip("pyspiel")
-    members = {"nash": "frozen", "x": "nash"}
-    league = {"population": "fictitious", "enter": None, "members": members}
-    with Trainer(**game(**KUHN, league=league)) as trainer:
-        trainer.train(1)
-        met = league_of(trainer).pool.met
-    assert {member: score.games for (_, member), score in met.items()} == {"nash": 8.0, "x": 8.0}
 
 
 def test_partners_learn_alone_and_then_the_learner_with_all_of_them() -> None:
@@ -596,26 +490,6 @@ def learners_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def test_a_learner_of_a_line_goes_on_where_nobody_begins_anew() -> None:
-    league = {**line(2, every=1, refresh=1), "enter": {"every": 1}}
-    with Trainer(**game(league=league, training={"steps": 2, "tasks_per_step": 4})) as trainer:
-        before = frozen_copy(trainer.engine.weights("player"))
-        next(steps := trainer.steps())
-        entered = frozen_copy(trainer.engine.weights("player"))
-        assert not same_bits(before, entered)
-        next(steps)
-        assert not same_bits(entered, frozen_copy(trainer.engine.weights("player")))
-
-
-@pytest.mark.long
-def test_drafts_are_taken_every_so_many_steps_and_at_entries() -> None:
-    league = line(2, every=5, refresh=3)
-    with Trainer(**game(league=league, training={"steps": 7, "tasks_per_step": 2})) as trainer:
-        pool = league_of(trainer).pool
-        seen = [[draft.name for draft in pool.drafts] for _ in trainer.steps()]
-    assert [name.partition("@")[2] for [name] in seen] == ["0", "0", "3", "3", "5", "6", "6"]
-
-
 @pytest.mark.long
 def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() -> None:
     """Each agent's adapter meets the mixture of those opposite; in the other half of its tasks a learner plays itself."""
@@ -637,23 +511,6 @@ def test_a_line_of_adapters_per_agent_beside_fixed_members_plays_itself_too() ->
                     assert policy in ("", "member:base") or policy.rpartition(":")[2] == agent, player
         names = league_of(trainer).pool.names
     assert names == ["solver", "base", "self@0", "self@2"]
-
-
-def test_what_learns_beside_the_team_starts_where_the_team_does(tmp_path: Path) -> None:
-    """Exploiters, partners and further learners: by `start_from` of a run, for all agents or for one."""
-    with Trainer(**game(league=None), run_dir=tmp_path / "run") as trainer:
-        trainer.train(1)
-        learned = frozen_copy(trainer.engine.weights("player"))
-    leagues = {
-        "exploiter:player": {"population": "fictitious", "exploiter": {}},
-        "partner:1:player": {"population": {"name": "fcp", "partners": 2}},
-        "follower:0:player": line(2),
-    }
-    for given in (str(tmp_path / "run"), {"first": str(tmp_path / "run")}):
-        for name, league in leagues.items():
-            with Trainer(**game(league=league), start_from=given) as trainer:
-                for policy in ("player", name):
-                    assert same_bits(frozen_copy(trainer.engine.weights(policy)), learned), policy
 
 
 @pytest.mark.long
@@ -702,49 +559,6 @@ def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool
     assert ages == [0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
 
 
-@pytest.mark.long
-def test_the_process_that_plays_ahead_changes_slots_only_between_what_it_plays() -> None:
-    """Tables are filled by this process while the other one plays."""
-    training = {"steps": 4, "tasks_per_step": 4, "max_staleness": 1, "overlap": True}
-    with Trainer(**game(league=line(2, every=2, refresh=1), training=training)) as trainer:
-        league, sampler = league_of(trainer), trainer._loop.rollouts.players[-1]
-        assert league is not None
-        assert isinstance(sampler, SamplingProcess)
-        ahead, busy = league._players_of_steps[1], list[bool]()
-        real = ahead.load
-
-        def load(policy: str, weights: Any, version: int) -> None:
-            busy.append(sampler._busy)
-            real(policy, weights, version)
-
-        ahead.load = load
-        for _ in trainer.steps():
-            pass
-    assert busy
-    assert not any(busy)
-
-
-@pytest.mark.long
-def test_drafts_go_from_the_disk_although_the_best_checkpoint_is_old(tmp_path: Path) -> None:
-    settings = game(
-        league=line(2, every=100, refresh=1),
-        training={"steps": 8, "tasks_per_step": 4},
-        checkpoint={"every": 1, "keep": 1, "best": "step", "best_is": "lowest"},
-    )
-    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
-        trainer.train()
-        league = league_of(trainer)
-        assert league is not None
-        found = {folder.name for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.is_dir()}
-        kept = {folder.name for folder in (tmp_path / "run" / "league").iterdir()}
-    assert len(found) == 2, "the best and the newest"
-    assert kept == {"start", "self@0", "draft-self@8", f"draft-self@{min(map(step_in, found))}"}
-
-
-def step_in(name: str) -> int:
-    return int(re.sub(r"\D", "", name))
-
-
 def test_what_a_killed_process_left_goes_when_no_checkpoint_names_it(tmp_path: Path) -> None:
     """The league's state is the same whether a checkpoint was tidied before the kill or not."""
     settings = game(league=line(2, every=100, refresh=1), checkpoint={"every": 2, "keep": 1})
@@ -761,16 +575,6 @@ def test_what_a_killed_process_left_goes_when_no_checkpoint_names_it(tmp_path: P
         assert list(league.pool.gone["draft-self@1"]) == [1, 3]
         trainer.train()
     assert not (resting / "draft-self@1").exists()
-
-
-def test_weights_are_kept_as_long_as_a_checkpoint_names_them() -> None:
-    with Trainer(**game(league=line(2))) as trainer:
-        league = league_of(trainer)
-        assert league is not None
-        for checkpoints, left in (((1, 8), {"a", "d"}), ((8,), {"d"}), ((), set[str]())):
-            league.pool.gone = {"a": (1, 2), "b": (2, 3), "d": (8, 9)}
-            league.forget_unless_in(checkpoints)
-            assert set(league.pool.gone) == left
 
 
 @pytest.mark.long
@@ -807,6 +611,7 @@ def test_a_step_whose_table_could_not_be_played_is_taken_again(
         assert [step.number for step in trainer.steps(2)] == [2, 3]
 
 
+@pytest.mark.long
 def test_a_line_in_a_small_game_is_drawn_by_exact_tables() -> None:
     """Each learner's chances are the equilibrium of the table of those before it; its draft is measured as it was then."""
     pytest.importorskip("pyspiel")
@@ -865,55 +670,14 @@ def test_a_spread_lets_partners_begin_apart_and_the_learner_as_its_base() -> Non
     assert abs(torch.corrcoef(drawn)[0, 1].item()) < 0.2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_spread_reaches_what_plays(overlap: bool) -> None:
     with Trainer(**spread(0.3, training={"overlap": overlap, "tasks_per_step": 4})) as trainer:
         assert next(iter(trainer.steps())).metrics["parity/max"] < 1e-4
 
 
-def test_partners_that_could_not_enter_are_refused() -> None:
-    with pytest.raises(ConfigError, match="lets partners enter"):
-        Trainer(**game(league={"population": {"name": "fcp"}, "enter": None, "members": {"x": "frozen"}}))
-
-
-def test_a_past_self_of_another_game_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyspiel")
-    with Trainer(**game(), run_dir=tmp_path / "digest") as trainer:
-        trainer.train(1)
-    members = {"old": {"past": str(tmp_path / "digest")}}
-    with pytest.raises(
-        ConfigError, match=r"learned tests.support.plugins:Digest, and this run plays openspiel kuhn_poker"
-    ):
-        Trainer(**game(**KUHN, league={"members": members}))
-
-
-def test_a_pool_that_would_not_fit_the_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"this machine has .* GiB"):
-        Trainer(**game(league={"in_memory": 10**9}))
-
-
-@pytest.mark.parametrize(
-    ("over", "beside"),
-    [
-        ({"population": {"name": "fcp", "partners": 200}}, "keep 3 past selves, and 200 further learners"),
-        ({"exploiter": {}}, "keep 3 past selves, and 1 further learner,"),
-        ({"population": line(2)["population"]}, "keep 4 past selves, and 1 further learner,"),
-    ],
-)
-def test_learners_beside_the_first_count_in_the_pools_memory(
-    monkeypatch: pytest.MonkeyPatch, over: dict[str, Any], beside: str
-) -> None:
-    small = {"slots": 2, "keep": 2, "in_memory": 1}
-    with Trainer(**game(league=small)) as trainer:
-        one = sum(4 * own.numel() for own in trainer.engine.weights("player").values())
-    real = os.sysconf
-    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": int(3.5 * one)}  # of three past selves, not of four
-    monkeypatch.setattr(os, "sysconf", lambda name: memory.get(name) or real(name))
-    Trainer(**game(league=small)).close()
-    with pytest.raises(ConfigError, match=beside):
-        Trainer(**game(league={**small, **over}))
-
-
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_what_a_team_loses_with_members_is_recorded_where_all_earn_alike(share: float) -> None:
     levers = {"name": "matrix", "game": "custom", "payoffs": {"AA": [1, 1], "AB": [0.5, 0.5], "BA": [0.5, 0.5], "BB": [2, 2]}}  # fmt: skip
@@ -932,10 +696,3 @@ def test_what_a_team_loses_with_members_is_recorded_where_all_earn_alike(share: 
             alone, with_members = (sum(own) / len(own) for own in (returns[False], returns[True]))
             assert found == pytest.approx(alone - with_members)
     assert bool(seen) is (share < 1.0)
-
-
-def test_there_is_no_cross_play_gap_where_one_wins_what_the_other_loses() -> None:
-    pytest.importorskip("pyspiel")
-    league = {"population": {"name": "fictitious", "share": 0.5}, "enter": {"every": 1}, "slots": 2}
-    with Trainer(**game(**KUHN, league=league)) as trainer:
-        assert all("league/cross_play_gap" not in step.metrics for step in trainer.steps())

@@ -141,11 +141,6 @@ def test_draws_alone_are_as_many_games_as_tasks() -> None:
     assert dependence([drawn]) == pytest.approx(4.0, rel=0.02)
 
 
-def test_the_newest_never_leaves_and_fixed_members_neither() -> None:
-    found = entered(5, keep=1, leaves="weakest")
-    assert found.names == ["rock", f"{MAIN}@40"]
-
-
 @pytest.mark.parametrize(
     ("wins", "losses", "enters"), [(9, 1, True), (7, 3, False), (70, 30, True), (6, 0, True), (2, 0, False)]
 )
@@ -167,15 +162,6 @@ def test_games_of_one_deal_are_no_proof_of_their_number() -> None:
         many.played(MAIN, "rock", [1.0])
     assert not one_deal.may_enter(MAIN, 5)
     assert many.may_enter(MAIN, 5)
-
-
-def test_it_enters_at_the_latest_when_the_settings_say() -> None:
-    found = pool(enter={"every": 5, "beats": 0.55, "at_latest": 20})
-    assert [found.may_enter(MAIN, step) for step in (5, 19, 20)] == [False, False, True]
-
-
-def test_nobody_enters_where_the_settings_say_so() -> None:
-    assert not pool(enter=None).may_enter(MAIN, 1000)
 
 
 def test_the_state_survives_json() -> None:

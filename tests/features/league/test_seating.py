@@ -39,11 +39,6 @@ def test_pfsp_of_even_matches_draws_neither_the_beaten_nor_the_invincible() -> N
     assert found["even"] / found["easy"] == pytest.approx((1 / 4) / (7 / 64))
 
 
-def test_a_meta_strategy_is_drawn_as_it_stands() -> None:
-    config, pool = pool_with({"x": (0, 0), "y": (0, 0)}, population="psro")
-    assert chances(config, pool, MAIN, {"x": 0.25, "y": 0.75}) == {"x": 0.25, "y": 0.75}
-
-
 def test_fictitious_play_draws_all_alike_whatever_happened() -> None:
     config, pool = pool_with({"easy": (9, 0), "hard": (0, 9)}, population="fictitious")
     assert set(chances(config, pool, MAIN).values()) == {0.5}
@@ -61,11 +56,6 @@ def test_few_slots_are_shared_without_bias() -> None:
             own.append(found.get(name, 0.0))
     for name, chance in wanted.items():
         assert fmean(met[name]) == pytest.approx(chance, abs=0.02)
-
-
-def test_all_are_seated_where_there_is_room() -> None:
-    wanted = {"a": 0.4, "b": 0.6, "never": 0.0}
-    assert seated(wanted, ["a", "b", "never"], 2, 0) == {"a": 0.4, "b": 0.6}
 
 
 def seating(share: float = 0.75, exploited: float = 0.0) -> Seating:
@@ -153,8 +143,3 @@ def test_a_team_with_one_learner_meets_members_by_each_learner_of_a_line() -> No
         for met in (met_in(cast, AGENTS, ("a",)) for cast in line.casts(1, 1, 8))
     )
     assert found == {("self", "a", "self@0"): 4, ("follower_0", "a", "self@0"): 4}
-
-
-def test_casts_depend_on_the_step_alone() -> None:
-    one = seating()
-    assert seating().casts(5, 3, 8) == one.casts(5, 3, 8) != one.casts(5, 4, 8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from kapelle.comparison.contestants import enter, load
 from kapelle.errors import ConfigError
 from kapelle.functional.ratings import Results, ratings
 from kapelle.rollout.episodes import shared_rollout
-from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated, seatings
+from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated
 from kapelle.setup.problems import choose_tasks
 from kapelle.types import Episode, Task
 
@@ -37,12 +36,6 @@ def made(*meetings: Encounter, opposed: bool = True) -> Arena:
 
 def met(one: str, other: str, *games: tuple[tuple[float, float] | None, ...]) -> Encounter:
     return Encounter(one, other, ((0, 1), (1, 0)), games, (2 * len(games),) * 2, (1, None), (4, 4))
-
-
-def test_every_assignment_of_two_players_to_the_seats() -> None:
-    assert seatings(2, alone=False) == ((0, 1), (1, 0))
-    assert len(seatings(3, alone=False)) == 6
-    assert seatings(3, alone=True) == ((0, 0, 0),)
 
 
 def test_a_deal_is_won_over_both_seats_and_payoffs_are_over_deals() -> None:
@@ -110,20 +103,6 @@ def test_play_that_cycles_is_named_and_no_line_is_right_then() -> None:
     assert "play cycles" not in str(line)
 
 
-def test_names_and_wide_tables_are_shown_whole() -> None:
-    """Square brackets are no markup, long names keep their end, and no row is broken."""
-    names = ["model[v1]", "x[/b]", f"runs-of-{'n' * 60}-12", *(f"player {k}" for k in range(13))]
-    pairs = [
-        met(one, other, ((1.0, -1.0), (0.5, -0.5))) for k, one in enumerate(names) for other in names[k + 1 :]
-    ]
-    shown = str(made(*pairs)).splitlines()
-    for name in ("model[v1]", "x[/b]", "n-12"):
-        assert sum(name in line for line in shown) == 2, "in the list of players and in the matrix"
-    matrix = shown[next(k for k, line in enumerate(shown) if line.startswith("payoff against")) + 1 :]
-    assert [line.split()[0] for line in matrix[:16]] == [str(k) for k in range(1, 17)]
-    assert matrix[16].endswith("`arena.csv` has its 95 % intervals")
-
-
 def test_a_meeting_is_the_same_from_the_disk() -> None:
     meeting = met("a", "b", ((1.0, -1.0), None))
     assert Encounter.of(json.loads(json.dumps(meeting.row()))) == meeting
@@ -173,14 +152,6 @@ class TestGames:
         assert (model["invalid"], other["invalid"], other["turns"]) == (1.0, None, None)
         assert model["turns"] == found.turns[0], "the share is of so many turns"
 
-    def test_scripted_players_are_ranked_as_they_play(self) -> None:
-        players = ("random", "weak=mcts(simulations=3)", "strong=mcts(simulations=100)")
-        result = kapelle.arena(*players, environment="tic_tac_toe", games=30)
-        assert result.ranked == ("strong", "weak", "random")
-        assert result.cycle == ()
-        skill = result.openskill
-        assert skill["strong"][0] > skill["weak"][0] > skill["random"][0]
-
     @pytest.mark.slow
     def test_rock_paper_scissors_cycles(self) -> None:
         """Nash averaging leaves out who plays at random: it beats nobody. To α-Rank, which counts no lead within chance, it is their equal."""
@@ -208,16 +179,6 @@ class TestGames:
         with pytest.raises(ConfigError, match="'random' is neither a run nor a model"):
             enter(("random", "a=embedded"), "textarena", settings)
 
-    def test_three_seats_are_filled_by_two(self) -> None:
-        result = kapelle.arena("random", "scripted", environment="kuhn_poker(players=3)", games=10)
-        found = result.meeting("random", "scripted")
-        assert found is not None
-        assert {len(deal) for deal in found.games} == {6}
-        for deal in found.games:
-            for seating, pair in zip(found.seatings, deal, strict=True):
-                assert pair is not None
-                assert pair[0] * seating.count(0) + pair[1] * seating.count(1) == pytest.approx(0)
-
     def test_hanabi_is_played_together(self) -> None:
         result = kapelle.arena("random", "hanabi", environment="hanabi_very_small", games=20)
         assert result.together
@@ -227,27 +188,6 @@ class TestGames:
         assert alone.mean > 2
         assert gap.mean > 0
         assert set(result.meetings) == {("random", "random"), ("random", "hanabi"), ("hanabi", "hanabi")}
-
-    @pytest.mark.slow
-    def test_models_play_games_of_pettingzoo(self) -> None:
-        pytest.importorskip("pettingzoo")
-        result = kapelle.arena(
-            "one=embedded",
-            "two=embedded",
-            environment="pettingzoo",
-            settings=["environment.path=tests.environments.adapters.zoo_games", "team.sampling.max_tokens=4"],
-            games=2,
-        )
-        assert result.failed == 0
-        share = result.invalid("one")
-        assert share is not None
-        assert 0 < share <= 1
-        with pytest.raises(ConfigError, match="'nash' is neither a run nor a model, and pettingzoo"):
-            enter(
-                ("nash", "a=embedded"),
-                "pettingzoo",
-                ["environment.path=tests.environments.adapters.zoo_games"],
-            )
 
 
 class TestRuns:
@@ -279,39 +219,6 @@ class TestRuns:
         assert [result.invalid(label) is not None for label in result.labels] == [True, True, True, False]
 
     @pytest.mark.slow
-    def test_an_adapters_folder_plays_on_the_base_that_it_names(self, runs: Path) -> None:
-        """Against a player that draws nothing, an adapter in both seats earns what the run does in the seat that it was trained in."""
-        folder = runs / "a" / "checkpoints" / "00000002" / "policies" / "first"
-        words = [f"adapter={folder}", str(runs / "a"), "scripted"]
-        entered = enter(words, KUHN, ())
-        loaded = load(entered, lambda _: None)
-        assert (
-            len({base for each in loaded.contestants.values() if each.team for base in each.team.bases}) == 1
-        )
-        result = kapelle.arena(*words, environment=KUHN, settings=["team.sampling.max_tokens=8"], games=6)
-        alone, team = result.meeting("adapter", "scripted"), result.meeting("a", "scripted")
-        assert alone is not None
-        assert team is not None
-        assert alone.failed == team.failed == 0
-        first = alone.seatings.index((0, 1))
-        assert [deal[first] for deal in alone.games] == [deal[first] for deal in team.games]
-
-    @pytest.mark.slow
-    def test_other_weights_under_a_name_are_another_player(self, runs: Path, tmp_path: Path) -> None:
-        first, second = (
-            runs / "a" / "checkpoints" / "00000002" / "policies" / name for name in ("first", "second")
-        )
-        named = [f"x={tmp_path / 'x'}", "random"]
-        shutil.copytree(first, tmp_path / "x")
-        before = enter(named, KUHN, ()).players[0].identity
-        shutil.rmtree(tmp_path / "x")
-        shutil.copytree(first, tmp_path / "x")
-        assert enter(named, KUHN, ()).players[0].identity == before, "a copy is the same"
-        shutil.rmtree(tmp_path / "x")
-        shutil.copytree(second, tmp_path / "x")
-        assert enter(named, KUHN, ()).players[0].identity != before
-
-    @pytest.mark.slow
     def test_a_run_plays_with_the_weights_of_its_checkpoint(self, runs: Path) -> None:
         """The same episodes as `Trainer.from_run`'s, from adapters and from weights that were trained as a whole."""
         for name in ("a", "whole", "a@1"):
@@ -327,20 +234,6 @@ class TestRuns:
                 assert [turn.completion_ids for turn in ours] == [turn.completion_ids for turn in theirs]
                 for one, other in zip(ours, theirs, strict=True):
                     assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-    @pytest.mark.slow
-    def test_a_game_is_told_as_the_run_has_learned_to_read_it(self, runs: Path) -> None:
-        entered = enter([str(runs / "whole"), "nash"], KUHN, ())
-        assert entered.config.environment.model_dump()["wording"] == "short"
-        assert entered.notes == ()
-        entered = enter([str(runs / "whole"), "nash"], KUHN, ["environment.wording=full"])
-        assert entered.notes == (
-            'whole was trained with another text of the game (environment.wording="short")',
-        )
-        with pytest.raises(
-            ConfigError, match=r"'a' was trained on kuhn_poker\(\), and the arena plays leduc_poker\(\)"
-        ):
-            enter([str(runs / "a"), "nash"], "leduc_poker", ())
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment
 from kapelle.environments.arithmetic import Arithmetic
-from kapelle.environments.matrix import Matrix
 from kapelle.rollout.evaluation.evaluate import (
     answer_alone,
     chosen_by_majority,
@@ -18,11 +17,10 @@ from kapelle.rollout.evaluation.evaluate import (
     vote,
 )
 from kapelle.rollout.play import Play
-from kapelle.team import Agent, Endpoint, Policy, Team
+from kapelle.team import Agent, Policy, Team
 from kapelle.types import Episode, Group, Sampling, Task, Turn
 from kapelle.workflow import Workflow
 from kapelle.workflows.chain import Chain
-from kapelle.workflows.parallel import Parallel
 
 WORLD = Arithmetic()
 TASKS = [Task(f"t{k}", f"{k}+1", {"answer": k + 1}) for k in range(4)]
@@ -104,13 +102,6 @@ async def test_a_vote_is_of_as_many_answers_as_fit_and_pays_for_them_all() -> No
     assert all(each.result.tokens <= 10.9 for each in found)
 
 
-async def test_no_vote_where_one_answer_takes_all_tokens() -> None:
-    engine = ScriptedEngine({"reader": lambda _: "12345678", "writer": right})
-    found = await compute_matched(playing(engine, READER, WRITER), TASKS, tokens=15.0, seed=0)
-    assert [(each.agents, each.answers) for each in found][:2] == [(("reader",), 1), (("writer",), 1)]
-    assert [each.agents for each in found if each.answers > 1] == [("writer",)]
-
-
 async def test_the_majority_is_right_where_most_answers_are() -> None:
     def two_of_three(request: Request) -> str:
         seen.append(request.seed)
@@ -121,19 +112,6 @@ async def test_the_majority_is_right_where_most_answers_are() -> None:
     result = await vote(playing(engine, READER, WRITER), TASKS, "reader", 30.0, 3, seed=0)
     assert result.success == 1.0
     assert len(set(seen)) == 12, "every answer is sampled with a seed of its own"
-
-
-async def test_a_comparison_repeats_bit_for_bit() -> None:
-    def drawn(request: Request) -> str:
-        return str(request.task.data["answer"] + request.seed % 2)
-
-    async def once(seed: int) -> list[float | None]:
-        engine = ScriptedEngine({"reader": drawn, "writer": drawn})
-        found = await compute_matched(playing(engine, READER, WRITER), TASKS * 1, 6.0, seed)
-        return [each.result.success for each in found]
-
-    assert await once(1) == await once(1)
-    assert len({tuple(await once(seed)) for seed in range(6)}) > 1
 
 
 def test_agents_that_would_say_the_same_are_measured_once() -> None:
@@ -150,28 +128,9 @@ def test_agents_that_would_say_the_same_are_measured_once() -> None:
     assert soloists(apart) == [("one",), ("twin",)]
 
 
-async def test_games_teams_of_one_and_remote_agents_have_no_such_comparison() -> None:
-    one = playing(ScriptedEngine({"one": right}), Agent("one"))
-    assert await compute_matched(one, TASKS, 9.0, seed=0) == []
-    game = playing(ScriptedEngine({}), Agent("a"), Agent("b"), world=Matrix(), workflow=Parallel())
-    assert await compute_matched(game, TASKS, 9.0, seed=0) == []
-    far = Policy("far", base="", trained=False, endpoint=Endpoint("http://host/v1", "m"))
-    remote = Team(
-        (Agent("far"), Agent("one")),
-        {"far": far, "one": Policy("one", base="", trained=False)},
-        {"far": "far", "one": "one"},
-    )
-    assert soloists(replace(one, team=remote)) == [("one",)]
-
-
 def answered(text: str, *, error: str | None = None) -> Episode:
     said = Turn("a", "a", 0, "h", 0, 0, (1,), (2,), (0.0,), "stop", text)
     return Episode(TASKS[0], 0, ("a",), (said,), success=float(text == "5"), error=error)
-
-
-def test_equal_answers_count_together_however_they_are_written() -> None:
-    group = Group(TASKS[0], tuple(map(answered, ["7", "it is 5", "5.0", "7.", "5"])))
-    assert chosen_by_majority(WORLD, group, seed=0).turns[-1].text == "it is 5"
 
 
 def test_ties_are_drawn_by_the_seed() -> None:

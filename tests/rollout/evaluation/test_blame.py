@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, cycle
@@ -29,12 +27,11 @@ from tests.support.trees import (
     stage,
 )
 
-import kapelle
 from kapelle import Trainer
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Alive, Outcome
-from kapelle.errors import ConfigError, EpisodeError, RunDirectoryError
+from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import play_episode, rollout
 from kapelle.rollout.evaluation import blame as measuring
 from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, moments_of
@@ -45,8 +42,6 @@ from kapelle.runs.blamed import (
     BlamedTurn,
     BlameFile,
     blame_files,
-    episode_of,
-    episode_row,
     read_blamed,
     uncertainty,
 )
@@ -258,31 +253,6 @@ class TestFile:
         (path,) = blame_files(tmp_path)
         assert [each.seed for each in read_blamed(path)[1]] == [0]
 
-    def test_a_folder_that_cannot_be_written_is_found_before_anything_is_played(self, tmp_path: Path) -> None:
-        engine = Counting(reasoner, actor)
-        lost = [(0, played(acting(), "A", "lose"))]
-        with pytest.raises(RunDirectoryError, match="Cannot write"):
-            measure_blame(acting(engine=engine), lost, HOW, BlameFile(tmp_path / "none", HOW))
-        assert engine.asked == []
-
-    def test_another_way_to_measure_has_another_file(self, tmp_path: Path) -> None:
-        names = {BlameFile(tmp_path, {**HOW, **more}).path for more in ({}, {"samples": 9}, {"weights": "x"})}
-        assert len(names) == 3
-
-    def test_damage_counts_as_not_measured(self, tmp_path: Path) -> None:
-        play = acting()
-        file = BlameFile(tmp_path, HOW)
-        measure_blame(play, [(0, played(play, "A", "lose", seed=k)) for k in range(2)], HOW, file)
-        head, first, second = file.path.read_bytes().splitlines()
-        episode = episode_of(json.loads(first))
-        assert json.loads(json.dumps(episode_row(episode))) == json.loads(first)
-        for broken in (b"7", b"{}", b"null", first.replace(b'"before": ', b'"before": 9'), b"[" * 100_000):
-            file.path.write_bytes(b"\n".join([head, broken, second, b""]))
-            assert [each.seed for each in read_blamed(file.path)[1]] == [1]
-        file.path.write_bytes(b"\n".join([first, second, b""]))
-        assert read_blamed(file.path) == ({}, []), "without a first line nobody knows how it was measured"
-        assert read_blamed(tmp_path / "none") == ({}, [])
-
 
 class Living(Wins, Alive):
     name: Literal["tests.rollout.evaluation.test_blame:Living"] = "tests.rollout.evaluation.test_blame:Living"  # type: ignore[assignment]
@@ -304,22 +274,6 @@ class TestRefused:
             blamed(play, played(play, "A", "lose"))
         assert "\n" not in str(raised.value)
 
-    @pytest.mark.parametrize(
-        ("success", "error", "told"),
-        [
-            (1.0, None, "All 2 episodes are solved"),
-            (None, None, "because the environment scores none"),
-            (0.0, "boom", "boom"),
-        ],
-    )
-    def test_episodes_among_which_nobody_failed(
-        self, success: float | None, error: str | None, told: str
-    ) -> None:
-        turn = Turn("a", "a", 0, "", 0, 0, (1,), (), (), "stop", "")
-        episodes = tuple(Episode(TASK, k, ("a",), (turn,), success=success, error=error) for k in range(2))
-        with pytest.raises(ConfigError, match=told):
-            choose_episodes([Group(TASK, episodes)], 5)
-
 
 class TestChosen:
     def test_as_many_solved_ones_as_failed_ones(self) -> None:
@@ -330,13 +284,6 @@ class TestChosen:
         )
         assert [k for k, _ in choose_episodes([group], 2)] == [0, 3, 1, 2]
         assert [k for k, _ in choose_episodes([group], 9)] == [0, 3, 5, 1, 2, 4]
-
-
-def test_few_continuations_that_end_alike_leave_room_for_doubt() -> None:
-    """Beta(9, 1) has the variance 9 / (100 · 11)."""
-    for alike in (0.0, 1.0):
-        assert uncertainty([alike] * 8) == pytest.approx((9 / 1100) ** 0.5)
-    assert uncertainty([]) == pytest.approx((1 / 12) ** 0.5), "the uniform distribution's"
 
 
 def test_the_costliest_turns_come_first_and_a_mean_has_the_error_of_its_episodes() -> None:
@@ -386,83 +333,3 @@ class TestTrainer:
                 if len(episode.values) > len(episode.turns):  # nobody spoke at once
                     drops = sum(turn.drop or 0.0 for turn in episode.turns)
                     assert drops == pytest.approx((episode.values[0] or 0.0) - episode.success)
-
-    def test_nothing_is_written_without_a_run(self) -> None:
-        with Trainer(**sections()) as trainer:
-            result = trainer.blame(episodes=1, samples=1, split="train", seed=5)
-            assert (result.file, result.measured["seed"]) == (None, 5)
-            for wrong in ({"episodes": 0}, {"samples": True}, {"split": "test"}):
-                with pytest.raises(ConfigError, match=next(iter(wrong))):
-                    trainer.blame(**wrong)
-
-    def test_a_run_whose_world_relies_on_something_outside_is_refused_before_it_is_loaded(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with Trainer(**sections(), run_dir=tmp_path / "run") as trainer:
-            trainer.train(1)
-        config = tmp_path / "run" / "config.yaml"
-        there = config.read_text()
-        assert "tests.support.plugins:Digest" in there
-        kept = [
-            line
-            for line in there.splitlines()
-            if not line.startswith(("  levels:", "  noisy:", "  tasks: null"))
-        ]
-        config.write_text(
-            "\n".join(kept).replace("tests.support.plugins:Digest", Living.__module__ + ":Living")
-        )
-        monkeypatch.setattr(Trainer, "from_run", None)
-        with pytest.raises(ConfigError, match="a weather service"):
-            kapelle.blame(tmp_path / "run")
-
-
-PROGRAM = """
-import os, random, sys
-import httpx
-
-with httpx.Client(base_url=os.environ["OPENAI_BASE_URL"], timeout=60.0) as client:
-    def say(agent, text):
-        body = {"model": f"team/{agent}", "messages": [{"role": "user", "content": text}]}
-        said = client.post("chat/completions", json=body)
-        said.raise_for_status()
-        return said.json()["choices"][0]["message"]["content"] or ""
-
-    plan = say("planner", f"plan {random.random() if 'moody' in sys.argv else ''}")
-    solved = float(sum(say("coder", f"do {plan}").encode()) % 3 == 0)
-    body = {"rewards": {"planner": solved, "coder": solved}, "success": solved}
-    client.post("reward", json=body).raise_for_status()
-"""
-
-
-@pytest.mark.slow
-class TestOutsidePrograms:
-    """What a program asks twice in the same words is replayed; what it asks otherwise is noticed."""
-
-    @pytest.mark.parametrize("moody", [False, True])
-    def test_they_are_continued_where_they_repeat(self, tmp_path: Path, moody: bool) -> None:
-        program = tmp_path / "program.py"
-        program.write_text(PROGRAM)
-        command = [sys.executable, str(program), *(["moody"] if moody else [])]
-        made = sections(
-            environment={"name": "external", "port": 0, "command": command, "programs": 4},
-            workflow={"name": "external"},
-            evaluation={"problems": 8, "greedy": False, "before_and_after": False},
-            team={
-                "agents": [{"name": "planner"}, {"name": "coder"}],
-                "lora": {"rank": 2, "alpha": 4.0},
-                "sampling": {"max_tokens": 6},
-            },
-        )
-        with Trainer(**made) as trainer:
-            if moody:
-                with pytest.raises(
-                    EpisodeError, match=r"No episode of 'external' repeats.* 'planner' has another prompt"
-                ):
-                    trainer.blame(episodes=1, samples=2)
-                return
-            result = trainer.blame(episodes=1, samples=2)
-            assert result.left_out == {}
-            for episode in result.episodes:
-                assert episode.failed == 0
-                assert [turn.agent for turn in episode.turns] == ["planner", "coder"]
-                assert all(turn.instead for turn in episode.turns)

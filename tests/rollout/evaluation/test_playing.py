@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.support.tiny import tiny_model
 
-from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.weights import save_model
 from kapelle.rollout.evaluation.evaluate import evaluate_tasks
 from kapelle.rollout.evaluation.playing import model_config, open_play
@@ -51,13 +49,6 @@ def test_a_recipe_keeps_its_team_and_loses_its_own_weights(tmp_path: Path) -> No
     assert (config.model.path, config.team.sharing, config.warmup) == ("some/model", "frozen", None)
 
 
-def test_an_unknown_name_is_answered_with_the_environment_that_was_meant() -> None:
-    with pytest.raises(
-        ConfigError, match=r"Unknown recipe or environment 'aritmetic'. Did you mean 'arithmetic'\?"
-    ):
-        model_config("m", "aritmetic")
-
-
 def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
     model = tiny_model()
     save_model(tmp_path / "model", model)
@@ -67,27 +58,3 @@ def test_a_model_folder_plays_as_it_is(tmp_path: Path) -> None:
     assert result.problems == 3
     assert result.failed == 0
     assert not any(turn.trained for group in result.groups for turn in group.episodes[0].turns)
-
-
-@pytest.mark.parametrize(
-    ("model", "environment", "settings", "problem"),
-    [
-        ("./nowhere", "arithmetic", (), "Model folder './nowhere' does not exist"),
-        ("embedded", "math", ("environment.path=nowhere",), "There is no file or folder 'nowhere'"),
-        (
-            "embedded",
-            "arithmetic",
-            ("model.embedded.context=16", "environment.digits=12"),
-            "The prompt of agent 'agent_0'",
-        ),
-        ("embedded", "matrix", (), "agent"),
-    ],
-)
-def test_what_cannot_be_played_is_refused_before_a_model_loads(
-    monkeypatch: pytest.MonkeyPatch, model: str, environment: str, settings: tuple[str, ...], problem: str
-) -> None:
-    monkeypatch.setattr(
-        "kapelle.setup.model_loading.load_models", lambda *_: pytest.fail("a model is loaded")
-    )
-    with pytest.raises(KapelleError, match=problem):
-        open_play(model_config(model, environment, settings))

@@ -14,12 +14,9 @@ from tests.support.episodes import episode, group, turn
 
 from kapelle import Trainer
 from kapelle.cli import main
-from kapelle.errors import ConfigError
 from kapelle.rollout.evaluation.evaluate import cost_of, decoded, lengths_of, summarise
 from kapelle.rollout.evaluation.tables import hub_index, lm_eval_table
-from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.settings.schema import EvaluationConfig
-from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.types import Task
 
@@ -52,12 +49,6 @@ def test_costs_count_failed_episodes_too_and_each_agent_at_its_price() -> None:
 def test_standard_errors_are_over_problems() -> None:
     assert summarise(GROUPS).stderr == pytest.approx(stdev([0.5, 0.0]) / 2**0.5)
     assert summarise(GROUPS[:1]).stderr is None
-
-
-def test_the_servers_count_is_kept_with_the_episode() -> None:
-    kept = GROUPS[1].episodes[0]
-    assert load_episode(json.loads(dump_episode(kept))) == kept
-    assert "usage" not in json.loads(dump_episode(GROUPS[0].episodes[0]))["turns"][0]
 
 
 @pytest.mark.parametrize(
@@ -171,19 +162,3 @@ def test_a_run_is_evaluated_with_samples_into_lines_and_tables(
     result = json.loads(capsys.readouterr().out)
     assert (result["samples"], result["greedy"]) == (3, False)
     assert result["team"]["lengths"].keys() == result["agents"].keys()
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "says"),
-    [
-        ({"temperature": 0.0, "samples": 2}, "would all be the same"),
-        ({"for_set": {"hard": {"samples": 2}}}, r"`for_set\.hard\.samples: 2` answers"),
-        ({"for_set": {"hrad": {"samples": 2}}}, "'hrad', which is none of `sets`: easy, hard"),
-        ({"prices": {"nobody": [1, 2]}}, "'nobody', which is no agent of the team"),
-        ({"prices": {"default": [1, -2]}}, "greater than or equal to 0"),
-        ({"temperature": float("inf")}, "finite"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(tmp_path: Path, evaluation: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        prepare(resolve(settings(tmp_path, **evaluation)))

@@ -16,19 +16,15 @@ from tests.support.tiny import sections
 from tests.workflows.stage import TASK, Say, lines, play
 
 from kapelle import Trainer
-from kapelle.cli import main
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.environments.math import Math
 from kapelle.errors import ConfigError
 from kapelle.functional.statistics import mean_interval
 from kapelle.rollout.evaluation.evaluate import at_k, summarise
 from kapelle.runs.episode_json import dump_groups, load_groups
-from kapelle.runs.reader import read_evaluations
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 from kapelle.types import Group, Task
-from kapelle.viewer.library import Library
-from kapelle.viewer.presenting import listed
 from kapelle.workflow import Workflow
 from kapelle.workflows.debate import Debate
 from kapelle.workflows.reflect import Reflect
@@ -137,36 +133,6 @@ def recipe(folder: Path, **evaluation: Any) -> str:
     return str(folder / "own.yaml")
 
 
-def test_each_set_has_its_rows_in_files_tables_and_the_viewer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    words = ["evaluation.samples=2", "evaluation.greedy=false", "checkpoint.best=success/hard"]
-    assert main(["train", recipe(tmp_path), *words, "--run-dir", str(run), "--no-rich"]) == 0
-    for row in read_evaluations(run):
-        assert row["problems"] == 3, "the run's own test split"
-        at = {"avg@2", "pass@1", "pass@2", "maj@2"}
-        assert row["parts"].keys() >= at | {"easy", "hard"} | {
-            f"{name} {each}" for name in ("easy", "hard") for each in at
-        }
-        assert (row["parts"]["easy"]["problems"], row["parts"]["hard"]["problems"]) == (2, 3)
-        assert len(row["parts"]["hard"]["interval"]) == 2
-    capsys.readouterr()
-    assert main(["eval", str(run), "--no-baselines"]) == 0
-    said = capsys.readouterr().out
-    assert "sampled as in training, 2 answers each" in said
-    assert {line.split()[0] for line in said.splitlines() if line.startswith("  ")} >= {
-        "easy",
-        "hard",
-        "pass@2",
-    }
-    assert main(["eval", f"{run}@best", "--no-baselines", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["team"]["parts"]["easy"]["problems"] == 2
-    [viewed] = Library([run]).runs()
-    shown = listed(viewed)["measured"]["parts"]
-    assert {row["name"] for row in shown} >= {"easy", "hard pass@2"}
-
-
 def test_the_episodes_of_a_set_name_it_as_their_part(tmp_path: Path) -> None:
     with Trainer(resolve(settings(tmp_path, greedy=False, samples=2))) as trainer:
         found = trainer.evaluate()
@@ -175,30 +141,6 @@ def test_the_episodes_of_a_set_name_it_as_their_part(tmp_path: Path) -> None:
         ]  # fmt: skip
         again = trainer.evaluate()
         assert again.row() == found.row(), "the same seeds, the same answers"
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "says"),
-    [
-        (
-            {"samples": 4},
-            r"`samples: 4` answers to a problem would all be the same; set `evaluation\.greedy: false`",
-        ),
-        ({"sets": {"a b": {"name": "math", "path": "x"}}}, "the name 'a b' does not fit"),
-        ({"sets": {"x": {"path": "x"}}}, r"it names no environment: write `\{name: math"),
-        ({"sets": {"x": {"name": "mth", "path": "x"}}}, "Did you mean 'math'"),
-        (
-            {"sets": {"x": {"name": "math", "path": "nowhere"}}},
-            r"`evaluation\.sets\.x` \(`math`\) cannot be played: .*nowhere",
-        ),
-    ],
-)
-def test_bad_sets_and_samples_are_refused_in_one_line(
-    tmp_path: Path, evaluation: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=says) as refused:
-        prepare(resolve(settings(tmp_path, **evaluation)))
-    assert "\n" not in str(refused.value)
 
 
 def test_a_problem_that_is_trained_on_is_no_test(tmp_path: Path) -> None:

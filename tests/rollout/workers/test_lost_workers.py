@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 from tests.rollout.workers.test_same_episodes import FAR, play_of
@@ -24,7 +23,7 @@ from tests.support.stuck import Stuck
 
 from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.environment import Environment
-from kapelle.errors import ConfigError, EngineError
+from kapelle.errors import EngineError
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.workers import pool as pools
 from kapelle.rollout.workers.pool import EnvironmentWorkers, HeldHere
@@ -142,21 +141,6 @@ class TestDeath:
         assert list(tmp_path.iterdir())
         assert [episode.error for episode in found] == [None] * len(TASKS)
 
-    @pytest.mark.long
-    def test_one_that_is_stopped_is_ended_however_long_a_call_may_take(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setenv("KAPELLE_STALLED_AFTER", "1")
-        deadly = Deadly(way="stop", one_in=8, folder=str(tmp_path))
-        with pool_for(deadly, patience=10 * FAR) as pool:
-            found = played(cast("Environment", deadly), pool)
-        assert list(tmp_path.iterdir())
-        assert [episode.error for episode in found] == [None] * len(TASKS)
-        assert re.search(
-            r"worker stood still: it has been stopped \(by SIGSTOP or Ctrl-Z\) for 1 s \(process \d+\)",
-            caplog.text,
-        )
-
 
 @pytest.mark.slow
 def test_a_call_that_takes_too_long_is_given_up_in_the_worker() -> None:
@@ -258,13 +242,6 @@ def lives(process: int) -> bool:
 
 
 class TestRefused:
-    def test_a_class_that_no_other_process_can_import(self) -> None:
-        class Local(Digest):
-            name: Literal["local"] = "local"  # type: ignore[assignment]
-
-        with pytest.raises(ConfigError, match=r"Local is made in a function.*environment_workers: 0"):
-            pool_for(Local())
-
     @pytest.mark.slow
     def test_one_that_does_not_begin_stops_the_run(self) -> None:
         pool = pool_for(Digest())
