@@ -111,6 +111,19 @@ class TestXor:
             assert trainer.evaluate(greedy=True).success == 1.0
 
 
+@pytest.mark.long
+def test_optimism_finds_the_optimum_of_the_climbing_game() -> None:
+    """Claus and Boutilier 1998: 11 beside losses of 30. Mean returns lead to 7 or less (docs/algorithms/README.md)."""
+    with trained(
+        environment={"name": "matrix", "game": "climbing", "rules": "none"},
+        team={"lora": LORA, "sampling": {"max_tokens": 2}, "agents": [{"name": "first"}, {"name": "second"}]},
+        algorithm={"name": "optimistic", "group_size": 16},
+        optimizer={"lr": 3e-3},
+    ) as trainer:
+        assert trainer.evaluate(greedy=True).success == 1.0
+        assert all(said["A"] > 0.6 for said in chances(trainer, "ABC").values())
+
+
 @pytest.mark.sample(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(

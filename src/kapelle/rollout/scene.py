@@ -60,7 +60,6 @@ from kapelle.workflow import (
     instructions,
 )
 
-
 _TURN_VALUES = attrgetter(*Turn.__slots__)
 
 

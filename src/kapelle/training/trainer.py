@@ -1,4 +1,4 @@
-"""The trainer: a team, what it plays and how it learns, with all records of a run.
+"""The trainer: trains and evaluates a team, with all records of a run.
 
 trainer = Trainer.from_recipe("demo", "training.steps=50", run_dir="runs/mine")
 trainer.train()
@@ -55,11 +55,11 @@ from kapelle.training.starting import check_same_run, join_ranks, load_pieces
 from kapelle.training.step_report import IdleSteps, Step
 from kapelle.types import Episode, Group, as_table
 
-# -------- What `Trainer` takes beside the sections of a run
+# -------- Arguments of `Trainer` beside the sections of a run
 
 
-def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
-    """Return the engine that was passed; settings of an engine become a section of `said`. ConfigError for anything else."""
+def engine_of(sections: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
+    """Return the engine that was passed; settings of an engine become one of the `sections`. ConfigError for anything else."""
     if run_dir is not None and not isinstance(run_dir, str | Path):
         raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
     if run_dir == "":
@@ -70,7 +70,7 @@ def engine_of(said: dict[str, Any], engine: Any, run_dir: Any, observer: Any) ->
             f"`observer` is {type(observer).__name__}, which has no `{missing[0]}`. Give what `kapelle.training.observer` describes."
         )
     if isinstance(engine, str | Mapping | Settings):
-        said["engine"] = {"name": engine} if isinstance(engine, str) else engine
+        sections["engine"] = {"name": engine} if isinstance(engine, str) else engine
         return None
     if engine is not None and not hasattr(engine, "generate"):
         raise ConfigError(
@@ -87,7 +87,7 @@ class Summary:
     """The result of a run; `print` shows it in five lines."""
 
     steps: int
-    """Steps behind the weights."""
+    """Number of training steps of the weights."""
     before: Evaluation | None
     after: Evaluation | None
     stopped_by: int
@@ -95,14 +95,14 @@ class Summary:
     seconds: float = 0.0
     """Wall time of this call, evaluations included."""
     run_dir: Path | None = None
-    """Where the run is kept; None where nothing was written."""
+    """The run directory; None without one."""
     last: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the last step that this call has taken; empty where it took none."""
+    """Metrics of the last step of this call; empty without steps."""
     idle: str = ""
-    """Why that step had nothing to learn from; empty where it had."""
+    """Why that step had nothing to learn from; empty if it learned."""
 
     def __str__(self) -> str:
-        """Return steps, the evaluations before and after, the last step's metrics, and where the run is kept."""
+        """Return steps, the evaluations before and after, the last step's metrics, and the run directory."""
         ended = f"stopped, exit code {self.stopped_by}" if self.stopped_by else "done"
         learned = [f"nothing to learn from: {self.idle}"] if self.idle else []
         lines = {
@@ -125,34 +125,34 @@ class Summary:
         return as_table([("steps", str(self.steps)), *measured, *stopped])
 
 
-# -------- Metrics of the user's own: a function of a step's episodes, whose numbers stand beside the others as `custom/NAME`
+# -------- Custom metrics: a function of a step's episodes, whose numbers are recorded as `custom/NAME`
 
 Metrics = Callable[[Sequence[Episode]], Mapping[str, float]]
-"""Episodes of a step or an evaluation, failed ones included → number by name."""
+"""Episodes of a step or an evaluation, including failed ones → number by name."""
 CUSTOM = "custom/"
 """Prefix of their names."""
 
 
 class CustomMetrics:
-    """Calls the function; each of its faults is reported once and leaves the run as it is."""
+    """Calls the function; each of its faults is reported once and does not stop the run."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
-        """Take the function, if there is one, and who is told of its faults; ConfigError for what cannot be called."""
+        """Take the function, if there is one; `say` gets its faults. ConfigError for anything that is no function."""
         if function is not None and not callable(function):
             raise ConfigError(
                 f"`metrics` is {type(function).__name__}. Give a function of a list of episodes that returns numbers by name."
             )
         self._function = function
         self._say = say
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def of(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the numbers of groups, by their names with the prefix."""
+        """Return the numbers of groups, by name with the prefix."""
         if self._function is None:
             return {}
         try:
             found = dict(self._function([episode for group in groups for episode in group.episodes]))
-        except Exception as error:  # noqa: BLE001 - the user's own code must not cost a step
+        except Exception as error:  # noqa: BLE001 - user code must not cost a step
             self._once(f"raised {reason(error)}")
             return {}
         row: dict[str, float] = {}
@@ -165,21 +165,18 @@ class CustomMetrics:
         return row
 
     def _once(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self._say(f"the function of `metrics=` {what}; this is left out")
 
 
 def _recipe(
     config: RunConfig | None,
-    said: Mapping[str, Any],
+    sections: Mapping[str, Any],
     given: dict[str, LanguageModel],
     origin: Mapping[str, str] | None,
 ) -> Recipe:
-    """Return the settings of a run, from a config or from its sections, with their origins and how names of other libraries were read.
-
-    ConfigError for both, or for something else.
-    """
+    """Return the settings of a run from a config or from its sections, with their origins; ConfigError for both or neither."""
     if isinstance(config, str):
         raise ConfigError(f"Trainer takes no name of a recipe. Write Trainer.from_recipe({config!r}).")
     if config is not None and not isinstance(config, RunConfig):
@@ -187,31 +184,30 @@ def _recipe(
             f"Trainer takes the settings of a run, not {type(config).__name__}. Sections are keywords: "
             "Trainer(model=…, environment=…), or Trainer(**sections)."
         )
-    if config is not None and said:
-        _refuse("Trainer", next(iter(said)), _options())
+    if config is not None and sections:
+        _refuse("Trainer", next(iter(sections)), _options())
     if config is not None:
-        # A recipe knows where all of its values came from.
         return Recipe(config, given_origin(config, config, "config") if origin is None else dict(origin))
     unknown = partial(unknown_keywords, Trainer.__init__, "Trainer")
-    found = from_keywords(name_model(said, given), unknown, derived(origin or {}))
+    found = from_keywords(name_model(sections, given), unknown, derived(origin or {}))
     return replace(found, origin=laid_origin(found.origin, origin or {}))
 
 
 def _options(*decided: str) -> list[str]:
-    """Return what a trainer takes beside a whole recipe or run, less what the call has `decided`."""
+    """Return the keywords of a trainer beside a whole recipe or run, without those that the call has `decided`."""
     aside = {"self", "config", "sections", *decided}
     return [each for each in signature(Trainer.__init__).parameters if each not in aside]
 
 
 def _check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first of a call's options that a trainer of a whole recipe or run does not take."""
+    """Raise ConfigError for the first option that is no keyword beside a whole recipe or run."""
     word = next((word for word in options if word not in known), None)
     if word is not None:
         _refuse(call, word, known)
 
 
 def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
-    """Raise ConfigError for a keyword beside a whole recipe or run: settings, or a word that nobody knows."""
+    """Raise ConfigError for a keyword beside a whole recipe or run: a setting, or an unknown word."""
     hint = did_you_mean(word, known)
     meant = hint.startswith(" Did you mean") and word not in RunConfig.model_fields
     if meant or not names_settings(word):
@@ -237,7 +233,7 @@ R = TypeVar("R")
 
 
 SEVERAL = 20
-"""Steps for which it is worth a third of a second to leave what lives long out of the collection of garbage."""
+"""Steps from which on excluding long-lived objects from garbage collection saves time; it costs a third of a second."""
 
 
 class Trainer:
@@ -257,21 +253,19 @@ class Trainer:
         metrics: Metrics | None = None,
         **sections: Any,
     ) -> None:
-        """Check everything, then build it. Raises the errors of `errors.py`.
+        """Check all settings, then load models and build the run. Raises the errors of `errors.py`.
 
-        `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`), each as its typed settings
-        (`kapelle.settings.schema.TeamConfig(…)`) or as a dictionary, where `model` may
-        also be a path or a `LanguageModel` made of a transformers model and its tokeniser. `models` maps
-        the value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine.
-        `start_from` names weights as the setting does, in addition to it; a `Path` is a policy's own folder. `origin` says in
-        words where values came from, by dotted setting; those of other keywords came from the keyword.
-        Without `run_dir` nothing is written. Numbers that `metrics` makes of a step's episodes are metrics `custom/NAME`.
+        Takes a `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`): typed settings
+        (`kapelle.settings.schema.TeamConfig(…)`) or dictionaries. `model` may also be a path or a `LanguageModel`. `models` maps the
+        value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine. `start_from`
+        names weights in addition to the setting; a `Path` is a policy's own folder. `origin` describes where values came from, by
+        dotted setting. Without `run_dir` nothing is written. Numbers of `metrics` of a step's episodes are recorded as `custom/NAME`.
         """
-        given, said = dict(models or {}), dict[str, Any](**sections)
+        given, sections = dict(models or {}), dict(sections)
         with in_python():
             self.observer = observer or Silent()
-            engine = engine_of(said, engine, run_dir, self.observer)
-            recipe = _recipe(config, said, given, origin)
+            engine = engine_of(sections, engine, run_dir, self.observer)
+            recipe = _recipe(config, sections, given, origin)
             self.config = recipe.config
             for note in recipe.notes:
                 self._note(note, observer)
@@ -341,8 +335,8 @@ class Trainer:
     ) -> Trainer:
         """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
 
-        `real` takes the recipe's values for a pretrained model. The observer, or a warning, reports what of the recipe
-        does not suit `model.path`.
+        `real` takes the recipe's values for a pretrained model. The observer or a warning reports values that do not suit
+        `model.path`.
         """
         with in_python():
             _check_options("Trainer.from_recipe", options, _options("origin"))
@@ -355,7 +349,7 @@ class Trainer:
 
     @staticmethod
     def _note(note: str, observer: Observer | None) -> None:
-        """Say something about the settings, to who watches or else as a warning."""
+        """Report a note on the settings to the observer, or as a warning."""
         if observer is None:
             warnings.warn(note, stacklevel=3)
         else:
@@ -363,7 +357,7 @@ class Trainer:
 
     @classmethod
     def from_run(cls, path: str | Path, *settings: str, **options: Any) -> Trainer:
-        """Load a run's newest whole checkpoint to evaluate or collect, or another one by name: `RUN@best`, `RUN@12`.
+        """Load a run's newest intact checkpoint to evaluate or collect, or another one: `RUN@best`, `RUN@12`.
 
         The run directory is only read.
         """
@@ -374,22 +368,22 @@ class Trainer:
             less: dict[str, Any] = {"start_from": {}}
             if options.get("run_dir") is None:
                 less["trackers"] = ()
-            options.setdefault("origin", {})  # all of its settings were decided by the run
+            options.setdefault("origin", {})  # all settings are the run's
             trainer = cls(config.model_copy(update=less), **options)
             trainer.load_checkpoint(run / "checkpoints" if named is None else named)
             return trainer
 
     @property
     def done(self) -> int:
-        """Steps behind the weights."""
+        """Number of training steps of the weights."""
         return self._progress.done
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
-        """Take `count` more steps (by default all that are left), yielding each when it is recorded."""
+        """Take `count` more steps (by default all remaining ones), yielding each after it is recorded."""
         _check_count("count", count, least=0)
         taken = self._taken(count)
         while True:
-            with in_python():  # left before the caller goes on
+            with in_python():  # ends before the caller continues
                 step = next(taken, None)
             if step is None:
                 return
@@ -400,18 +394,18 @@ class Trainer:
         progress.restore()
         progress.keep_start()
         last = self.config.training.steps if count is None else self.done + count
-        # A run that was stopped before or during an evaluation does it first.
+        # A run that was stopped before or during an evaluation repeats it first.
         if progress.owed:
             stop_if_asked()
             self._measure(last)
             if self.algorithm.judges and self.done % every == 0 < self.done:
                 self.save()
-            progress.owed = False  # nothing is due at the start and at the end
+            progress.owed = False  # no evaluation at the start and the end
         with long_lived_apart() if last - self.done >= SEVERAL else nullcontext():
             while self.done < last:
                 stop_if_asked()
                 step = progress.step(partial(self._record, last))
-                # Evaluate before saving: the value decides whether this checkpoint is the best one.
+                # Evaluate before saving, because the value decides whether this checkpoint is the best one.
                 measured = self._measure(last)
                 if progress.kept and (self.done % every == 0 or (measured and progress.is_best())):
                     if self.config.checkpoint.background:
@@ -422,19 +416,19 @@ class Trainer:
                 yield step
 
     def _record(self, last: int, step: Step) -> Step:
-        """Record a step, and return it with the metrics of the user's own."""
+        """Record a step, and return it with custom metrics."""
         step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
         self._records.step(step, last)
         self._idle.note(step)
         return step
 
     def _measure(self, last: int) -> bool:
-        """Evaluate if it is time to, and return whether it was."""
+        """Evaluate if it is due, and return whether it was done."""
         every = self.config.evaluation.every
         due = every > 0 and self.done % every == 0 and 0 < self.done < last
         if not due:
             return False
-        self._progress.owed = True  # also if a stop leaves it
+        self._progress.owed = True  # it stays so after a stop
         if stop_asked():
             return False
         self.evaluate(self.config.evaluation.problems_while_training)
@@ -443,7 +437,7 @@ class Trainer:
 
     @in_python()
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM lets the current step end, and saves."""
+        """Evaluate, train, evaluate; the first Ctrl-C or SIGTERM stops after the current step, and saves."""
         _check_count("steps", steps, least=0)
         before = after = None
         last: Mapping[str, float] = {}
@@ -478,7 +472,7 @@ class Trainer:
 
     @in_python()
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Play held-out problems of the test split, or evaluate the trained verifier; record the result."""
+        """Evaluate the team on held-out problems, or the trained verifier; record the result."""
         _check_count("problems", problems, least=1)
         problems = problems or self.config.evaluation.problems
         self._progress.restore()
@@ -501,15 +495,15 @@ class Trainer:
     def blame(
         self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
     ) -> Blame:
-        """Return which turns lost evaluation episodes of the current weights; see `kapelle.blame`, which asks a run.
+        """Return the blame of each turn in evaluation episodes of the current weights; see `kapelle.blame` for a run.
 
-        It is kept in the run directory's folder `blame`, and not at all where nothing is written (`Trainer.from_run`).
+        The result is stored in the run directory's folder `blame`, if there is one.
         """
         run = self._records.run
         return blame_team(self, None if run is None else run.path, (), episodes, samples, split, seed)
 
     def _tell(self, text: str) -> None:
-        """Tell the user: the observer or, without one, by a Python warning."""
+        """Report to the observer or, without one, by a Python warning."""
         if isinstance(self.observer, Silent) and not self.ranks.rank:
             warnings.warn(text, stacklevel=3)
         self.observer.phase("learning", text)
@@ -520,17 +514,17 @@ class Trainer:
 
     @in_python()
     def save(self) -> Path:
-        """Write a checkpoint into the run directory; if that fails nothing is lost. ConfigError without a run directory."""
+        """Write a checkpoint into the run directory; ConfigError without one."""
         if not self._progress.kept:
             raise ConfigError(
-                "A checkpoint is kept in a run directory, and this trainer has none. Name one when it is made, "
-                '`run_dir="runs/mine"`, or write the policies alone: `trainer.save_policies(Path("mine"))`.'
+                'A checkpoint needs a run directory. Make the trainer with `run_dir="runs/mine"`, or write the policies alone: '
+                '`trainer.save_policies(Path("mine"))`.'
             )
         self._judge()
         return self._progress.save()
 
     def _judge(self) -> None:
-        """Evaluate a verifier that is to be saved: the judgement in its folder is of the weights beside it."""
+        """Evaluate a verifier before it is saved with its judgement."""
         if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_asked():
             self.evaluate()
 
@@ -541,13 +535,13 @@ class Trainer:
 
     @in_python()
     def save_policies(self, folder: str | Path) -> None:
-        """Write every trained policy in a form that others can load: adapters as PEFT folders, models by `save_pretrained`."""
+        """Write every trained policy in a standard format: adapters as PEFT folders, models by `save_pretrained`."""
         self._progress.refuse_unfinished()
         self._progress.write_policies(Path(folder))
 
     @in_python()
     def load_checkpoint(self, folder: str | Path) -> Mapping[str, Any]:
-        """Load a checkpoint, or the newest whole one of a folder, and return its loop part; report damaged ones."""
+        """Load a checkpoint, or the newest intact one of a folder, and return its loop part; report damaged ones."""
         return self._progress.load(Path(folder))
 
     def close(self) -> None:
@@ -555,7 +549,7 @@ class Trainer:
         self._closing.close()
 
     def close_at_exit(self) -> None:
-        """Close it when the last reference to it is gone, at the latest when Python ends."""
+        """Close it when it is garbage-collected, at the latest when Python ends."""
         weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:

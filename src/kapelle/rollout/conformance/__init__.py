@@ -1,9 +1,9 @@
-"""Checks that an environment is fit for training, without a model: for built-in environments and for yours.
+"""Checks that an environment is suitable for training, without a model.
 
     findings = await conform(environment)
 
-Each finding names the check and its result. Nothing is sampled from a model: worlds are driven by hand, with the
-environment's own script, with nonsense and with attempts to be paid for nothing.
+Each finding names the check and its result. Episodes are played with the environment's own script, with nonsense, and with texts
+that should get no reward.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 async def conform(
     environment: Environment, agents: Sequence[str] | None = None, tasks: int = TASKS
 ) -> list[Finding]:
-    """Return the finding of every check; raises what `Environment.check` raises (missing data, wrong teams).
+    """Return the finding of every check; raises the errors of `Environment.check` (missing data, wrong teams).
 
-    `agents` are names in seat order; None uses the smallest team that can play.
+    `agents` are names in order; None uses the smallest possible team.
     """
     found = [declared(environment)]
     try:
@@ -81,7 +81,7 @@ async def conform(
         return found
     try:
         teams = [tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9)]
-        # Where it accepts none of these, its own `check` says below which team it takes.
+        # If it accepts none of these, its own `check` below raises an error with the team it needs.
         seats = tuple(agents or next((names for names in teams if accepts(environment, names)), teams[0]))
         asked("check", SECONDS, environment.check, seats)
         check_capabilities(environment, len(seats), SECONDS)
@@ -112,7 +112,7 @@ async def conform(
             if isinstance(result, Awaitable):
                 result = await result
         except Unfit as error:
-            # Every further check would stumble over the same method.
+            # Further checks would fail with the same method.
             return [*found, Finding(name, "failed", str(error))]
         except EpisodeError as error:
             result = Finding(name, "failed", str(error))
@@ -128,7 +128,7 @@ async def conform(
 
 
 def first_tasks(environment: Environment, split: Split, count: int) -> list[Task]:
-    """Return the first tasks of a split, at most `count`; Unfit for a size or a task that is none."""
+    """Return the first tasks of a split, at most `count`; Unfit for an invalid size or task."""
     size = size_of(environment, split, SECONDS)
     return [
         task_of(environment, split, k, SECONDS) for k in range(count if size is None else min(count, size))
@@ -136,7 +136,7 @@ def first_tasks(environment: Environment, split: Split, count: int) -> list[Task
 
 
 def declared(environment: Environment) -> Finding:
-    """Return which capabilities the environment declares, and what of them is missing or was not declared."""
+    """Return the declared capabilities, or a part that is missing or not declared."""
     name, kind = "capabilities", type(environment)
     had = list(filter(lambda capability: offers(environment, capability), CAPABILITIES))
     for capability in had:
@@ -179,21 +179,20 @@ def _task_row(task: Task) -> list[str]:
 
 
 def settings_survive(environment: Environment) -> Finding:
-    """Return whether the settings are the same after they were written to a recipe and read again."""
+    """Return whether the settings are equal after they were written to a recipe and read."""
     if not isinstance(environment, Settings):
         return Finding("settings", "not checked", "the environment is no `kapelle.Settings`")
-    again = type(environment)(**environment.model_dump(mode="json"))
-    if again != environment:
+    if type(environment)(**environment.model_dump(mode="json")) != environment:
         return Finding("settings", "failed", "written as JSON and read again, they have changed")
     return Finding("settings", "ok", "they survive being written to a recipe")
 
 
 def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether tasks are the same when asked for again, have different ids and are plain JSON."""
+    """Return whether repeated calls return equal tasks, with different ids and plain JSON."""
     name = "tasks"
     for split, tasks in chosen.items():
-        again = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
-        for before, after in zip(tasks, again, strict=True):
+        repeated = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
+        for before, after in zip(tasks, repeated, strict=True):
             if before != after:
                 return Finding(name, "failed", f"task {before.id} has changed when it is asked for again")
         ids = [task.id for task in tasks]
@@ -209,18 +208,16 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
 
 
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether a fresh process makes the same tasks from the same settings."""
+    """Return whether another process makes the same tasks from the same settings."""
     name = "other process"
     if not isinstance(environment, Settings):
         return Finding(name, "not checked", "the environment is no `kapelle.Settings`")
     here = [_task_row(task) for split in SPLITS for task in chosen[split]]
-    asked = json.dumps(
-        {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
-    )
-    # Another hash seed, so that a dependence on the order of a set shows.
+    request = {"settings": environment.model_dump(mode="json"), "count": max(map(len, chosen.values()))}
+    # Another hash seed finds a dependence on the order of a set.
     ran = subprocess.run(
         [sys.executable, "-m", "kapelle.rollout.conformance"],
-        input=asked,
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         check=False,
@@ -235,29 +232,28 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
 
 
 def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether train and test share a question among the checked tasks; of pictures, whether one about the same picture."""
-    pictures = offers(environment, ShowsImages)  # what a picture shows is in the task's data
+    """Return whether train and test share a question (about the same picture) among the checked tasks."""
+    pictures = offers(environment, ShowsImages)  # the content of a picture is in the task's data
 
-    def asked(task: Task) -> str:
+    def whole(task: Task) -> str:
         return task.question + (f" of {json.dumps(task.data, sort_keys=True)}" if pictures else "")
 
-    questions = {split: {asked(task) for task in tasks if task.question} for split, tasks in chosen.items()}
+    questions = {split: {whole(task) for task in tasks if task.question} for split, tasks in chosen.items()}
     shared = questions["train"] & questions["test"]
     if shared:
         game = "; in a game leave `Task.question` empty, and let the world's `observe` give the text"
-        mend = game if len(questions["train"]) == 1 else ""  # one text for all tasks asks for nothing
-        said = f"train and test share the question {min(shared)[:60]!r}{mend}"
-        return Finding("splits", "failed", said)
+        fix = game if len(questions["train"]) == 1 else ""  # one text for all tasks is no question
+        return Finding("splits", "failed", f"train and test share the question {min(shared)[:60]!r}{fix}")
     if not questions["train"]:
         return Finding("splits", "not checked", "the tasks of a game have no questions")
     return Finding("splits", "ok", "the checked tasks share no question")
 
 
-# -------- Check worlds: repeatable, discreet, rewards in range, stored without loss, fair to seats
+# -------- Checks of episodes: repeatable, private, rewards in range, stored exactly, symmetric roles
 
 
 async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether one seed and the same texts give the same episode twice."""
+    """Return whether one seed and equal texts give equal episodes."""
     name = "determinism"
     for task in tasks[:4]:
         for say in (scripted(environment, task), always("?")):
@@ -270,9 +266,9 @@ async def same_worlds(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether looking changes nothing and secrets stay with the agents that own them, at the start and after every step.
+    """Return whether observations change nothing and contain no secret of another agent, at the start and after every step.
 
-    Episodes are played by the script and by nonsense. What somebody has said is no secret from then on.
+    Episodes are played by the script and by nonsense. A secret in an agent's text is no secret any more.
     """
     name = "private views"
     nonsense = always("?")
@@ -321,7 +317,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
                 moves |= {agent: moves[agent] + 1 for agent in movers}
                 secrets = [each for each in secrets if not any(each[1] in text for text in actions.values())]
         except EpisodeError:
-            continue  # Nonsense may fail an episode; "rewards" and "records" report those that fail.
+            continue  # "rewards" and "records" report failed episodes
         finally:
             await world.close()
     note = "" if offers(environment, Private) else "; it names no secrets (`Private`) to look for"
@@ -329,7 +325,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether every text pays finite numbers in the declared range to members of the team."""
+    """Return whether all rewards are finite, in the declared range, and of agents of the team."""
     low, high = environment.reward_range
     name, refused = "rewards", 0
     slack = 1e-9 * max(1.0, abs(low), abs(high))
@@ -352,7 +348,7 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
 
 
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether outcomes are the same after they were written and read again."""
+    """Return whether outcomes are equal after they were written and read."""
     for task in tasks[:4]:
         played = await attempt(environment, task, agents, scripted(environment, task))
         if isinstance(played, str):
@@ -371,7 +367,7 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether exchanging the texts of two seats exchanges what they earn, where seats are alike."""
+    """Return whether exchanging the texts of two symmetric roles exchanges their rewards."""
     name = "seats"
     if offers(environment, OneSeat):
         said = (
@@ -401,11 +397,11 @@ async def seats_alike(environment: Environment, tasks: Sequence[Task], agents: S
     return Finding(name, "ok", "exchanging the texts of two seats exchanges what they earn")
 
 
-# -------- Check that the right answer earns the full reward and nothing else does
+# -------- Check that only a correct answer gets the full reward
 
 
 async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
-    """Return whether the script's solution earns the full reward and nothing else does."""
+    """Return whether the script's solution gets the full reward, and no other text does."""
     names = ("solver",)
     solvable = asks_questions(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:
@@ -426,8 +422,7 @@ async def gold_pays(environment: Environment, chosen: Mapping[Split, Sequence[Ta
             ]
     found = [Finding("gold", "ok", "the script's solution earns the full reward")]
     for task in chosen["train"]:
-        # Nonsense, the question and solutions of other tasks, except those that happen to give the
-        # answer.
+        # Nonsense, the question, and solutions of other tasks with another answer.
         tasks = chosen["train"]
         assert offers(environment, Answerable), "others have no solutions to try"
         gold = asked(

@@ -1,4 +1,4 @@
-"""Playing a world by hand: texts in place of a model, and nothing that its author's code does taken on trust."""
+"""Playing episodes with given texts in place of a model, with checks of every result of the environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kapelle.types import Message, Task
 T = TypeVar("T")
 
 LONGEST = 2_000
-"""Most steps of an episode; one that has not ended then is a fault."""
+"""Most steps of an episode; a longer one is a fault."""
 SECONDS = 60.0
-"""How long one call of the environment may take while it is checked, where `environment.timeout` allows more."""
+"""Time limit of a call during checks, if `environment.timeout` is longer."""
 
 NOTHING = (
     "",
@@ -35,10 +35,10 @@ NOTHING = (
     "🙂" * 40,
     "9" * 5_000,
 )
-"""Texts without an answer; the reward for them must be in range, and less than the maximum."""
+"""Texts without an answer; their reward must be in range and less than the maximum."""
 
 Speaker = Callable[[str, str, int], str]
-"""Returns an agent's text: (agent, observation, number of its move) → text."""
+"""(Agent, observation, number of its move) → text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DrivenEpisode:
-    """One episode, driven by hand."""
+    """One episode with given texts."""
 
     seen: tuple[tuple[str, str], ...]
     """(agent, observation) in order."""
     paid: Mapping[str, float]
-    """What each agent earned in total."""
+    """Return of each agent."""
     outcome: Outcome
 
 
 def patience(environment: Environment) -> Patience:
-    """Return how long each call may take while an environment is checked."""
+    """Return the time limits of calls during checks."""
     allowed = getattr(environment, "timeout", SECONDS)
     seconds = float(allowed) if isinstance(allowed, int | float) else SECONDS
     return Patience(environment=min(SECONDS, seconds), grader=min(SECONDS, seconds))
 
 
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
-    """Return whether an environment takes a team of these names; data that are missing still raise."""
+    """Return whether an environment accepts a team of these names; missing data raise."""
     try:
         asked("check", SECONDS, environment.check, names)
     except Unfit:
@@ -80,7 +80,7 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 
 
 class DrivenWorld:
-    """A world of which every call is bounded and every answer looked at; Unfit says what is wrong with one."""
+    """An episode state with time limits and checks of every result; Unfit describes a wrong one."""
 
     def __init__(self, world: BoundedWorld | RemoteWorld, task: Task, agents: Sequence[str]) -> None:
         self._world, self._task, self._agents = world, task, agents
@@ -89,12 +89,12 @@ class DrivenWorld:
     async def open(
         cls, environment: Environment, task: Task, agents: Sequence[str], seed: int
     ) -> DrivenWorld:
-        """Open the world of one episode."""
+        """Open the state of one episode."""
         made = open_world(environment, task, agents, seed, patience(environment))
         return cls(await _awaited("start", task, made), task, agents)
 
     def observe(self, agent: str) -> str:
-        """Return what an agent sees."""
+        """Return an agent's observation."""
         return self._now("observe", lambda: text(self._world.observe(agent), f"`observe('{agent}')`"))
 
     def movers(self) -> tuple[str, ...]:
@@ -110,12 +110,12 @@ class DrivenWorld:
         return tuple(found)
 
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
-        """Move; return what each agent is paid."""
+        """Take a step; return the rewards."""
         paid = await _awaited("step", self._task, self._world.step(dict(actions), None))
         return self._now("step", lambda: payments(paid, self._agents))
 
     async def outcome(self) -> Outcome:
-        """Return how it ended."""
+        """Return the outcome."""
         found: object = await _awaited("outcome", self._task, self._world.outcome())
         if not isinstance(found, Outcome):
             raise Unfit(
@@ -140,7 +140,7 @@ class DrivenWorld:
             return work()
         except (Unfit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - other people's code
+        except BaseException as error:  # noqa: BLE001 - user code
             raise Unfit(_blame(method, self._task, error)) from None
 
 
@@ -154,7 +154,7 @@ async def _awaited(method: str, task: Task, work: Awaitable[T]) -> T:
             raise Unfit(_blame(method, task, error)) from None
         raise
     except BaseException as error:
-        # Cancelled from outside, or by the environment's own code?
+        # A cancellation from outside is no fault of the environment.
         if isinstance(error, asyncio.CancelledError) and asked_to_stop():
             raise
         raise Unfit(_blame(method, task, error)) from None
@@ -169,7 +169,7 @@ def _blame(method: str, task: Task, error: BaseException) -> str:
 
 def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
     rewards = payments(outcome.rewards, agents)
-    # A share outside [0, 1] is a finding of its own.
+    # A success outside [0, 1] is another finding.
     kept = None if outcome.success is None else float(outcome.success)
     return Outcome(
         rewards,
@@ -183,9 +183,9 @@ def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
 async def drive(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode:
-    """Play one episode in which `say` speaks for every agent; EpisodeError when it fails or does not end.
+    """Play one episode with the texts of `say`; EpisodeError if it fails or does not end.
 
-    Raises Unfit where the world breaks its contract: a method that is missing, raises or returns another type.
+    Raises Unfit for a method that is missing, raises, or returns a wrong type.
     """
     world = await DrivenWorld.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []
@@ -216,7 +216,7 @@ async def drive(
 async def attempt(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode | str:
-    """Play, or return the text of the EpisodeError that ended it; anything else is the environment's fault (Unfit)."""
+    """Play one episode, or return the text of its EpisodeError; other errors are Unfit."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:
@@ -229,21 +229,21 @@ def always(text: str) -> Speaker:
 
 
 def by_agent(speakers: Mapping[str, Speaker], otherwise: Speaker) -> Speaker:
-    """Return a speaker that uses the given ones for some agents and `otherwise` for all others."""
+    """Return a speaker with one of `speakers` for some agents and `otherwise` for the others."""
     return lambda agent, view, move: speakers.get(agent, otherwise)(agent, view, move)
 
 
 def scripted(environment: Environment, task: Task, role: str | None = None) -> Speaker:
-    """Return a speaker that follows the environment's script, in each agent's own role or in `role`; `?` without one."""
+    """Return a speaker of the environment's script, in each agent's own role or in `role`; `?` without a script."""
     if not offers(environment, Scripted):
         return always("?")
 
     def say(agent: str, view: str, move: int) -> str:
-        said: object = asked(
+        text: object = asked(
             "script", SECONDS, environment.script, role or agent, task, [Message("user", view)], move
         )
-        if not isinstance(said, str):
-            raise Unfit(f"`script` returns {said!r:.60}, a {type(said).__name__} and no text.")
-        return said
+        if not isinstance(text, str):
+            raise Unfit(f"`script` returns {text!r:.60}, a {type(text).__name__} and no text.")
+        return text
 
     return say

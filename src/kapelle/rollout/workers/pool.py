@@ -1,4 +1,4 @@
-"""A pool of processes that hold the worlds of episodes (`episode.environment_workers`), and such a world as seen from here."""
+"""Processes for environments (`episode.environment_workers`), and an episode state in one of them as seen from here."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ from kapelle.runtime.wire.worlds import VERSION, task_form
 from kapelle.setup.environment_forms import environment_form
 from kapelle.types import Task
 
-# -------- A worker as its player sees it: questions go out, answers come in, and its end is noticed whatever it does
+# -------- A worker: requests, answers, and its end
 #
-# One thread of the player (`WorkerReader`) reads from all workers, so that answers do not wait for the event loop's other work
-# and no wait outlives the process that should answer. `server.py` is the other side.
+# One thread (`WorkerReader`) reads from all workers, so that answers do not wait for the event loop and no wait outlives the worker.
+# `server.py` is the other side.
 
 SERVER = "kapelle.rollout.workers.server"
-"""What the other process runs."""
+"""Module of the other process."""
 LOOK = 0.5
-"""Seconds between two looks at whether workers that should answer still run."""
+"""Seconds between two checks of the workers."""
 CLOSING = 7.0
-"""Seconds that a worker has to close its worlds and end; see `server.LEAVING`."""
+"""Seconds in which a worker closes its episode states and ends; see `server.LEAVING`."""
 CHUNK = 1 << 18
 """Bytes that are read at a time."""
 
 Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
-"""Who waits for an answer, and the session that it asked about."""
+"""The future of an answer with its event loop, and the session of the request."""
 
 
 class Holder:
-    """Where the process of a worker runs, and what is known of it without asking it."""
+    """The process of a worker."""
 
     connection: socket.socket
-    """Leads to the process; at its end when that is gone."""
+    """The socket to the process."""
     where: str
-    """Which process it is, for people."""
+    """A description of the process for messages."""
 
     def signs(self) -> tuple[int, int]:
-        """Return how many signs of life it has given, and the session that computed when it was last heard of (0 for none)."""
+        """Return the number of its signs of life, and the session that computed at the last one (0 for none)."""
         raise NotImplementedError
 
     def still(self, passed: float) -> str | None:
-        """Count the seconds since the last look; return how long it has stood still, once that is too long."""
+        """Add the seconds since the last check; return how long it has been inactive, if that is too long."""
         return None
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, as long as that."""
+        """Wait for its end, at most this long."""
         raise NotImplementedError
 
     def end(self) -> str:
-        """End it and what it has started, at once; return how it ended."""
+        """Kill it and its children; return how it ended."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what is known of it; it has ended."""
+        """Release resources after its end."""
         raise NotImplementedError
 
 
@@ -101,7 +101,7 @@ class HeldHere(Holder):
     def wait(self, seconds: float) -> None:
         """See `Holder`."""
         with suppress(subprocess.TimeoutExpired, ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # one that is stopped could not end
+            self.process.send_signal(signal.SIGCONT)  # a stopped process could not end
             self.process.wait(seconds)
 
     def end(self) -> str:
@@ -110,7 +110,7 @@ class HeldHere(Holder):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         code = self.process.returncode
-        # An episode that is given up keeps it, so it is the same whenever the run is repeated: no number of a process.
+        # Episodes record this text, so it contains no process number: a repeated run has the same records.
         if code >= 0:
             return f"an environment worker ended with exit code {code}"
         with suppress(ValueError):
@@ -123,14 +123,14 @@ class HeldHere(Holder):
 
 
 Hold = Callable[[int], Holder]
-"""Starts the process of the worker at a place, from 0."""
+"""Starts the process of the worker with a number from 0."""
 
 
 class Worker:
-    """One process that holds worlds."""
+    """One process with episode states."""
 
     def __init__(self, begin: bytes, holder: Holder) -> None:
-        """Take a process; `begin` is its first frame, question 0."""
+        """Take a process; `begin` is its first frame, request 0."""
         self.holder = holder
         self.connection = holder.connection
         self.connection.setblocking(False)
@@ -138,48 +138,48 @@ class Worker:
         self.waiting: dict[int, Waiting] = {}
         self.outgoing = bytearray(begin)
         self.sessions = self.answered = 0
-        """Worlds that are open, and questions that it has answered."""
+        """Open episode states, and answered requests."""
         self.lost: str | None = None
-        """How it ended, once it has."""
+        """How it ended."""
         self.refused: EngineError | None = None
-        """Why it could not begin."""
+        """Why it could not start."""
         self.blamed: frozenset[int] = frozenset()
-        """Sessions that were at work when it ended."""
+        """Sessions that were computing at its end."""
         self.guard = threading.RLock()
-        """Held while what is outgoing or waited for is changed."""
-        self._asked = 0
+        """Held during changes of `outgoing` and `waiting`."""
+        self._requests = 0
         self.beats, self.silent = 0, 0.0
-        """The last sign of life, and the seconds since while it owes an answer."""
+        """The last sign of life, and the seconds since then with an open request."""
 
     def check(self, session: int) -> None:
-        """Raise EngineError where the worker could not begin, WorkerLost where it has ended."""
+        """Raise EngineError if the worker could not start, WorkerLost if it has ended."""
         if self.refused is not None:
             raise self.refused
         if self.lost is not None:
             raise WorkerLost(self.lost, blamed=session in self.blamed)
 
-    def put(self, question: Mapping[str, Any], waiting: Waiting) -> int:
-        """Send a question and return its number; see `check` for what it raises."""
+    def put(self, request: Mapping[str, Any], waiting: Waiting) -> int:
+        """Send a request and return its number; raises the errors of `check`."""
         with self.guard:
             self.check(waiting[2])
-            self._asked += 1
-            number = self._asked
-            frame = pack({"id": number, **question})
+            self._requests += 1
+            number = self._requests
+            frame = pack({"id": number, **request})
             self.waiting[number] = waiting
             self.outgoing += frame
             self.flush()
         return number
 
     def flush(self) -> bool:
-        """Send what the socket takes; return whether something is left."""
+        """Send as much as the socket accepts; return whether something is left."""
         with self.guard:
-            with suppress(OSError):  # full, or its end, which is noticed where answers are read
+            with suppress(OSError):  # it is full, or closed, which the reader notices
                 while self.outgoing:
                     del self.outgoing[: self.connection.send(self.outgoing[:CHUNK])]
             return bool(self.outgoing)
 
     def end(self, how: str | None = None) -> list[Waiting]:
-        """End the process if it still runs; return who waits for answers that will not come."""
+        """End the process if it runs; return the requests that will get no answer."""
         with self.guard:
             if self.lost is not None:
                 return []
@@ -194,13 +194,13 @@ class Worker:
 
 
 class WorkerReader:
-    """The thread that reads what workers answer, notices when one has ended, and ends one that gives no sign of life."""
+    """The thread that reads answers, notices the end of workers, and ends those without signs of life."""
 
     def __init__(self, silence: float) -> None:
-        """`silence` is for how many seconds a worker may owe an answer without a sign of life."""
+        """End a worker that has an open request and gives no sign of life for `silence` seconds."""
         self._silence = silence
         self.deaths = 0
-        """Workers in a row that have ended before they answered anything."""
+        """Successive workers that ended before their first answer."""
         self._workers: dict[Worker, None] = {}
         self._selector = selectors.DefaultSelector()
         self._ears, self._bell = socket.socketpair()
@@ -212,12 +212,12 @@ class WorkerReader:
         self._thread.start()
 
     def add(self, worker: Worker) -> None:
-        """Watch a worker that was started just now."""
+        """Watch a new worker."""
         self._new.append(worker)
         self.ring()
 
     def ring(self) -> None:
-        """Let the thread look now."""
+        """Wake up the thread."""
         with suppress(OSError):
             self._bell.send(b"!")
 
@@ -257,11 +257,11 @@ class WorkerReader:
                 elif key.data in self._workers:
                     self._read(key.data, events, answers)
             for loop, given in answers.items():
-                with suppress(RuntimeError):  # that loop has ended, and those who waited with it
+                with suppress(RuntimeError):  # that loop has ended
                     loop.call_soon_threadsafe(partial(_deliver, given))
             now = time.monotonic()
             passed = now - looked
-            # A longer time between two looks is a pause of this whole process and counts for one look.
+            # A longer time between two checks is a pause of this process and counts as one interval.
             for worker in list(self._workers):
                 counted = min(passed, 2 * LOOK)
                 still = worker.holder.still(counted if worker.waiting else 0.0)
@@ -285,9 +285,9 @@ class WorkerReader:
                 if answer["id"] == 0 and "error" in answer:
                     worker.refused = EngineError(
                         f"An environment worker could not begin: {': '.join(answer['error'])} Set "
-                        "`episode.environment_workers: 0` to see whether the environment itself is at fault."
+                        "`episode.environment_workers: 0` to test the environment in this process."
                     )
-                    data = b""  # it will answer no question
+                    data = b""  # no more answers
                 worker.answered += answer["id"] > 0
                 waiting = worker.waiting.pop(answer["id"], None)
                 if waiting is not None:
@@ -303,7 +303,7 @@ class WorkerReader:
         self._selector.unregister(worker.connection)
         del self._workers[worker]
         if how is None:
-            worker.holder.wait(LOOK)  # it has closed its socket and is about to end
+            worker.holder.wait(LOOK)  # it has closed its socket and will end
         left = worker.end(how)
         memory = (
             " If you did not send the signal, the machine ran out of memory."
@@ -321,7 +321,7 @@ class WorkerReader:
 
 
 def _deliver(given: list[tuple[Waiting, Any]]) -> None:
-    """Give those who wait their answers, or the errors in place of them."""
+    """Set the results or errors of futures."""
     for (_, future, _), answer in given:
         if future.done():
             continue
@@ -334,7 +334,7 @@ def _deliver(given: list[tuple[Waiting, Any]]) -> None:
 
 
 def _tell(left: list[Waiting], worker: Worker) -> None:
-    """Raise in those who wait why no answer will come."""
+    """Set the error of requests that will get no answer."""
     for waiting in left:
         try:
             worker.check(waiting[2])
@@ -344,14 +344,14 @@ def _tell(left: list[Waiting], worker: Worker) -> None:
 
 
 DEATHS = 20
-"""Workers in a row that may die before they have answered anything; then the run stops."""
+"""Successive workers that may die before their first answer; then the run stops."""
 
 
 class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
-    """Opens worlds in worker processes, each in the one with the fewest; any event loop may ask.
+    """Opens episode states in worker processes, each in the one with the fewest, from any event loop.
 
-    Processes start when first needed, and one that has died is started anew when the next world is opened. They end when
-    the pool is closed or collected, or when this process ends.
+    Processes start when they are first needed, and again after a death. They end when the pool is closed or collected, or with this
+    process.
     """
 
     def __init__(
@@ -361,7 +361,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
 
         Raises ConfigError for an environment that another process cannot make.
         """
-        assert size >= 1, "a pool has a process at least"
+        assert size >= 1, "a pool has at least one process"
         self.size = size
         self._patience, self._hold = patience, hold
         serve = {
@@ -380,14 +380,14 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
 
     @property
     def running(self) -> list[Worker]:
-        """The processes that have been started and not ended."""
+        """The running processes."""
         return [worker for worker in self._workers if worker is not None and worker.lost is None]
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all processes; a world that is opened later starts new ones."""
+        """End all processes; a later call starts new ones."""
         with self._starting:
             if self._end is not None:
                 self._end()
@@ -396,9 +396,9 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     async def open_world(
         self, environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteWorld:
-        """Open the world of one episode in a worker; see `bounded_worlds.open_world`.
+        """Open the state of one episode in a worker; see `bounded_worlds.open_world`.
 
-        Raises WorkerLost if the worker ends meanwhile, and EngineError if workers cannot begin or die again and again.
+        Raises WorkerLost if the worker ends, and EngineError if workers cannot start or die repeatedly.
         """
         with self._starting:
             reader = self._reader
@@ -409,10 +409,10 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
                 lost = [worker.lost for worker in self._workers if worker is not None and worker.lost]
                 raise EngineError(
                     f"{reader.deaths} environment workers in a row have died before they answered anything; the last one: "
-                    f"{lost[0] if lost else 'it died'}. Look above for what they wrote, and check the machine's memory. "
-                    "`episode.environment_workers: 0` plays in this process."
+                    f"{lost[0] if lost else 'it died'}. See their output above, check the machine's memory, or set "
+                    "`episode.environment_workers: 0`."
                 )
-            # The process with the fewest worlds, started anew if it has died.
+            # The process with the fewest episode states, started again if it has died.
             busy = [0 if w is None or w.lost is not None else w.sessions for w in self._workers]
             place = busy.index(min(busy))
             worker = self._workers[place]
@@ -424,11 +424,11 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         await world.reset({"task": task_form(task), "agents": list(agents), "seed": seed})
         return world
 
-    async def ask(self, worker: Worker, session: int, question: Mapping[str, Any]) -> Any:
-        """Return a worker's answer; raises what it raised, WorkerLost, or EngineError if it could not begin."""
+    async def ask(self, worker: Worker, session: int, request: Mapping[str, Any]) -> Any:
+        """Return a worker's answer, or raise its error; WorkerLost if it ended, EngineError if it could not start."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        number = worker.put({**question, "session": session}, (loop, future, session))
+        number = worker.put({**request, "session": session}, (loop, future, session))
         if worker.outgoing and self._reader is not None:
             self._reader.ring()
         try:
@@ -438,24 +438,24 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
 
 
 def _end_own(reader: WorkerReader, owner: int) -> None:
-    # A fork of this process inherits the pool and not its workers.
+    # A fork of this process inherits the pool, but the workers are not its own.
     if os.getpid() == owner:
         reader.close()
 
 
 class WorkerWorld(RemoteWorld):
-    """A world in a worker; the worker bounds each call of the environment, here only the whole episode's limit holds."""
+    """An episode state in a worker, which limits each call; here only the time limit of the episode holds."""
 
     def __init__(
         self, pool: EnvironmentWorkers, worker: Worker, session: int, name: str, patience: Patience
     ) -> None:
-        """Take the place of the world: its worker and the number of its session."""
+        """Take its worker and the number of its session."""
         super().__init__(name, patience)
         self._pool, self._worker, self._session = pool, worker, session
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How the world was lost with its worker; None while that lives."""
+        """How it was lost with its worker; None while that runs."""
         try:
             self._worker.check(self._session)
         except WorkerLost as lost:

@@ -1,6 +1,6 @@
-"""The process that holds worlds for another one, which starts it (`pool.py`).
+"""The process with episode states for another process, which starts it (`pool.py`).
 
-It ends when the other side closes the socket or is gone, after it has closed the worlds that are open.
+It ends when the other side closes the socket or ends, after it has closed its open states.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from kapelle.setup.environment_forms import environment_from
 BEAT = 0.5
 """Seconds between two signs of life."""
 LEAVING = 5.0
-"""Seconds that worlds have to close after the other process has gone."""
+"""Seconds in which episode states close after the end of the other process."""
 CHUNK = 1 << 16
 """Bytes that are read at a time."""
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
-    """Serve worlds over a socket until its other side is closed, or process `parent` has ended."""
-    for number in interrupts.SIGNALS:  # they ask the other process, which then closes the socket
+    """Serve over a socket until its other side is closed, or process `parent` ends."""
+    for number in interrupts.SIGNALS:  # the other process handles them and closes the socket
         signal.signal(number, signal.SIG_IGN)
     server = _Server(socket.socket(fileno=descriptor), SharedStatus(pulse))
-    interrupts.commands.append(server)  # the watchdog may end this process where a world cannot be broken off
+    interrupts.commands.append(server)  # the watchdog may end a call that cannot be interrupted
     raise_descriptor_limit()
-    end_with_parent(parent, partial(time.sleep, LEAVING))  # while worlds close
+    end_with_parent(parent, partial(time.sleep, LEAVING))  # states close in this time
     threading.Thread(target=server.live, name="kapelle-pulse", daemon=True).start()
     run_async(server.serve)
 
 
 class _Server:
-    """Worlds by the number of their session."""
+    """Episode states by the number of their session."""
 
     def __init__(self, connection: socket.socket, pulse: SharedStatus) -> None:
         self._connection, self._pulse = connection, pulse
@@ -57,10 +57,10 @@ class _Server:
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
-        """When the other side left."""
+        """When the other side closed the socket."""
 
     def live(self) -> None:
-        """Give signs of life; end this process if worlds keep it running after the other one has gone."""
+        """Give signs of life; end this process if states do not close in time."""
         while True:
             self._pulse.beat()
             if self._left is not None and time.monotonic() - self._left > LEAVING:
@@ -68,13 +68,13 @@ class _Server:
             time.sleep(BEAT)
 
     async def serve(self) -> None:
-        """Answer until the other side has left, then close all worlds."""
+        """Answer until the other side closes the socket, then close all states."""
         reader, writer = await asyncio.open_connection(sock=self._connection)
         frames, calls = Frames(), set[asyncio.Task[None]]()
         with suppress(ConnectionError):
             while data := await reader.read(CHUNK):
-                for question in frames.feed(data):
-                    task = asyncio.create_task(self._answer(question, writer))
+                for request in frames.feed(data):
+                    task = asyncio.create_task(self._answer(request, writer))
                     calls.add(task)
                     task.add_done_callback(calls.discard)
         self._left = time.monotonic()
@@ -84,35 +84,37 @@ class _Server:
         with suppress(OSError):
             writer.close()
 
-    async def _answer(self, question: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
-        answer: dict[str, Any] = {"id": question["id"]}
+    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        answer: dict[str, Any] = {"id": request["id"]}
         try:
-            work = self._work(question)
-            number = question.get("session", 0)
+            work = self._work(request)
+            number = request.get("session", 0)
             answer["value"] = await HookedAwaitable(
                 work, partial(self._pulse.enter, number), partial(self._pulse.enter, 0)
             )
-        except BaseException as error:  # noqa: BLE001 - raised in the process that waits for the answer
+        except BaseException as error:  # noqa: BLE001 - raised in the other process
             answer["error"] = error_form(error)
         try:
             frame = pack(answer)
         except EpisodeError as error:
-            frame = pack({"id": question["id"], "error": error_form(error)})
+            frame = pack({"id": request["id"], "error": error_form(error)})
         with suppress(OSError):
             writer.write(frame)
 
-    async def _work(self, question: Mapping[str, Any]) -> object:
-        call, number = question["call"], question.get("session", 0)
+    async def _work(self, request: Mapping[str, Any]) -> object:
+        call, number = request["call"], request.get("session", 0)
         if call == "serve":
-            if question["version"] != VERSION:
-                raise EpisodeError(f"it speaks version {VERSION} and was asked for {question['version']}")
-            self._patience = Patience(**question["patience"])
-            self._environment = environment_from(question["environment"])
+            if request["version"] != VERSION:
+                raise EpisodeError(
+                    f"it has version {VERSION} of the protocol, and the request has {request['version']}"
+                )
+            self._patience = Patience(**request["patience"])
+            self._environment = environment_from(request["environment"])
             return None
-        if self._environment is None:  # the other process was told why, and ends this one
+        if self._environment is None:  # the other process has the error and ends this one
             await asyncio.Event().wait()
         if call == "reset":
             assert self._environment is not None
-            begun = WorkerSession(open_world, self._environment, self._patience, question["agents"])
-            return await self._sessions.begin(number, begun, task_from(question["task"]), question["seed"])
-        return await self._sessions.answer(number, question)
+            begun = WorkerSession(open_world, self._environment, self._patience, request["agents"])
+            return await self._sessions.begin(number, begun, task_from(request["task"]), request["seed"])
+        return await self._sessions.answer(number, request)

@@ -1,4 +1,4 @@
-"""A session: one world, as another process plays it."""
+"""A session: one episode state for another process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from kapelle.runtime.interrupts import listed
 from kapelle.runtime.wire.worlds import from_text, to_text
 from kapelle.types import Task
 
-# -------- The transport of the protocol (`wire/worlds.py`) between a process and its worker
-#
-# A frame is its length in four bytes and then a message as JSON.
+# -------- The transport of the protocol (`wire/worlds.py`): a frame is its length in four bytes, then a message as JSON
 
 LENGTH = 4
 """Bytes of a frame's length."""
@@ -26,19 +24,19 @@ LARGEST = 1 << 30
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a frame; EpisodeError for one that JSON cannot hold or that is too large."""
+    """Return a message as a frame; EpisodeError if it is too large or no JSON."""
     body = to_text(message, LARGEST).encode("ascii")
     return len(body).to_bytes(LENGTH, "big") + body
 
 
 class Frames:
-    """Cuts what arrives into messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._arrived = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that are complete with these bytes; ValueError for what is no message."""
+        """Yield the messages that these bytes complete; ValueError for an invalid one."""
         self._arrived += data
         while len(self._arrived) >= LENGTH:
             end = LENGTH + int.from_bytes(self._arrived[:LENGTH], "big")
@@ -57,46 +55,44 @@ def error_form(error: BaseException) -> list[str]:
 
 
 OpenWorld = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedWorld | RemoteWorld]]
-"""Opens the world of one episode; see `bounded_worlds.open_world`."""
-
-
+"""Opens the state of one episode; see `bounded_worlds.open_world`."""
 Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]]
 """Runs a coroutine and returns its result."""
 
 
 class WorkerSession:
-    """One world, and what its agents were shown last."""
+    """One episode state, and the last observations of its agents."""
 
     def __init__(
         self, opened: OpenWorld, environment: Environment, patience: Patience, agents: Sequence[str]
     ) -> None:
-        """Take how worlds are opened, what of, the limits of its calls, and the names in seat order."""
+        """Take what opens the state, its environment, the time limits of its calls, and the agents in order."""
         self._opened, self.environment, self.patience, self._agents = opened, environment, patience, agents
         self._world: BoundedWorld | RemoteWorld | None = None
         self.shown: dict[str, Mapping[str, Any]] = {}
-        """What each agent sees, as of the last view."""
+        """The last observation of each agent."""
         self._calls: list[asyncio.Task[Any] | None] = []
 
     @property
     def begun(self) -> bool:
-        """Whether the world is open."""
+        """Whether the state is open."""
         return self._world is not None
 
     @property
     def world(self) -> BoundedWorld | RemoteWorld:
-        """The world, once it is open."""
-        assert self._world is not None, "a world is reset first"
+        """The open state."""
+        assert self._world is not None, "`reset` is called first"
         return self._world
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
-        """Open the world; return whether it can score, and what is seen."""
+        """Open the state; return whether it can score, and the observations."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             self._world = await self._opened(self.environment, task, self._agents, seed, self.patience)
         return {"scorable": self.world.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer `act`, `observe`, `score` or `outcome`."""
+        """Answer a request `act`, `observe`, `score` or `outcome`."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
@@ -115,7 +111,7 @@ class WorkerSession:
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:
-        """Return who may move and what agents are shown, where that has changed; an error stands for what asking would raise."""
+        """Return who may move, and changed observations; an error replaces a value that could not be computed."""
         shown = {
             agent: _asked(lambda who: text(self.world.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
@@ -128,7 +124,7 @@ class WorkerSession:
         return {"movers": _asked(lambda: list(self.world.movers())), "shown": changed}
 
     async def close(self) -> None:
-        """Cancel what the world is doing and close it."""
+        """Cancel running calls and close the state."""
         patience_here.set(self.patience)
         under_way = [task for task in self._calls if task is not None]
         for task in under_way:
@@ -140,15 +136,15 @@ class WorkerSession:
 
 
 class OpenSessions:
-    """The open sessions of one connection, by the numbers that the player has given them."""
+    """The open sessions of one connection, by number."""
 
     def __init__(self, run: Run = lambda work: work()) -> None:
-        """`run` runs what a session does, perhaps on another thread."""
+        """`run` executes the calls of a session, perhaps on another thread."""
         self.open: dict[int, WorkerSession] = {}
         self._run = run
 
     async def begin(self, number: int, session: WorkerSession, task: Task, seed: int) -> Any:
-        """Open a session's world and return what `reset` answers; nothing is left behind when that fails."""
+        """Open a session and return the answer of `reset`; remove it if that fails."""
         self.open[number] = session
         try:
             return await self._run(lambda: session.reset(task, seed))
@@ -157,7 +153,7 @@ class OpenSessions:
             raise
 
     async def answer(self, number: int, question: Mapping[str, Any]) -> Any:
-        """Answer a question about an open session; a session that could not begin is closed already."""
+        """Answer a request to an open session; one that could not start is closed already."""
         if question["call"] == "close":
             session = self.open.pop(number, None)
             return None if session is None else await self._run(session.close)
@@ -167,5 +163,5 @@ class OpenSessions:
 def _asked(ask: Callable[..., object], *given: object) -> dict[str, Any]:
     try:
         return {"value": ask(*given)}
-    except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+    except BaseException as error:  # noqa: BLE001 - raised in the other process
         return {"error": error_form(error)}
