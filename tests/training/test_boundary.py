@@ -230,7 +230,7 @@ def misses(step: Sampled) -> Any:
             lambda step: {"reference": {FIRST: torch.zeros(99)}},
             rf"gave {AGENT} a tensor of shape \[99\] .* as `Signals.reference`",
         ),
-        (lambda step: later(), "the signal `Counting` is async. Write `def`, not `async def`"),
+        (lambda step: later(), "the signal `Counting` is async"),
         (
             {"step": {}},
             "`gather` of the signal `Counting` returned a result named 'step'. Give it another name",
