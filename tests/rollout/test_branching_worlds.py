@@ -18,7 +18,6 @@ from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.matrix import Matrix
 from kapelle.rollout.episodes import play_episode, rollout
 from kapelle.rollout.play import Play
-from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode
 from kapelle.workflow import workflow_class
 from kapelle.workflows.parallel import Parallel
@@ -86,36 +85,6 @@ class TestSimultaneous:
             paid = [[fmean(TABLE[a + b]) for b in texts["b"]] for a in texts["a"]]
             assert worths["a"] == pytest.approx([fmean(row) for row in paid])
             assert worths["b"] == pytest.approx([fmean(column) for column in zip(*paid, strict=True)])
-
-    async def test_magrpo_goes_on_as_the_team_plays(self) -> None:
-        algorithm = MAGRPO(tree=True, group_size=3).build()
-        for one in await many(game(algorithm, rounds=3), 10):
-            (episode,) = one.episodes
-            plain = await play_episode(replace(game(algorithm, rounds=3), tree=None), one.task, episode.seed)
-            assert [t.text for t in episode.turns] == [t.text for t in plain.turns]
-            assert len(episode.branches) == 3 * 2 * 2
-
-    async def test_agents_of_a_moment_share_one_advantage_when_aligned(self) -> None:
-        algorithm = MAGRPO(tree=True, group_size=4, team_reward="sum", scale="none").build()
-        groups = await many(game(algorithm, rounds=2), 5)
-        assert algorithm.credit is not None
-        credit = algorithm.credit(groups, Signals())
-        for g, one in enumerate(groups):
-            own = moments(one.episodes[0])
-            for round_ in (0, 2):
-                a, b = (
-                    [float(credit[TurnKey(g, 0, t.index)].advantage_T[0]) for t in own[round_ + seat]]
-                    for seat in (0, 1)
-                )
-                assert a == b
-                assert sum(a) == pytest.approx(0.0, abs=1e-9)
-
-    async def test_a_game_cut_off_by_its_workflow_is_worth_what_was_paid(self) -> None:
-        cut = PlayWorkflow(max_rounds=1)
-        for one in await many(game(at_grpo(2, team_reward="sum"), rounds=3, workflow=cut), 5):
-            (episode,) = one.episodes
-            assert episode.truncated
-            assert max(turn.worth or 0.0 for turn in episode.turns) <= max(map(sum, TABLE.values()))
 
 
 class TestOpenSpiel:

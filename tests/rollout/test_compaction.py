@@ -52,14 +52,6 @@ def test_messages_of_one_role_that_meet_become_one() -> None:
     ]
 
 
-def test_fewer_stay_where_they_do_not_fit_and_the_last_one_always() -> None:
-    rule = CompactionConfig(keep_first=1, keep_last=6, note="")
-    found, dropped = compacted(TALK, rule, lambda messages: len(messages) <= 4)
-    assert (len(found), found[-1].content, dropped) == (4, "m8", 5)
-    found, dropped = compacted(TALK, rule, lambda messages: False)
-    assert (said(found), dropped) == ([("system", "s"), ("user", "m0\n\nm8")], 7)
-
-
 @given(st.integers(0, 4), st.integers(1, 12), st.integers(3, 30), st.booleans())
 def test_what_stays_is_in_order_and_ends_as_before(first: int, last: int, size: int, system: bool) -> None:
     talk = [*([Message("system", "s")] if system else [])]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Sequence
 
 import pytest
-from tests.support.stuck import Stuck, StuckWorld
-from tests.support.tiny import LORA, lora_policies, team_of, tiny_model
+from tests.support.stuck import Stuck
+from tests.support.tiny import team_of
 from tests.support.trees import at_grpo
 from tests.support.trees import stage as branching
 
-from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.rollout import bounded_worlds
 from kapelle.rollout.episodes import rollout
@@ -20,7 +18,7 @@ from kapelle.rollout.play import Play, at_once
 from kapelle.runtime import deadlines
 from kapelle.runtime.deadlines import Patience
 from kapelle.runtime.event_loop import run_async
-from kapelle.types import Group, Sampling, Task
+from kapelle.types import Group, Task
 from kapelle.workflows.parallel import Parallel
 
 TASKS = [Task(f"t{k}", f"{k}?") for k in range(4)]
@@ -56,27 +54,6 @@ class TestWorldsThatBlock:
 
         monkeypatch.setattr(bounded_worlds, "WORKERS", workers)
         assert played(play(True)) == played(play(False))
-
-    @pytest.mark.slow
-    def test_those_in_line_are_no_episodes_that_are_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        begun: list[int] = []
-
-        class Watched(Stuck):
-            def start(self, task: Task, agents: Sequence[str], seed: int) -> StuckWorld:
-                begun.append(seed)
-                return super().start(task, agents, seed)
-
-        monkeypatch.setattr(bounded_worlds, "WORKERS", 2)
-        model = tiny_model()
-        for name in ("a", "b"):
-            model.bank.add(name, LORA, 0)
-        engine = LocalEngine({"base": model}, lora_policies("a", "b"), patience=FAR * 2)
-        sampling = dict.fromkeys(("a", "b"), Sampling(max_tokens=3))
-        play = Play(team_of("a", "b"), Watched(blocking=True), Parallel(), engine, sampling)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            assert errors(played(play)) == []
-        assert len(begun) == 8
 
     def test_room_is_for_all_worlds_of_an_episode_and_for_one_episode_at_least(
         self, monkeypatch: pytest.MonkeyPatch

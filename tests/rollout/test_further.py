@@ -19,7 +19,6 @@ from kapelle.rollout.episodes import begun, play_groups, rollout
 from kapelle.rollout.partial import (
     PartialEpisode,
     PartialGroup,
-    as_recorded,
     dump_partial,
     grown,
     load_partial,
@@ -28,7 +27,7 @@ from kapelle.rollout.partial import (
 from kapelle.rollout.play import Play
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
-from kapelle.types import Episode, Payment, Sampling, Turn
+from kapelle.types import Episode, Payment, Sampling
 
 LONG = Sampling(max_tokens=40)
 
@@ -125,13 +124,3 @@ def test_what_is_left_is_read_back_equal() -> None:
     assert load_partial("") == []
     names = [each.agent for each in unfinished_turns(groups)]
     assert names == ["a", "b", "c", "a", "a", "b", "c"]  # nothing of the one that failed
-
-
-def test_those_who_overtake_one_another_stand_as_they_stood() -> None:
-    first: list[Turn] = [turn("a", 0), turn("b", 1), turn("a", 2)]
-    payments = (Payment("a", 1, 0.1), Payment("b", 2, 0.2))
-    again = [turn("a", 0), turn("a", 1), turn("b", 2), turn("b", 3)]
-    paid = [Payment("a", 1, 0.1), Payment("b", 3, 0.2), Payment("b", 4, 0.3)]
-    turns, now = as_recorded(PartialEpisode(0, tuple(first), payments=payments), again, paid)
-    assert [(each.agent, each.index) for each in turns] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
-    assert now == (*payments, paid[2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -28,7 +27,6 @@ from tests.support.trees import (
 from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_class
 from kapelle.algorithms.shared.replays import disagreement
 from kapelle.engines.rollout.protocol import Request
-from kapelle.environment import Outcome
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
 from kapelle.rollout.play import Play
@@ -89,15 +87,6 @@ class TestWhatBecomesOfIt:
         for episode in one.episodes:
             assert episode.continued == {"actor": 2 * len(episode.turns[1].completion_ids)}
 
-    async def test_the_same_continuations_of_all_changes_share_their_seeds(self) -> None:
-        engine = Counting(numbered, numbered)
-        twice = Change("resample", ("actor",), 1)
-        algorithm = changing(PLAIN, twice, twice, continuations=2)
-        await played(stage(algorithm, engine), 1)
-        _, *again = [request.seed for request in engine.asked if request.agent == "actor"]
-        assert again[:2] == again[2:]
-        assert len(set(again)) == 2
-
     async def test_another_turn_stands_in_its_place(self) -> None:
         engine = Counting(numbered, lambda request: request.messages[-1].content)
         other = Turn("reasoner", "reasoner", 0, "script", 0, 0, (), (), (), "stop", "")
@@ -137,26 +126,6 @@ class TestWhatBecomesOfIt:
         await played(stage(algorithm, engine, workflow=Noting()), 1)
         everybody = ("reasoner", "actor")
         assert heard == [everybody, ("actor",), everybody]
-
-    async def test_a_world_pays_those_without_whom_it_goes_on_too(self) -> None:
-        class PaysAll(WinsWorld):
-            async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-                return dict.fromkeys(("reasoner", "actor"), 0.25)
-
-            def outcome(self) -> Outcome:
-                return Outcome(dict.fromkeys(("reasoner", "actor"), 0.5), None)
-
-        class WinsAll(Wins):
-            def start(self, task: Task, agents: Sequence[str], seed: int) -> Any:
-                return PaysAll("")
-
-        class Further(Chain, GoesOnWithout):
-            pass
-
-        algorithm = changing(PLAIN, Change("remove", ("actor",)))
-        [one] = await played(stage(algorithm, environment=WinsAll(), workflow=Further()), 1)
-        [found] = one.episodes[0].interventions
-        assert found.returns == ({"actor": 0.75},)
 
     async def test_another_policy_speaks_for_an_agent(self) -> None:
         engine = Counting(
@@ -359,19 +328,6 @@ class TestSharedBeginnings:
         assert first == {0: pytest.approx(0.5 - 1.0), 2: pytest.approx(1.0 - 0.5)}
         assert second == {0: 1.0, 1: -1.0, 2: 0.0, 3: 0.0}
         assert credit[TurnKey(0, 1, 0)].weight == 0.0, "it was sampled once"
-
-    async def test_an_answer_that_fails_is_asked_for_again(self) -> None:
-        calls = Counter[str]()
-
-        def note(request: Request) -> str:
-            calls["reasoner"] += 1
-            if calls["reasoner"] == 1:
-                raise ValueError("no answer")
-            return "A"
-
-        [one] = await played(stage(row("c3", widths=(1, 3)), Counting(note, actor)), 3)
-        assert sum(episode.error is not None for episode in one.episodes) == 1
-        assert calls["reasoner"] == 2
 
     @pytest.mark.slow
     async def test_worths_are_those_of_the_policies(self) -> None:

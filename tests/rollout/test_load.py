@@ -121,15 +121,3 @@ def test_exactly_those_fail_that_must_and_nothing_stays(
         assert failed == {seed for seed, way in ways.items() if way not in (None, "sleeps")}
         assert {way for way in ways.values() if way} == set(environment.ways)
         assert step.metrics["failed_episodes"] == len(failed) / EPISODES
-
-
-@pytest.mark.long
-def test_the_others_notice_nothing() -> None:
-    ways = ("raises", "nonsense", "text", "sleeps")  # all of them after everybody has spoken
-    (clean,), _, said = trained((), 1)
-    (faulty,), _, said_then = trained(ways, 1)
-    assert said_then == said
-    for one, other in zip(clean.groups, faulty.groups, strict=True):
-        for sound, episode in zip(one.episodes, other.episodes, strict=True):
-            assert episode.turns == sound.turns or episode.error is not None
-            assert episode.error is not None or episode.rewards == sound.rewards

@@ -22,7 +22,7 @@ from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import play_episode, rollout
 from kapelle.rollout.play import Play
 from kapelle.team import Agent, Policy, Team
-from kapelle.types import Episode, Message, Sampling, Task
+from kapelle.types import Episode, Sampling, Task
 from kapelle.workflow import Scene, Workflow
 from kapelle.workflows.parallel import Parallel
 
@@ -87,15 +87,6 @@ class TestTurns:
         assert second.prompt_ids[: len(before)] == before
         assert len(second.prompt_ids) > len(before)
 
-    async def test_system_words_open_the_conversation_once(self) -> None:
-        seats = team(a=Agent("a", system="Be a."))
-        engine = Watched()
-        found = await play(engine=engine, seats=seats)
-        assert [m.role for m in engine.asked[0].messages] == ["system", "user"]
-        assert [m.role for m in engine.asked[2].messages] == ["system", "user", "assistant", "user"]
-        assert found.turns[0].heard[0] == Message("system", "Be a.")
-        assert [m.role for m in found.turns[2].heard] == ["user"]
-
     async def test_simultaneous_turns_stand_in_seat_order_however_they_end(self) -> None:
         import asyncio
 
@@ -110,15 +101,6 @@ class TestTurns:
 
 
 class TestSeeds:
-    async def test_each_request_has_its_own_and_the_same_again(self) -> None:
-        engines = [Watched(), Watched()]
-        for engine in engines:
-            await rollout(stage(engine), [TASK, Task("t1", "x")], samples=3, seed=5)
-        seeds = [request.seed for request in engines[0].asked]
-        assert len(set(seeds)) == len(seeds) == 18
-        assert [r.seed for r in engines[1].asked] == seeds
-        assert all(0 <= seed < 1 << 63 for seed in seeds)
-
     async def test_they_do_not_depend_on_other_tasks_or_on_how_many_run_at_once(self) -> None:
         async def seeds(tasks: Sequence[Task], **over: Any) -> set[int]:
             engine = Watched()

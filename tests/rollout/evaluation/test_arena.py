@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.cli.conftest import TINY
-from tests.environments.adapters.test_textarena import Guess
 
 import kapelle
 from kapelle.comparison.contestants import enter, load
-from kapelle.errors import ConfigError
 from kapelle.functional.ratings import Results, ratings
 from kapelle.rollout.episodes import shared_rollout
 from kapelle.rollout.evaluation.arena import Arena, Encounter, payoffs, seated
@@ -163,31 +159,6 @@ class TestGames:
         assert [average[name] for name in result.cycle] == pytest.approx([1 / 3] * 3, abs=0.1)
         assert list(result.shares["alpha_rank"].values()) == pytest.approx([1 / 4] * 4, abs=1e-6)
         assert max(rating for rating, _, _ in result.elo.values()) < 40
-
-    @pytest.mark.slow
-    def test_models_play_games_of_textarena(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A stand-in of the package, as the adapter's own tests have it."""
-        module = ModuleType("textarena")
-        vars(module)["make"] = lambda _: Guess()
-        monkeypatch.setitem(sys.modules, "textarena", module)
-        settings = ["environment.id=Guess-v0", "environment.max_moves=2", "team.sampling.max_tokens=4"]
-        result = kapelle.arena(
-            "one=embedded", "two=embedded", environment="textarena", settings=settings, games=3
-        )
-        assert result.failed == 0
-        assert result.payoff("one", "two") is not None
-        with pytest.raises(ConfigError, match="'random' is neither a run nor a model"):
-            enter(("random", "a=embedded"), "textarena", settings)
-
-    def test_hanabi_is_played_together(self) -> None:
-        result = kapelle.arena("random", "hanabi", environment="hanabi_very_small", games=20)
-        assert result.together
-        alone, gap = result.self_play("hanabi"), result.gap
-        assert alone is not None
-        assert gap is not None
-        assert alone.mean > 2
-        assert gap.mean > 0
-        assert set(result.meetings) == {("random", "random"), ("random", "hanabi"), ("hanabi", "hanabi")}
 
 
 class TestRuns:

@@ -13,7 +13,6 @@ from kapelle.rollout.evaluation.evaluate import (
     answer_alone,
     chosen_by_majority,
     compute_matched,
-    soloists,
     vote,
 )
 from kapelle.rollout.play import Play
@@ -114,30 +113,9 @@ async def test_the_majority_is_right_where_most_answers_are() -> None:
     assert len(set(seen)) == 12, "every answer is sampled with a seed of its own"
 
 
-def test_agents_that_would_say_the_same_are_measured_once() -> None:
-    twin, other = Agent("twin"), Agent("other", system="Doubt.")
-    play = playing(
-        ScriptedEngine({}),
-        Agent("one"),
-        twin,
-        other,
-        policies=dict.fromkeys(("one", "twin", "other"), "shared"),
-    )
-    assert soloists(play) == [("one", "twin"), ("other",)]
-    apart = playing(ScriptedEngine({}), Agent("one"), twin)
-    assert soloists(apart) == [("one",), ("twin",)]
-
-
 def answered(text: str, *, error: str | None = None) -> Episode:
     said = Turn("a", "a", 0, "h", 0, 0, (1,), (2,), (0.0,), "stop", text)
     return Episode(TASKS[0], 0, ("a",), (said,), success=float(text == "5"), error=error)
-
-
-def test_ties_are_drawn_by_the_seed() -> None:
-    group = Group(TASKS[0], (answered("5"), answered("7")))
-    drawn = [chosen_by_majority(WORLD, group, seed).turns[-1].text for seed in range(40)]
-    assert drawn == [chosen_by_majority(WORLD, group, seed).turns[-1].text for seed in range(40)]
-    assert 10 <= drawn.count("5") <= 30
 
 
 @pytest.mark.parametrize("texts", [["?", "5"], ["?", "?", "5"]])

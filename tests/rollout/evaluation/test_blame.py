@@ -34,7 +34,7 @@ from kapelle.environment import Alive, Outcome
 from kapelle.errors import ConfigError, EpisodeError
 from kapelle.rollout.episodes import play_episode, rollout
 from kapelle.rollout.evaluation import blame as measuring
-from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame, moments_of
+from kapelle.rollout.evaluation.blame import choose_episodes, measure_blame
 from kapelle.rollout.play import Play
 from kapelle.runs.blamed import (
     Blame,
@@ -46,7 +46,7 @@ from kapelle.runs.blamed import (
     uncertainty,
 )
 from kapelle.runtime.event_loop import run_async
-from kapelle.types import Episode, Group, Task, Turn
+from kapelle.types import Episode, Task
 from kapelle.workflow import Scene
 from kapelle.workflows.chain import Chain
 
@@ -199,13 +199,6 @@ class TestAtOnce:
         assert result.left_out == {}
         assert [turn.moment for turn in result.episodes[0].turns] == [0, 1, 1]
 
-    def test_turns_that_did_not_hear_one_another_are_one_moment(self) -> None:
-        def turn(agent: str, index: int, seen: int) -> Turn:
-            return Turn(agent, agent, 0, "", index, seen, (1,), (), (), "stop", "")
-
-        turns = [turn("a", 0, 0), turn("b", 1, 0), turn("a", 2, 2), turn("a", 3, 2), turn("b", 4, 4)]
-        assert moments_of(turns) == [range(2), range(2, 3), range(3, 4), range(4, 5)]
-
 
 class TestFile:
     def test_what_was_interrupted_continues_and_ends_as_the_same_file(
@@ -273,17 +266,6 @@ class TestRefused:
         with pytest.raises(EpisodeError, match="'reasoner' has another prompt at its turn 1") as raised:
             blamed(play, played(play, "A", "lose"))
         assert "\n" not in str(raised.value)
-
-
-class TestChosen:
-    def test_as_many_solved_ones_as_failed_ones(self) -> None:
-        turn = Turn("a", "a", 0, "", 0, 0, (1,), (), (), "stop", "")
-        scores = (0.0, 1.0, 1.0, 0.5, 1.0, 0.0)
-        group = Group(
-            TASK, tuple(Episode(TASK, k, ("a",), (turn,), success=each) for k, each in enumerate(scores))
-        )
-        assert [k for k, _ in choose_episodes([group], 2)] == [0, 3, 1, 2]
-        assert [k for k, _ in choose_episodes([group], 9)] == [0, 3, 5, 1, 2, 4]
 
 
 def test_the_costliest_turns_come_first_and_a_mean_has_the_error_of_its_episodes() -> None:

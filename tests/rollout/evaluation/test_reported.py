@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
 import yaml
-from tests.rollout.evaluation.test_several import recipe, settings
+from tests.rollout.evaluation.test_several import settings
 from tests.support.episodes import episode, group, turn
 
 from kapelle import Trainer
-from kapelle.cli import main
 from kapelle.rollout.evaluation.evaluate import cost_of, decoded, lengths_of, summarise
 from kapelle.rollout.evaluation.tables import hub_index, lm_eval_table
 from kapelle.settings.schema import EvaluationConfig
@@ -133,32 +131,3 @@ def test_the_hub_reads_the_front_matter() -> None:
         ("math", "pass@2", 0.25),
         ("aime", "success", 0.25),
     ]
-
-
-def test_a_run_is_evaluated_with_samples_into_lines_and_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, out = tmp_path / "run", tmp_path / "answers.jsonl"
-    assert main(["train", recipe(tmp_path), "--run-dir", str(run), "--no-rich"]) == 0
-    words = ["--samples", "3", "--temperature", "0.7", "--no-baselines"]
-    capsys.readouterr()
-    assert main(["eval", str(run), *words, "--output", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "sampled at temperature 0.7, 3 answers each" in said
-    assert "length of" in said
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(lines) == 3 * (3 + 2 + 3)
-    assert {line["set"] for line in lines} == {"", "easy", "hard"}
-    assert [line["sample"] for line in lines[:3]] == [0, 1, 2]
-    assert all({"task", "success", "turns", "player"} <= line.keys() for line in lines)
-    assert main(["eval", str(run), *words, "--table", "hub"]) == 0
-    front = capsys.readouterr().out.strip().strip("-")
-    assert {r["dataset"]["name"] for r in yaml.safe_load(front)["model-index"][0]["results"]} == {
-        "math",
-        "easy",
-        "hard",
-    }
-    assert main(["eval", str(run), "--samples", "3", "--json", "--no-baselines"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["samples"], result["greedy"]) == (3, False)
-    assert result["team"]["lengths"].keys() == result["agents"].keys()
