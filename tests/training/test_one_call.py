@@ -25,12 +25,6 @@ from kapelle.setup.recipe import load_recipe
 
 ROWS = [{"question": str(k), "answer": "ab"[k % 2]} for k in range(12)]
 EMPTY = [*ROWS[:6], {"question": " ", "answer": "a"}]
-ENDLESS: Mapping[str, Any] = {
-    "model": {"path": "embedded"},
-    "environment": {"name": "arithmetic"},
-    "workflow": {"name": "solo"},
-    "algorithm": {"name": "grpo"},
-}
 SMALL: Mapping[str, Any] = {
     "team": {"sampling": {"max_tokens": 2}, "lora": {"rank": 2}},
     "training": {"tasks_per_step": 2},

@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import combinations, combinations_with_replacement, product
 from math import fsum
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from kapelle.environment import Environment, asks_questions, is_opposed
 from kapelle.errors import ConfigError
@@ -58,6 +58,8 @@ class Contestant:
     """The environment's own player, if there is no team."""
 
 
+Side = Annotated[int, Field(ge=0, le=1)]
+"""A player of a pair."""
 Payoffs = tuple[FiniteFloat, FiniteFloat]
 """Mean payoff of the roles of one player, and of the other."""
 
@@ -68,7 +70,7 @@ class Encounter:
 
     one: str
     other: str
-    seatings: tuple[tuple[Literal[0, 1], ...], ...]
+    seatings: tuple[tuple[Side, ...], ...]
     """Assignments of the players to the roles: for each role 0 (`one`) or 1 (`other`)."""
     games: tuple[tuple[Payoffs | None, ...], ...]
     """Deal → assignment → payoffs; None for a failed episode."""
@@ -124,12 +126,11 @@ def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str,
     return list(pairs(labels, 2))
 
 
-def seatings(seats: int, *, alone: bool) -> tuple[tuple[Literal[0, 1], ...], ...]:
+def seatings(seats: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
     """Return every assignment of two players to the roles that gives each a role; `alone`, of one player to all roles."""
     if alone:
         return ((0,) * seats,)
-    sides: tuple[Literal[0], Literal[1]] = (0, 1)
-    return tuple(each for each in product(sides, repeat=seats) if len(set(each)) == 2)
+    return tuple(each for each in product((0, 1), repeat=seats) if len(set(each)) == 2)
 
 
 def seated(
