@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
-from kapelle.training.rollouts import Rollouts
+from kapelle.training.rollouts import make_rollouts
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
 
@@ -112,7 +113,7 @@ class TableRun:
         run = StartedRun(
             config, algorithm, self.team, models, {}, self.engine, self.engine, play, players=(self.player,)
         )
-        rollouts = Rollouts(config, algorithm, play, self.engine, run.players)
+        rollouts = make_rollouts(run, play, self.team.bases, (), ExitStack(), own_engine=True)
         self.loop = Loop(config, algorithm, play, self.engine, rollouts, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)

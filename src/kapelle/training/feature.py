@@ -25,7 +25,7 @@ from kapelle.training.selection import Assign
 from kapelle.types import Group
 
 
-class Player(Protocol):
+class LoadsWeights(Protocol):
     """Something that samples with the published weights."""
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
@@ -50,7 +50,7 @@ class StartedRun:
     play: Play
     """How episodes are collected."""
     run_dir: Path | None = None
-    players: Sequence[Player] = ()
+    players: Sequence[LoadsWeights] = ()
     """Everything that samples for training: first the engine of `play`, then samplers in other processes."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from kapelle.rollout.play import Play
 from kapelle.rows import turns_of
 from kapelle.runs.definitions import is_dead, own_returns
 from kapelle.runs.episode_json import dump_groups, load_groups
+from kapelle.runtime.plugins import find_object
 from kapelle.runtime.randomness import (
     capture_random,
     derive_seed,
@@ -31,7 +33,7 @@ from kapelle.runtime.ranks import Meeting, Ranks
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.training.collate import fresh_samples
-from kapelle.training.feature import Player, StepInProgress
+from kapelle.training.feature import LoadsWeights, StartedRun, StepInProgress
 from kapelle.training.selection import TrainingTasks, tasks_of
 from kapelle.types import Group, Turn
 
@@ -48,7 +50,7 @@ class Rollouts:
         algorithm: Algorithm,
         play: Play,
         engine: TrainEngine,
-        players: Sequence[Player] = (),
+        players: Sequence[LoadsWeights] = (),
     ) -> None:
         self._config, self._algorithm, self._engine, self._team = config, algorithm, engine, play.team
         self.players = players
@@ -106,6 +108,29 @@ class Rollouts:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
+
+
+def make_rollouts(
+    run: StartedRun,
+    acting: Play,
+    bases: Mapping[str, str],
+    in_memory: Container[str],
+    closing: ExitStack,
+    *,
+    own_engine: bool,
+) -> Rollouts:
+    """Return what collects the episodes of a run, played by `acting`; `closing` releases what it starts.
+
+    `bases` are the paths of the team's bases by name, `in_memory` those of models that were passed, and `own_engine` is whether a
+    rollout engine was.
+    """
+    makers = [section.rollouts for section in sections_of(run.config).values() if section.rollouts]
+    if not makers:
+        return Rollouts(run.config, run.algorithm, acting, run.engine, run.players)
+    made: Rollouts = find_object(makers[0], "feature")(
+        run, acting, bases, in_memory, closing, own_engine=own_engine
+    )
+    return made
 
 
 def check_versions(groups: Sequence[Group], allowed: Sequence[Mapping[str, int]]) -> None:

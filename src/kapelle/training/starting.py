@@ -27,7 +27,6 @@ from kapelle.runs.checkpoint_contents import load_policies, load_verifier
 from kapelle.runtime.plugins import find_object
 from kapelle.runtime.ranks import ALONE, Ranks, check_same, first_then_others, launched_rank
 from kapelle.runtime.tensors import leaves
-from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.feature import ReportStep, bases_of
 from kapelle.setup.model_loading import build_engine, build_train_engine, teacher
@@ -36,7 +35,7 @@ from kapelle.team import Team, split_scored
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
 from kapelle.training.provenance import provenance_of
-from kapelle.training.rollouts import Rollouts
+from kapelle.training.rollouts import make_rollouts
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
 """Environment variable of a rank that a cluster has placed → function that makes what samples and scores for it.
@@ -148,12 +147,8 @@ def load_pieces(
         run = StartedRun(
             config, algorithm, team, models, hashes, engine, learners or engine, play, run_dir, (play.engine,)
         )
-        makers = [section.rollouts for section in sections_of(config).values() if section.rollouts]
-        if makers:
-            make = find_object(makers[0], "feature")
-            rollouts: Rollouts = make(run, acting, warmed, failing, own_engine=rollout_engine is not None)
-        else:
-            rollouts = Rollouts(config, algorithm, acting, engine, run.players)
+        own_engine = rollout_engine is not None
+        rollouts = make_rollouts(run, acting, warmed.team.bases, warmed.given, failing, own_engine=own_engine)
         features = started(replace(run, players=rollouts.players))
         loop = Loop(config, algorithm, acting, engine, rollouts, learners, features)
         loop.publish()

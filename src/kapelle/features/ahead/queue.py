@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
@@ -30,8 +30,7 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.randomness import derive_seed
 from kapelle.runtime.ranks import Meeting
 from kapelle.settings.schema import RunConfig, TrainingConfig
-from kapelle.setup.preparation import PreparedRun
-from kapelle.training.feature import Player, StartedRun, StepInProgress
+from kapelle.training.feature import LoadsWeights, StartedRun, StepInProgress
 from kapelle.training.rollouts import Rollouts, StepShare, begin_share, check_versions, together
 from kapelle.training.selection import Roles, TrainingTasks
 from kapelle.types import Group
@@ -100,7 +99,7 @@ Pending = Callable[[], StepShare]
 """Waits for the episodes of a step that another process collects."""
 
 
-class Sampler(Player, Protocol):
+class Sampler(LoadsWeights, Protocol):
     """Collects steps somewhere else while this process learns."""
 
     def begin(self, number: int, left: Left, roles: Roles | None = None) -> Pending:
@@ -213,7 +212,7 @@ class RolloutQueue:
 class RolloutsAhead(Rollouts):
     """Collects episodes ahead of the update, here or in a `Sampler`."""
 
-    def __init__(self, *run: Any, players: Sequence[Player], sampler: Sampler | None) -> None:
+    def __init__(self, *run: Any, players: Sequence[LoadsWeights], sampler: Sampler | None) -> None:
         super().__init__(*run, players if sampler is None else [*players, sampler])
         training = self._config.training
         self.queue = RolloutQueue(steps_ahead(training), training.max_staleness)
@@ -280,9 +279,15 @@ class RolloutsAhead(Rollouts):
 
 
 def rollouts_ahead(
-    run: StartedRun, acting: Play, prepared: PreparedRun, closing: ExitStack, *, own_engine: bool
+    run: StartedRun,
+    acting: Play,
+    bases: Mapping[str, str],
+    in_memory: Container[str],
+    closing: ExitStack,
+    *,
+    own_engine: bool,
 ) -> Rollouts:
-    """Return what collects the episodes of a run ahead of its updates; `closing` ends the process that it starts.
+    """Return what collects the episodes of a run ahead of its updates; arguments as in `make_rollouts`.
 
     Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
     """
@@ -301,11 +306,11 @@ def rollouts_ahead(
         if isinstance(player, PlaysGroups):
             sampler = SamplingWorkers(config, algorithm, run.play, player)
         else:
-            in_memory = [path for path in prepared.team.bases.values() if path in prepared.given]
-            if in_memory:
+            passed = [path for path in bases.values() if path in in_memory]
+            if passed:
                 raise ConfigError(
                     f"`training.overlap` samples in another process, which reads models from the disk, but the model "
-                    f"'{in_memory[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
+                    f"'{passed[0]}' is in this process's memory. Save it and name its folder as `model.path`, or set "
                     "`training.overlap: false`."
                 )
             if own_engine:
@@ -314,8 +319,6 @@ def rollouts_ahead(
                     "recipe (`engine`), or set `training.overlap: false`."
                 )
             ranks = run.play.ranks
-            sampler = SamplingProcess(
-                config, run.team, prepared.team.bases, run.base_hashes, run.engine, ranks
-            )
+            sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
             closing.callback(sampler.close)
     return RolloutsAhead(config, algorithm, acting, run.engine, players=run.players, sampler=sampler)

@@ -29,7 +29,7 @@ from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group, Message
 
 
-class RewardModel(Feature):
+class ScoredRewards(Feature):
     """Adds a trained verifier's scores of turns, times a weight, to their rewards."""
 
     def __init__(self, settings: RewardModelConfig, run: StartedRun) -> None:

@@ -32,7 +32,7 @@ class RewardModelConfig(FeatureSettings):
     """A trained reward model: λ times its score of a turn's answer is added to the reward of the turn."""
 
     plan: ClassVar[str] = "kapelle.features.reward_model.plan:RewardModelPlan"
-    feature: ClassVar[str] = "kapelle.features.reward_model.feature:RewardModel"
+    feature: ClassVar[str] = "kapelle.features.reward_model.feature:ScoredRewards"
     rewards_turns: ClassVar[bool] = True
 
     path: str
