@@ -22,12 +22,13 @@ from kapelle.algorithms.sft import negative_log_likelihood
 from kapelle.environment import Scripted
 from kapelle.errors import EpisodeError, TrainingHalted
 from kapelle.features.warmup.key import stage_of
-from kapelle.features.warmup.stage import DrawnTurns, train_stage, warmed_bases, warmed_up
+from kapelle.features.warmup.stage import MADE, DrawnTurns, train_stage, warmed_bases, warmed_up
 from kapelle.models.language_model import LanguageModel
 from kapelle.runtime.interrupts import StopRequested, catch_interrupts
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import load_recipe, resolve
 from kapelle.setup.team_builder import build_team
+from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
 from kapelle.types import Message, Task
 
@@ -126,6 +127,37 @@ class TestDrawnTurns:
     def test_what_a_workflow_leaves_out_of_training_is_shown_all_the_same(self) -> None:
         [step] = DrawnTurns([group(episode(turn("a", 0, trained=False)))], 1, seed=0)(1)
         assert [each.trained for each in step.episodes[0].turns] == [True]
+
+
+def test_a_run_says_that_its_cached_model_was_made_with_other_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same settings, the same cache: what the team can do at first is then that of the other number of threads."""
+    monkeypatch.setenv("KAPELLE_CACHE", str(tmp_path))
+    said: list[tuple[str, str]] = []
+
+    class Hears(Silent):
+        def phase(self, name: str, detail: str) -> None:
+            said.append((name, detail))
+
+    def heard() -> list[str]:
+        said.clear()
+        with Trainer(config_of(), observer=Hears()):
+            return [detail for name, detail in said if name == "cache"]
+
+    before = torch.get_num_threads()
+    assert heard() == [], "made now"
+    assert heard() == [], "found, and made alike"
+    try:
+        torch.set_num_threads(before + 1)
+        [note] = heard()
+    finally:
+        torch.set_num_threads(before)
+    assert f"was trained under other conditions (threads {before}, here {before + 1})" in note
+    assert str(tmp_path) in note
+    [made] = tmp_path.rglob(MADE)
+    made.unlink()
+    assert heard() == [], "made by an earlier version: nothing is known of it"
 
 
 @pytest.mark.parametrize(("sharing", "kind"), [("lora", torch.bfloat16), ("shared", torch.float32)])

@@ -6,6 +6,7 @@ something to learn. The files of a cached model have hashes, which are verified 
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -34,9 +35,45 @@ from kapelle.setup.problems import drawn, untested
 from kapelle.team import Team
 from kapelle.training.feature import StepInProgress
 from kapelle.training.loop import Loop
+from kapelle.training.provenance import machine, versions
 from kapelle.training.rollouts import Rollouts
 from kapelle.training.selection import REDRAWN
 from kapelle.types import Group, Task
+
+MADE = "made.json"
+"""File beside a cached model's weights: the machine and versions it was trained with."""
+
+
+def origin_note(folder: str) -> str:
+    """Return how a cached model was trained with other threads, processor or versions than here; empty if with the same.
+
+    These change the order of sums, and after hundreds of steps the weights. A run that continues needs the cached model, so it
+    is used and the difference is reported.
+    """
+    here = _here()
+    try:
+        made = json.loads((Path(folder) / MADE).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(made, Mapping):
+        return ""
+    differs = [
+        f"{key} {made[key]}, here {here[key]}" for key in here if made.get(key, here[key]) != here[key]
+    ]
+    if not differs:
+        return ""
+    return (
+        f"the warmed-up model in {folder} was trained under other conditions ({'; '.join(differs)}), so results differ from those of one "
+        "that is trained here. Set `KAPELLE_CACHE` to another folder to train one."
+    )
+
+
+def _here() -> dict[str, Any]:
+    """Return what a model's last bits depend on besides its settings."""
+    found = machine()
+    kernels = str(found.pop("processor features", "")).partition(":")[0]
+    return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
+
 
 # -------- The stage: `sft` on demonstrations, with one set of weights for all agents
 #
@@ -158,6 +195,7 @@ def warmed_up(
         try:
             with _saving_in(folder.parent):
                 save_model(beside, model)
+                (beside / MADE).write_text(json.dumps(_here(), indent=1) + "\n", "utf-8")
                 try:
                     beside.rename(folder)
                 except OSError:  # another process has saved the same model first
@@ -187,6 +225,8 @@ def warmed_bases(
     cached = warmup_is_cached(config)
     report("warm-up", "cached" if cached else "teaching the tiny model its roles from scripts")
     folder = str(warmed_up(config, progress, lambda line: report("warm-up", line), hold))
+    if note := origin_note(folder):
+        report("cache", note)
     warmed = [base for base, path in team.bases.items() if path == config.model.path]
     if folder in hold and not set(warmed) & set(team.trained_bases):  # its dtype is that of a loaded model
         hold_in(hold[folder].model, DTYPES[config.model.dtype])
