@@ -112,7 +112,7 @@ def rank(training: Mapping[str, Any]) -> None:
         finally:
             playing[0] += time.process_time() - began
 
-    RolloutsAhead._here = counted  # type: ignore[method-assign]
+    RolloutsAhead._here = counted  # type: ignore[method-assign, assignment]
     with Trainer(
         model={"embedded": {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate": 384}},
         team={"agents": 2, "sampling": {"max_tokens": 24}},

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.support.tiny import sections
 
 from kapelle import Trainer
+from kapelle.features.compaction.settings import CompactionConfig
 from kapelle.rollout.compaction import compacted
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.runs.exports import sft_rows
-from kapelle.settings.schema import CompactionConfig
 from kapelle.setup.recipe import resolve
 from kapelle.types import Message, Turn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kapelle.algorithm import Data, Interventions, Tree
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
@@ -102,7 +103,7 @@ def make_play(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
 ) -> Play:
     """Return how a team's episodes are played, by the settings; `hold` starts the processes of environments."""
-    environment = config.environment
+    environment: Any = config.environment  # its settings, or a copy with models in place
     if offers(environment, AsksModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch
 

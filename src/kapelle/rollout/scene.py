@@ -232,7 +232,8 @@ class LiveSeat:
     def _read(self, heard: Sequence[Message | str], begins: bool) -> list[Message]:
         """Return what the agent reads before its next turn, with new pictures of the environment."""
         scene, name, task = self._scene, self.agent.name, self._scene.task
-        wrong = [type(each).__name__ for each in heard if not isinstance(each, Message | str)]
+        given: Sequence[object] = heard
+        wrong = [type(each).__name__ for each in given if not isinstance(each, Message | str)]
         if wrong or isinstance(heard, str):  # the letters of a text would pass as texts
             raise EpisodeError(
                 f"The workflow gives '{name}' a {wrong[0] if wrong else 'text'} to read. Give `say` texts, such as `turn.text`, and "

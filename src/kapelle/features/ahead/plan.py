@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kapelle.engines.rollout.protocol import AllowsInterrupts
-from kapelle.environment import InMemory, PaysGroups, PlayedFromOutside, offers
+from kapelle.environment import InMemory, PaysEpisodes, PlayedFromOutside, offers
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.setup.feature import FeaturePlan, RunToCheck
 
@@ -59,5 +59,5 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             )
         if offers(environment, PlayedFromOutside):
             yield f"{partial}, which outside programs cannot follow. Set it to 0."
-        if offers(environment, PaysGroups) and environment.compared:
+        if offers(environment, PaysEpisodes) and environment.compared:
             yield f"{partial}, and {environment.compared[0]} compares the episodes of a group. Set it to 0."

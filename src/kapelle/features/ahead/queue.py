@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kapelle.algorithm import Algorithm
 from kapelle.engines.rollout.protocol import Interruptible
+from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ConfigError
 from kapelle.features.ahead.settings import AheadSettings
 from kapelle.rollout.episodes import PlaysGroups, begun, play_groups
@@ -212,8 +213,16 @@ class RolloutQueue:
 class RolloutsAhead(Rollouts):
     """Collects episodes ahead of the update, here or in a `Sampler`."""
 
-    def __init__(self, *run: Any, players: Sequence[LoadsWeights], sampler: Sampler | None) -> None:
-        super().__init__(*run, players if sampler is None else [*players, sampler])
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        play: Play,
+        engine: TrainEngine,
+        players: Sequence[LoadsWeights],
+        sampler: Sampler | None,
+    ) -> None:
+        super().__init__(config, algorithm, play, engine, players if sampler is None else [*players, sampler])
         training = self._config.training
         self.queue = RolloutQueue(steps_ahead(training), training.max_staleness)
         self.sampler = sampler

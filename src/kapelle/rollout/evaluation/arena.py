@@ -23,6 +23,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, Validation
 from kapelle.environment import Environment, asks_questions, is_opposed
 from kapelle.errors import ConfigError
 from kapelle.functional.ratings import (
+    Package,
     Results,
     alpha_rank,
     check_packages,
@@ -188,8 +189,9 @@ async def meet(
             turns[side[turn.agent]] += 1
             tokens[side[turn.agent]] += len(turn.completion_ids)
         counted = episode.info.get("invalid")
-        for name in names if isinstance(counted, Mapping) else ():
-            count, k = finite(counted.get(name)), side[name]
+        invalid_moves: Mapping[str, object] = counted if isinstance(counted, Mapping) else {}
+        for name in names:
+            count, k = finite(invalid_moves.get(name)), side[name]
             if count is not None and pair[k].team is not None:
                 invalid[k] = (invalid[k] or 0) + int(count)
     errors = Counter(" ".join(each.error.split()) for each in episodes if each.error is not None)
@@ -484,7 +486,7 @@ class Arena:
         }
 
 
-def _installed(*packages: str) -> bool:
+def _installed(*packages: Package) -> bool:
     try:
         check_packages(*packages)
     except ConfigError:
