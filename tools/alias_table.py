@@ -31,7 +31,7 @@ kapelle.train("embedded", train_dataset="train.jsonl", reward_funcs=exact, learn
 ```
 
 One line says how each was read, and the run keeps kapelle's names. A value whose unit differs is converted, by what all sources say together;
-what changes nothing here is left out, and what has no counterpart is refused. All that cannot be used is reported at once, with the reasons. Where one source gives a name and ours, they have to agree; of several, the later counts.
+names that change nothing here are ignored, and a value without a counterpart is an error. All errors are reported at once. If one source sets a name and ours, they must agree; of several sources the last has precedence.
 verl's names nest as there, or stand as one dotted key. In Python, the arguments {arguments} are read too.
 The pages [TRL](trl.md), [verl](verl.md) and [CoMLRL](comlrl.md) say what else is called what.
 """

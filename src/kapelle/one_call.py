@@ -40,7 +40,8 @@ from kapelle.runs.reader import read_config
 from kapelle.runs.writer import new_folder
 from kapelle.runtime.plugins import IN_MEMORY
 from kapelle.runtime.ranks import launched_rank
-from kapelle.settings.aliases import ARGUMENTS, BY_EPOCHS
+from kapelle.settings.alias_conversions import BY_EPOCHS
+from kapelle.settings.aliases import ARGUMENTS
 from kapelle.settings.base import AlgorithmSettings, Settings, WorkflowSettings
 from kapelle.settings.messages import in_python, made, unknown_keywords
 from kapelle.settings.schema import AgentConfig

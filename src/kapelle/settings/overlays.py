@@ -165,8 +165,7 @@ def merge(
     """Lay a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
     if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
         # Another class: the old one's settings mean nothing to it.
-        for key in [k for k in origin if k.startswith(at)]:
-            del origin[key]
+        forget_origin(origin, at[:-1])
         into.clear()
     for key, value in over.items():
         path = f"{at}{key}"
@@ -214,9 +213,14 @@ def _place(items: Sequence[Any], key: str, path: str) -> int:
 
 def replace_origin(origin: dict[str, str], path: str, value: Any, source: str) -> None:
     """Record that everything in `value`, at this path, came from `source`; forget what was recorded there before."""
-    for replaced in [key for key in origin if key == path or key.startswith(f"{path}.")]:
-        del origin[replaced]
+    forget_origin(origin, path)
     origin.update(dict.fromkeys(leaves(value, path), source))
+
+
+def forget_origin(origin: dict[str, str], path: str) -> None:
+    """Remove what is recorded of a path and everything below it."""
+    for key in [key for key in origin if key == path or key.startswith(f"{path}.")]:
+        del origin[key]
 
 
 def _plain(value: Any) -> Any:

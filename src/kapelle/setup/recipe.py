@@ -26,7 +26,8 @@ from kapelle.runs.named_checkpoint import names_a_run, weights_of
 from kapelle.runs.reader import is_run, tag_hint
 from kapelle.runtime.foreign_code import reason
 from kapelle.runtime.plugins import catalogue, known_names
-from kapelle.settings.aliases import DEFAULTS, NOTHING_READ, Reading, read_aliases
+from kapelle.settings.alias_conversions import DEFAULTS
+from kapelle.settings.aliases import NOTHING_READ, Reading, read_aliases
 from kapelle.settings.base import AlgorithmSettings, Settings, parts_of
 from kapelle.settings.messages import checked, in_python, settings_named, unknown_sections, without
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin

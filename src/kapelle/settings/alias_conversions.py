@@ -1,0 +1,420 @@
+"""Conversions of other libraries' settings whose units differ: `aliases.toml` names these functions.
+
+    value under their name, what else is set → {setting of ours: value}
+
+Each raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps, and kapelle tasks and training
+steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches` optimiser steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from kapelle.errors import ConfigError
+from kapelle.runtime.ranks import launched_rank
+from kapelle.settings.base import Settings, fields_at, models_in
+from kapelle.settings.overlays import COMMAND_LINE
+from kapelle.settings.schema import RunConfig
+
+DEFAULTS = {"engine": "local", "train_engine": "torch"}
+"""Sections that a recipe may omit, and the `name` that they then get."""
+BY_STEPS = ("max_steps", "trainer.total_training_steps")
+BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
+"""Names for the length of a run. If one source sets both, steps have precedence, as in those libraries."""
+NOTHING: Any = object()
+Found = Mapping[str, Any]
+
+
+class PartialRun:
+    """The settings of a run while names of other libraries are replaced in them."""
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        origin: dict[str, str],
+        order: Sequence[str],
+        kinds: Mapping[str, Callable[[str], type]],
+    ) -> None:
+        """Take merged values, the source of each, the sources in their order, and how the class of a section is found."""
+        self.values, self.origin, self._kinds = values, origin, kinds
+        self._order = {source: place for place, source in enumerate([*order, COMMAND_LINE])}
+        self.theirs: dict[str, Any] = {}
+        """Values by names of other libraries."""
+        self.sources: dict[str, str] = {}
+        """The source of each of these; empty in Python."""
+
+    def rank(self, source: str) -> int:
+        """Return how late a source is merged over the others."""
+        return self._order.get(source, 0)
+
+    def source_of(self, path: str) -> str:
+        """Return the last source that set a setting; empty if none is recorded."""
+        found = [by for key, by in self.origin.items() if key == path or key.startswith(f"{path}.")]
+        return max(found, key=self.rank, default="")
+
+    def set(self, path: str) -> Any:
+        """Return the value that was set by our name; `NOTHING` if its default holds."""
+        at: Any = self.values
+        for part in path.split("."):
+            if isinstance(at, Settings) and part in at.model_fields_set:
+                at = getattr(at, part)
+            elif isinstance(at, Mapping) and part in at:
+                at = at[part]
+            else:
+                return NOTHING
+        return at
+
+    def value(self, path: str) -> Any:
+        """Return the value of a setting: what was set, or the default of its class; None if the run has no such setting."""
+        place = next(filter(self.has, self._places(path)), path)
+        found, key = self.set(place), place.rpartition(".")[2]
+        fields = [each.model_fields[key] for each in self._classes(place) or () if key in each.model_fields]
+        return fields[0].get_default() if found is NOTHING and fields else None if found is NOTHING else found
+
+    def has(self, path: str, *, unknown: bool = True) -> bool:
+        """Return whether the class of a section has a setting; `unknown` if no class is named."""
+        kinds, key = self._classes(path), path.rpartition(".")[2]
+        return unknown if kinds is None else any(key in each.model_fields for each in kinds)
+
+    def first(self, *paths: str) -> str:
+        """Return the first of our settings that this run has; ValueError if it has none."""
+        for path in self._places(*paths):
+            if self.has(path):
+                return path
+        section = paths[0].partition(".")[0]
+        named = self.value(f"{section}.name") or DEFAULTS.get(section)
+        raise ValueError(f"`{section}.name: {named}` has no {' and no '.join(f'`{path}`' for path in paths)}")
+
+    def lacks(self, *paths: str) -> bool:
+        """Return whether this run has none of our settings."""
+        return not any(map(self.has, self._places(*paths)))
+
+    def takes_null(self, path: str) -> bool:
+        """Return whether one of our settings may be null."""
+        fields = fields_at(self._classes(path) or [], path.rpartition(".")[2])
+        return any(type(None) in get_args(annotation) for annotation in fields)
+
+    def number(self, name: str, default: float = 1) -> float:
+        """Return a number by another library's name; null is unset."""
+        found = self.theirs.get(name)
+        return number(default if found is None else found, name)
+
+    def _places(self, *paths: str) -> list[str]:
+        """Return paths, and those inside of `algorithm.base`, which has the settings of CORY's base algorithm."""
+        inner = [path.replace(".", ".base.", 1) for path in paths if path.startswith("algorithm.")]
+        return [*paths, *inner] if self.set("algorithm.base.name") is not NOTHING else [*paths]
+
+    def _classes(self, path: str) -> Sequence[type[Settings]] | None:
+        """Return the classes that may hold the last part of a path; None if the section's `name` finds none."""
+        section, *inner = path.split(".")
+        if not inner:
+            return [RunConfig]
+        if section not in self._kinds:
+            kinds = models_in(RunConfig.model_fields[section].annotation)
+        else:
+            at, given = section, self.values.get(section)
+            if section == "algorithm" and inner[0] == "base" and len(inner) > 1:
+                at, inner, given = "algorithm.base", inner[1:], None
+            name = self.set(f"{at}.name")
+            if isinstance(given, Settings):
+                kinds = [type(given)]
+            else:
+                try:
+                    found = self._kinds[section](DEFAULTS.get(section, "") if name is NOTHING else str(name))
+                except ConfigError:
+                    return None  # reported when the section is made
+                kinds = [found] if issubclass(found, Settings) else []
+                if not kinds:
+                    return None
+        for part in inner[:-1]:
+            kinds = [model for annotation in fields_at(kinds, part) for model in models_in(annotation)]
+        return kinds
+
+
+def number(value: Any, name: str) -> float:
+    """Return a number, which YAML may have read as text (`1e-5`); ValueError for anything else."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` cannot be {value!r}: write a number") from None
+
+
+def _whole(count: float, of: str, by: str) -> int:
+    if count != int(count) or count < 1:
+        raise ValueError(f"{of} are {count:g} {by}; set numbers that make it a whole number")
+    return int(count)
+
+
+def _updates(run: PartialRun) -> float:
+    """Return the optimiser steps of one training step."""
+    counts = [f"algorithm.{name}" for name in ("epochs", "minibatches")]
+    return math.prod(number(run.value(path) or 1, path) for path in counts)
+
+
+def _group(run: PartialRun) -> float:
+    """Return the completions of one task; a pair of DPO and a row of SFT count once."""
+    if run.value("algorithm.name") in ("dpo", "sft"):
+        return 1
+    return number(run.value("algorithm.group_size") or 1, "algorithm.group_size")
+
+
+# -------- The size of a step
+
+
+def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the tasks of a step, from completions per device, devices and accumulated batches."""
+    started = launched_rank()
+    ranks = int(run.number("num_processes")) if started is None else started.size
+    each, accumulated = number(value, name) * ranks, run.number("gradient_accumulation_steps")
+    batches = run.number("steps_per_generation", accumulated)
+    if accumulated < 1:
+        raise ValueError(f"`gradient_accumulation_steps` cannot be {accumulated:g}: set a number from 1")
+    generated = run.theirs.get("generation_batch_size")
+    if generated is not None:
+        if run.theirs.get("steps_per_generation") is not None:
+            raise ValueError("`generation_batch_size` and `steps_per_generation` exclude each other")
+        of = f"{generated} completions generated at once, {each:g} in each batch ({value} per device × {ranks} processes),"
+        batches = _whole(number(generated, "generation_batch_size") / each, of, "batches")
+    if batches < accumulated:
+        # One update learns from several generations, between which no weights change: they are one.
+        _whole(accumulated / batches, f"{accumulated:g} accumulated batches, {batches:g} at once,", "generations")  # fmt: skip
+        if _updates(run) != 1:
+            raise ValueError(
+                "several updates on several generations have no counterpart. Raise `steps_per_generation` to `gradient_accumulation_steps`"
+            )
+        batches = accumulated
+    count, group, parts = each * batches, _group(run), batches / accumulated
+    of = f"{count:g} completions of a step ({value} per device × {batches:g} batches × {ranks} processes), {group:g} of each task,"
+    tasks = {"training.tasks_per_step": _whole(count / group, of, "tasks")}
+    return tasks if parts == 1 else {**tasks, "algorithm.minibatches": _whole(parts, "the updates of one generation", "minibatches")}  # fmt: skip
+
+
+def part_of_batch_size(value: Any, run: PartialRun, name: str) -> Found:
+    """Return nothing if `per_device_train_batch_size` is set, which multiplies this in."""
+    if "per_device_train_batch_size" in run.theirs:
+        return {}
+    raise ValueError(
+        "it needs `per_device_train_batch_size`. Set that too, or `training.tasks_per_step`; `training.microbatch_tokens` bounds memory"
+    )
+
+
+def tasks_of_generation(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the tasks of a step, from completions that are generated at once."""
+    if "per_device_train_batch_size" in run.theirs:
+        return {}
+    group = _group(run)
+    of = f"{value} completions, {group:g} of each task,"
+    return {"training.tasks_per_step": _whole(number(value, name) / group, of, "tasks")}
+
+
+def tasks_of_turns(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the tasks of a step, from the turns of CoMLRL's buffer."""
+    turns = run.number("num_turns")
+    return {"training.tasks_per_step": _whole(number(value, name) / turns, f"{value} samples of {turns:g} turns", "tasks")}  # fmt: skip
+
+
+def minibatches(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the number of parts, from the prompts in each."""
+    tasks, size = number(run.value("training.tasks_per_step"), "data.train_batch_size"), number(value, name)
+    if size < 1:
+        raise ValueError(f"`{name}` cannot be {value}: set a number of prompts from 1")
+    return {"algorithm.minibatches": _whole(tasks / size, f"{tasks:g} tasks of a step in parts of {size:g}", "parts")}  # fmt: skip
+
+
+# -------- The length of a run
+
+
+def epochs(value: Any, run: PartialRun, name: str) -> Found:
+    """Return passes over the tasks, unless the same or a later source sets a number of steps."""
+    rank = run.rank(run.sources[name])
+    counted = [each for each in BY_STEPS if run.theirs.get(each, -1) not in (None, -1)]
+    return {} if any(run.rank(run.sources[each]) >= rank for each in counted) else {"training.epochs": value}
+
+
+def steps(value: Any, run: PartialRun, name: str, of_batches: bool = False) -> Found:
+    """Return training steps, from optimiser steps or batches, unless a later source sets epochs."""
+    rank, each = run.rank(run.sources[name]), 1 if of_batches else _updates(run)
+    if any(run.rank(run.sources[other]) > rank for other in BY_EPOCHS if other in run.theirs):
+        return {}
+    count = number(value, name) / each
+    of = f"{value} optimiser steps, {each:g} in each step,"
+    by_epochs = run.set("training.epochs") not in (NOTHING, None)
+    found = {"training.steps": value if each == 1 else _whole(count, of, "steps")}
+    return {**found, "training.epochs": None} if by_epochs else found
+
+
+def warmup_share(value: Any, run: PartialRun, name: str, steps: str = "") -> Found:
+    """Return the share if epochs set the length of the run, otherwise optimiser steps; a number under `steps` has precedence."""
+    share = number(value, name)
+    if not 0 <= share < 1:
+        raise ValueError(f"`{name}` cannot be {value}: it is a share of all steps, from 0 to below 1")
+    if steps and run.number(steps, 0) > 0:
+        return {}
+    if share and run.value("training.epochs") is not None:
+        return {"optimizer.warmup_share": share}
+    total = number(run.value("training.steps"), "training.steps") * _updates(run)
+    return {"optimizer.warmup_steps": math.ceil(share * total)}
+
+
+def warmup_steps(value: Any, run: PartialRun, name: str) -> Found:
+    """Return optimiser steps; below 1 it is a share of them, as in transformers 5."""
+    is_share = isinstance(value, float) and 0 < value < 1
+    return warmup_share(value, run, name) if is_share else {"optimizer.warmup_steps": value}
+
+
+def warmup_batches(value: Any, run: PartialRun, name: str) -> Found:
+    """Return optimiser steps, from batches."""
+    return {"optimizer.warmup_steps": int(number(value, name) * _updates(run))}
+
+
+def critic_warmup(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the steps in which critics learn alone: verl counts steps from 1."""
+    return {"training.critic_warmup": max(0, int(number(value, name)) - 1)}
+
+
+def evaluation_steps(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the steps between evaluations; `eval_strategy: no`, which YAML reads as false, has precedence."""
+    return {} if run.theirs.get("eval_strategy") in ("no", False) else {"evaluation.every": value}
+
+
+# -------- Losses and optimisers
+
+
+def both_sides(value: Any, run: PartialRun, name: str) -> Found:
+    """Return both bounds of the ratio, except one that has its own name."""
+    own = {
+        "algorithm.loss.clip_low": f"{name}_low",
+        "algorithm.loss.clip_high": f"{name}_high",
+    }
+    return {run.first(path): value for path, side in own.items() if run.theirs.get(side) is None}
+
+
+def switched(value: Any, run: PartialRun, name: str, switch: str, coefficient: str, default: float) -> Found:
+    """Return a coefficient, 0 while its switch is off."""
+    paths = ("algorithm.loss.kl_coefficient",)
+    if "reward" in switch:
+        paths = ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
+    chosen = run.number(coefficient, default) if run.theirs.get(switch) else 0.0
+    return {} if not chosen and run.lacks(*paths) else {run.first(*paths): chosen}
+
+
+def betas(value: Any, run: PartialRun, name: str) -> Found:
+    """Return both of Adam's decay rates."""
+    first, second = run.value("optimizer.betas")
+    return {"optimizer.betas": [run.theirs.get("adam_beta1", first), run.theirs.get("adam_beta2", second)]}
+
+
+def adapters(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the adapters that a mapping or PEFT's LoraConfig describes."""
+    given = value if isinstance(value, Mapping) else getattr(value, "__dict__", {"peft_type": value})
+    options = ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "target_parameters")
+    unsupported = [f"`{key}`" for key in options if given.get(key)]
+    if unsupported or ("peft_type" in given and "r" not in given):
+        without = f" without {' and '.join(unsupported)}" * bool(unsupported)
+        raise ValueError(
+            f"adapters are LoRA{without}: `team.lora` has `rank`, `alpha`, `dropout` and `targets`"
+        )
+    found = {
+        "team.sharing": "lora",
+        "team.lora.rank": given.get("r", 8),
+        "team.lora.alpha": given.get("lora_alpha", 8),
+        "team.lora.dropout": given.get("lora_dropout", 0.0),
+    }
+    targets = given.get("target_modules")
+    if targets is not None:
+        found["team.lora.targets"] = targets if isinstance(targets, str) else sorted(targets)
+    return found
+
+
+# -------- Everything else
+
+
+def turns(value: Any, run: PartialRun, name: str) -> Found:
+    """Return turns, from rounds of tool calls: the answer after the last round is a turn too."""
+    return {run.first("environment.max_turns"): value + 1 if type(value) is int else value}
+
+
+def overlong_prompts(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the limit of the model's context, unless a number is set."""
+    if value is not True:
+        raise ValueError(f"{value!r} is neither true nor false")
+    given = "data.max_prompt_length" in run.theirs or isinstance(run.set("tasks.max_prompt_tokens"), int)
+    return {} if given else {"tasks.max_prompt_tokens": "context"}
+
+
+def system(value: Any, run: PartialRun, name: str) -> Found:
+    """Return a single agent with this system message."""
+    if run.set("team.agents") not in (NOTHING, 1):
+        raise ValueError("this team has several agents: set `system` of each in `team.agents`")
+    return {"team.agents": [{"name": "agent_0", "system": value}]}
+
+
+def trackers(value: Any, run: PartialRun, name: str) -> Found:
+    """Return a tracker for each name, with the project that is set elsewhere."""
+    names = value if isinstance(value, list | tuple) else [value]
+    projects = [
+        run.theirs[each]
+        for each in ("trainer.project_name", "wandb_project", "project")
+        if each in run.theirs
+    ]
+    own = {"project": projects[0]} if projects else {}
+    return {"trackers": [{"name": each, **own} for each in names if each not in ("none", "", "console", "file")]}  # fmt: skip
+
+
+def vllm_mode(value: Any, run: PartialRun, name: str) -> Found:
+    """Return nothing if a server's address is set."""
+    if value != "server" or run.set("engine.server") in (NOTHING, None, ""):
+        raise ValueError("supported: `colocate`, and `server` with `engine.server`")
+    return {}
+
+
+def tensor_parallel_size(value: Any, run: PartialRun, name: str) -> Found:
+    """Return vLLM's options with the number of GPUs for each copy of a model."""
+    if run.theirs.get("actor_rollout_ref.rollout.name") == "sglang":
+        return {}
+    if run.value("engine.name") != "vllm":
+        raise ValueError("it is for vLLM: set `engine.name: vllm` too")
+    options = run.set("engine.options")
+    own = {} if options is NOTHING else options
+    return {"engine.options": {**own, "tensor_parallel_size": int(number(value, name))}}
+
+
+def train_files(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the path of a file, or the folder of both of verl's files and their names."""
+    return _folder_of_files(run) or {run.first("environment.path"): _one_file(value)}
+
+
+def val_files(value: Any, run: PartialRun, name: str) -> Found:
+    """Return the path of a file, or the folder of both of verl's files and their names."""
+    if not run.lacks("environment.eval_path"):
+        return {"environment.eval_path": _one_file(value)}
+    found = _folder_of_files(run)
+    if found is None:
+        raise ValueError(
+            f"`environment.name: {run.value('environment.name')}` has no `environment.eval_path`. Put both files in one folder, or add "
+            "this one to `evaluation.sets`"
+        )
+    return found
+
+
+def _one_file(value: Any) -> Any:
+    if isinstance(value, list) and len(value) != 1:
+        raise ValueError("it lists several files. Set one, or combine environments with `mixture`")
+    return value[0] if isinstance(value, list) else value
+
+
+def _folder_of_files(run: PartialRun) -> Found | None:
+    """Return the folder of verl's two files and their names; None if the environment reads no folder or they are in two."""
+    # An environment in siiRL's form takes its questions from another one.
+    at = "environment" if run.set("environment.questions") is NOTHING else "environment.questions"
+    if at == "environment" and (run.lacks(f"{at}.test") or not run.lacks(f"{at}.eval_path")):
+        return None
+    files = [_one_file(run.theirs.get(each)) for each in ("data.train_files", "data.val_files")]
+    places = [each.rpartition("/") for each in files if isinstance(each, str)]
+    if len(places) < 2 or places[0][0] != places[1][0] or not places[0][1]:
+        return None
+    return {f"{at}.path": places[0][0] or "/", f"{at}.train": places[0][2], f"{at}.test": places[1][2]}
