@@ -12,24 +12,6 @@ from kapelle.cli import main
 from kapelle.cli.agreement import agree, read_graded
 from kapelle.errors import DataError
 
-PERFECT = [[(0.9, 1.0), (0.1, 0.0)], [(0.8, 1.0), (0.2, 0.0), (0.3, 0.0)]]
-
-
-def test_a_judge_that_is_always_right_agrees_in_everything() -> None:
-    found = agree("rubric", PERFECT, 2)
-    assert (found.graded, found.ungraded) == (5, 2)
-    for estimate in (found.auc, found.accuracy, found.spearman, found.pairs):
-        assert estimate is not None
-    assert found.auc is not None
-    assert (found.auc.value, found.auc.interval) == (1.0, (1.0, 1.0))
-    assert found.accuracy is not None
-    assert found.accuracy.value == 1.0
-    assert found.pairs is not None
-    assert found.pairs.value == 1.0
-    # Ranks 3, 1, 2 against 3, 1.5, 1.5: joint deviation 1.5, spreads 2 and 1.5; the other question agrees fully.
-    assert found.spearman is not None
-    assert found.spearman.value == pytest.approx((1.0 + 1.5 / (2 * 1.5) ** 0.5) / 2)
-
 
 def test_each_number_by_hand() -> None:
     found = agree("rank", [[(0.5, 1.0), (0.5, 0.0)], [(0.2, 1.0), (0.7, 0.0)]], 0)

@@ -11,11 +11,10 @@ import pytest
 from tests.cli.conftest import Kapelle, Said
 from tests.support.tiny import LORA, tiny_model
 
-from kapelle.cli.chat import EMPTY, _lines, _Turns, _unless_stopped
+from kapelle.cli.chat import _unless_stopped
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import save_adapter, save_model
-from kapelle.services.policy.teams import Spoken
 
 
 def test_what_is_no_run_is_one_line(kapelle: Kapelle) -> None:
@@ -23,22 +22,6 @@ def test_what_is_no_run_is_one_line(kapelle: Kapelle) -> None:
         said = kapelle("chat", *words)
         assert said.code == 2
         assert told in said.err
-
-
-def test_turns_of_one_moment_are_printed_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
-    turns = _Turns()
-    for agent, text, begins, ends in [
-        ("a", "", True, False),
-        ("b", "", True, False),
-        ("a", "1", False, False),
-        ("b", "x", False, False),
-        ("b", "y", False, True),
-        ("a", "2\x1b", False, True),
-        ("a", "", True, False),
-        ("a", "3", False, True),
-    ]:
-        turns.hear(Spoken(0, agent, text, begins, ends))
-    assert capsys.readouterr().out == "a: 12\\x1b\nb: xy\na: 3\n"
 
 
 @pytest.fixture
@@ -67,11 +50,6 @@ def test_ctrl_c_breaks_an_answer_off_and_not_the_chat(capsys: pytest.CaptureFixt
     assert asyncio.run(_unless_stopped(short())) == "42"
 
 
-def test_an_input_that_is_closed_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    assert list(_lines()) == []
-
-
 @pytest.mark.slow
 def test_a_team_is_talked_with(
     kapelle: Kapelle, finished: tuple[Path, Said], monkeypatch: pytest.MonkeyPatch
@@ -96,22 +74,6 @@ def test_a_team_is_talked_with(
         monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
         assert kapelle("chat", str(run), "--agent", called).out.startswith("actor: ")
     assert "Did you mean 'actor'" in kapelle("chat", str(run), "--agent", "acter").err
-
-
-def test_an_empty_answer_is_said_to_be_one(
-    kapelle: Kapelle, finished: tuple[Path, Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = finished
-    answers = iter(["", "2"])
-
-    async def answered(*_: object) -> str:
-        return next(answers)
-
-    monkeypatch.setattr("kapelle.cli.chat._answer", answered)
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n1+1\n"))
-    said = kapelle("chat", str(run))
-    assert said.code == 0
-    assert said.err.count(EMPTY) == 1
 
 
 def test_a_model_or_adapter_folder_is_talked_with(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
-from kapelle.environments.recorded import Preferences, Trajectories
-from kapelle.errors import DataError
+from kapelle.environments.recorded import Preferences
 from kapelle.models.weights import save_model
 from kapelle.runs.reader import read_groups
 from kapelle.runtime.row_files import read_rows
@@ -61,36 +60,6 @@ def test_what_is_played_together_changes_nothing(
     assert Path("in_parts.jsonl.zst").stat().st_size < Path("at_once.jsonl").stat().st_size
 
 
-def test_a_form_that_is_not_written_is_refused_before_anything_is_played(
-    kapelle: Kapelle, finished: tuple[Path, Said]
-) -> None:
-    said = kapelle("collect", str(finished[0]), "--out", "sft.jsonl.gz", "--min-reward", "0")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "writes JSON lines. Name it .jsonl, or .jsonl.zst" in said.err
-    said = kapelle("collect", str(finished[0]), "--out", "sft.jsonl", "--min-reward", "nan")
-    assert (said.code, said.err) == (2, "kapelle: --min-reward is nan. Give a number.\n")
-
-
-def test_nothing_good_enough_is_said_and_leaves_no_file(
-    kapelle: Kapelle, finished: tuple[Path, Said]
-) -> None:
-    said = kapelle("collect", str(finished[0]), "--out", "x.jsonl", "--min-reward", "2", "--tasks", "2")
-    assert said.code == 2
-    last = said.err.splitlines()[-1]
-    assert last.startswith("kapelle: No episode reached a reward of 2; the best had ")
-    assert list(Path().iterdir()) == []
-
-
-def test_a_model_plays_too(kapelle: Kapelle) -> None:
-    save_model(Path("model"), tiny_model())
-    said = kapelle(
-        "collect", "--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3",
-        "--out", "sft.jsonl", "--min-reward", "0", "--tasks", "2", "--samples", "1",
-    )  # fmt: skip
-    assert said.code == 0, said.err
-    assert [row["policy"] for row in rows()] == ["frozen", "frozen"]
-
-
 def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:
     save_model(Path("model"), tiny_model())
     words = (
@@ -122,22 +91,6 @@ def test_a_file_that_cannot_be_written_is_found_before_playing(
     assert Path("there.jsonl").read_text() == "precious"
 
 
-def test_a_disk_that_fills_up_is_one_line(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
-) -> None:
-    def full(*_arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(collect, "write_all", full)
-    said = kapelle("collect", str(finished[0]), "--out", "x.jsonl", "--min-reward", "0", "--tasks", "1")
-    assert said.code == 2
-    assert (
-        said.err.splitlines()[-1]
-        == "kapelle: x.jsonl cannot be written: No space left on device. Name another --out."
-    )
-    assert list(Path().iterdir()) == []
-
-
 def test_ctrl_c_keeps_what_was_collected(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
 ) -> None:
@@ -165,23 +118,6 @@ class TestWithoutSettings:
         assert Path("trajectories.json").read_text()[:2] == "[\n"
         assert [(row["agent"], row["episode"]) for row in array] == [("reasoner", 0), ("actor", 0)] * 5
 
-    def test_one_missing_folder_is_made_and_goes_again_with_what_failed(
-        self, kapelle: Kapelle, finished: tuple[Path, Said]
-    ) -> None:
-        words = ("collect", str(finished[0]), "-n", "2", "-o", "data/trajectories.json")
-        assert kapelle(*words, "--filter-reward", "2").code == 2
-        assert list(Path().iterdir()) == []
-        assert kapelle(*words).code == 0
-        assert [path.name for path in Path("data").iterdir()] == ["trajectories.json"]
-
-    def test_a_filter_keeps_some(
-        self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
-    ) -> None:
-        worth = {f"train-{k}": float(k % 2) for k in range(5)}
-        monkeypatch.setattr("kapelle.runs.exports.episode_reward", lambda episode: worth[episode.task.id])
-        found = self.collected(kapelle, finished[0], "-n", "5", "-o", "x.json", "--filter-reward", "0.5")
-        assert [row["reward"] for row in found] == [1.0] * 4
-
     def test_sft_imitates_what_a_model_said_when_it_played_alone(self, kapelle: Kapelle) -> None:
         save_model(Path("model"), tiny_model())
         alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3")
@@ -197,17 +133,6 @@ class TestWithoutSettings:
         ]
         assert {turn.agent for turn in turns} == {"ada", "ben"}
         assert {turn.text for turn in turns} <= {row["completion"].strip() for row in rows_of("data.json")}
-
-    def test_a_model_s_turns_are_for_whoever_learns(self, kapelle: Kapelle) -> None:
-        save_model(Path("model"), tiny_model())
-        alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3", "-n", "30")
-        assert kapelle("collect", *alone, "-o", "model.json").code == 0
-        settings = Trajectories(path="model.json")
-        settings.check(["ada", "ben"])
-        task = settings.task("train", 0)
-        world = settings.start(task, ["ada", "ben"], 0)
-        assert world.movers() == ("ada", "ben")
-        assert settings.recorded("ben", task, 0, 0) in {row["completion"] for row in rows_of("model.json")}
 
     def test_what_one_task_was_answered_better_and_worse_are_preferences(self, kapelle: Kapelle) -> None:
         asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
@@ -238,23 +163,3 @@ class TestWithoutSettings:
         assert len(tasks) == 41, "one pair for each question that was answered both ways"
         (one,) = [task for task in tasks if task.question == "1+1"]
         assert [settings.recorded("a", one, 0, sample) for sample in range(2)] == ["2", "3"]
-
-    def test_rows_that_all_earned_the_same_prefer_nothing(self, kapelle: Kapelle) -> None:
-        rows = [
-            {
-                "agent": "a",
-                "messages": [{"role": "user", "content": "1+1"}],
-                "completion": text,
-                "reward": 1.0,
-                "task": "t",
-            }
-            for text in ("2", "two")
-        ]
-        Path("same.json").write_text(json.dumps(rows))
-        with pytest.raises(
-            DataError, match="none of 1 conversations was answered twice with different rewards"
-        ):
-            Preferences(path="same.json").check(["a"])
-        Path("odd.json").write_text(json.dumps([{**rows[0], "reward": "much"}]))
-        with pytest.raises(DataError, match=r"odd\.json, row 1: the field 'reward' holds 'much', no number"):
-            Preferences(path="odd.json").check(["a"])

@@ -1,11 +1,10 @@
-"""`kapelle compare`: one table and one folder, gone on with where it stopped, and failures that stop nobody."""
+"""`kapelle compare`: one table and one folder, continued where it stopped; a failed run stops no other."""
 
 from __future__ import annotations
 
 import csv
 import json
 import multiprocessing
-import sys
 from pathlib import Path
 from statistics import median
 
@@ -37,6 +36,7 @@ def write(folder: Path) -> str:
     return str(folder / "tiny.yaml")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) -> None:
     recipe, folder = write(tmp_path), tmp_path / "all"
@@ -78,6 +78,7 @@ def test_algorithms_are_compared_over_seeds(kapelle: Kapelle, tmp_path: Path) ->
     assert (other.code, "other settings: optimizer.lr" in other.err) == (2, True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> None:
     folder = tmp_path / "all"
@@ -98,43 +99,8 @@ def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> No
     assert not (folder / "rloo" / "seed-0.error.txt").exists()
 
 
-@pytest.mark.slow
-def test_without_matplotlib_the_table_stands_alone(
-    kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = kapelle(
-        "compare",
-        write(tmp_path),
-        "--algorithms",
-        "grpo",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-        "--run-dir",
-        str(tmp_path / "r"),
-    )
-    assert done.code == 0
-    assert "median [quartiles]" in done.out
-    assert "pip install 'kapelle[plot]'" in done.err
-
-
 def test_nonsense_is_refused_before_anything_runs(kapelle: Kapelle, tmp_path: Path) -> None:
     done = kapelle("compare", write(tmp_path), "--algorithms", "grpo,ppo", "--run-dir", str(tmp_path / "r"))
     assert done.code == 2
     assert "`ppo` cannot be compared here" in done.err
     assert not (tmp_path / "r").exists()
-
-
-def test_that_nothing_will_be_drawn_is_said_before_the_first_run(
-    kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("kapelle.comparison.running.train_all", stopped)
-    said = kapelle("compare", write(tmp_path), "--algorithms", "grpo", "--run-dir", str(tmp_path / "all"))
-    assert "No figures will be drawn: matplotlib is missing. pip install 'kapelle[plot]'" in said.out
-    assert f"{tmp_path}/all --output figure.pdf` draws them" in said.out

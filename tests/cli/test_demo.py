@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -85,44 +82,3 @@ def test_a_terminal_gets_the_panel_unless_it_asks_for_lines(
     assert "accuracy  " in shown[0]
     assert "\x1b" not in shown[1]
     assert "step 2/2" in shown[1]
-
-
-def test_a_refusal_under_the_panel_is_still_one_line(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    (tmp_path / "notes.txt").write_text("mine")
-    terminal, errors = Terminal(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(sys, "stderr", errors)
-    assert main(["demo", *TINY, "--run-dir", str(tmp_path)]) == 2
-    assert errors.getvalue().startswith(f"kapelle: {tmp_path} is not empty and not a run of kapelle")
-    assert errors.getvalue().count("\n") == 1
-    assert terminal.getvalue().rstrip().endswith("\x1b[2K"), "the frame is erased again"
-
-
-@pytest.mark.long
-def test_a_real_terminal_sees_nothing_but_ours_and_gets_its_cursor_back(tmp_path: Path) -> None:
-    read, write = pty.openpty()
-    code = "import sys; from kapelle.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.Popen(
-        [sys.executable, "-c", code, "demo", *TINY, "--run-dir", str(tmp_path / "run")],
-        stdout=write,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
-    )
-    os.close(write)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(read, 65536)
-        except OSError:  # the other end is closed
-            break
-    os.close(read)
-    assert done.stderr is not None
-    assert done.stderr.read() == b"", "no progress bars and no warnings of other libraries"
-    done.stderr.close()
-    assert done.wait() == 0
-    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0
-    assert b"accuracy  " in shown
-    assert b"it/s" not in shown

@@ -27,13 +27,6 @@ def test_what_is_wrong_stands_first_and_ends_with_2(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith("wrong     /proc/runs: rank 0 cannot write there")
 
 
-def test_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--run-dir", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [each["rank"] for each in found["ranks"]] == [0]
-    assert all(each["wrong"] is False for each in found["findings"])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -2,24 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import peft
 import pytest
 import torch
-from tests.cli.conftest import TINY, Kapelle, Said
+from tests.cli.conftest import Kapelle, Said
 from tests.support.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
-from kapelle.cli.eval import _agents
-from kapelle.environments import Arithmetic, Rewarded
 from kapelle.models.checksums import CHECKSUMS
 from kapelle.models.weights import save_model
-from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.runs.findings import read_evaluated
 from kapelle.runs.reader import read_evaluations
-from kapelle.types import Episode, Group, Task
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -45,30 +40,6 @@ def test_a_run_is_measured_as_it_measured_itself_and_gets_one_row(
     for each in row["baselines"]:
         assert each["tokens"] <= round(row["team"]["tokens"])
         assert each["interval"][0] <= each["success"] <= each["interval"][1]
-
-
-def test_the_table_names_team_agents_parts_and_baselines(
-    kapelle: Kapelle, finished: tuple[Path, Said]
-) -> None:
-    said = kapelle("eval", str(finished[0]), "evaluation.problems=6", "evaluation.greedy=false")
-    lines = said.out.splitlines()
-    assert lines[0].endswith(
-        "after 2 steps: 6 unseen problems of arithmetic, sampled as in training, 95 % intervals"
-    )
-    first_words = [
-        " ".join(line.split("  ")[0 if line[:1] != " " else 1].split()) for line in lines[2:] if line
-    ]
-    assert first_words[:5] == ["team", "carry", "not carry", "reasoner", "actor"]
-    assert {
-        "baselines without a team, with the same number of tokens per problem",
-        "reasoner alone",
-        "actor alone",
-    } <= set(first_words)
-
-
-def test_without_baselines_the_team_stands_alone(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:
-    said = kapelle("eval", str(finished[0]), "--no-baselines", "--json")
-    assert said.json["baselines"] == []
 
 
 def test_several_environments_have_settings_of_their_own(kapelle: Kapelle) -> None:
@@ -120,17 +91,6 @@ class TestOutput:
         assert (
             sum(turn["tokens"] for each in episodes for turn in each["turns"]) / 3 == kept["team"]["tokens"]
         )
-
-    def test_several_environments_are_a_list_in_the_order_of_their_names(self, kapelle: Kapelle) -> None:
-        save_model(Path("model"), tiny_model())
-        said = kapelle(
-            "eval", "-m", "model", "-e", "algebra,arithmetic", "-n", "2", "-o", "both.json", "team.sampling.max_tokens=4",
-        )  # fmt: skip
-        assert said.code == 0, said.err
-        found = json.loads(Path("both.json").read_text())["evaluations"]
-        assert [each["environment"] for each in found] == ["algebra", "arithmetic"]
-        assert [len(each["episodes"]) for each in found] == [2, 2]
-        assert said.out.count("unseen problems of") == 2
 
     @pytest.mark.parametrize(
         ("words", "problem"),
@@ -212,25 +172,6 @@ class TestAdapterFolders:
             == "kapelle: adapter/adapter_config.json names no base model (`base_model_name_or_path`). Add model.path=BASE.\n"
         )
 
-    def test_a_folder_without_an_environment_says_what_is_missing(self, kapelle: Kapelle) -> None:
-        self.saved()
-        said = kapelle("eval", "adapter")
-        assert (
-            said.err
-            == "kapelle: adapter is a model and no run, so nothing says what it plays. Add --environment NAME.\n"
-        )
-
-
-def test_games_are_measured_by_rewards(kapelle: Kapelle) -> None:
-    said = kapelle(
-        "eval", "--model", "embedded", "--environment", "matrix", "environment.rules=none", "team.agents=2",
-        "evaluation.problems=4",
-        "team.sampling.max_tokens=4", *(word for word in TINY if word.startswith("model.")),
-    )  # fmt: skip
-    assert said.code == 0, said.err
-    assert "agent_0" in said.out
-    assert "alone" not in said.out
-
 
 @pytest.mark.parametrize(
     ("words", "problem"),
@@ -258,15 +199,3 @@ def test_a_run_whose_checkpoints_are_damaged_says_so(kapelle: Kapelle, run: Path
     said = kapelle("eval", "run")
     assert said.code == 2
     assert said.err.splitlines()[-1].startswith("kapelle: There is no whole checkpoint in run/checkpoints.")
-
-
-def test_what_functions_of_a_user_pay_is_a_reward_and_no_share() -> None:
-    played = tuple(Episode(Task("a", "1+1"), k, ("ada",), rewards={"ada": 0.5}) for k in range(2))
-    evaluation = Evaluation(1, None, None, {"ada": 0.5}, 1.0, 0, groups=(Group(played[0].task, played),))
-    paid = Rewarded.model_validate({"path": "in-memory", "rewards": [{"function": "in-memory:f"}]})
-    shown = {}
-    for environment in (paid, Arithmetic()):
-        play = SimpleNamespace(environment=environment, team=SimpleNamespace(names=("ada",)))
-        [shown[environment.name]] = _agents(cast("Any", SimpleNamespace(play=play)), evaluation)
-    assert "reward 0.500" in shown["rewarded"]
-    assert "50.0 %" in shown["arithmetic"]

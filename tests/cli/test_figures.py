@@ -109,16 +109,6 @@ def test_what_is_collected_names_the_episodes_that_failed(
     )
 
 
-def test_the_step_that_stops_on_a_deaf_endpoint_says_why(kapelle: Kapelle, deaf: str) -> None:
-    said = kapelle("train", behind_a_deaf_endpoint(deaf), "--run-dir", "run")
-    assert said.code == 2
-    assert (
-        "unseen problems after step 0: no score, scored 0 of 4, 4 failed: EpisodeError: The endpoint"
-        in said.out
-    )
-    assert rates_in(said) == []
-
-
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     """40 answers to train on, of which 8 test questions have one, too."""
@@ -170,58 +160,6 @@ def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
     assert counted.count(f"scored {last['scored']} of 8") == 2, "beside the team's rate and the agent's"
 
 
-def test_dpo_shows_its_margin_and_the_share_of_pairs_that_are_right(kapelle: Kapelle) -> None:
-    folder = Path("pairs")
-    folder.mkdir()
-    for split in ("train", "test"):
-        rows = [{"prompt": f"{split} {k}", "chosen": "yes", "rejected": "no"} for k in range(4)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = recipe(
-        "dpo",
-        team={
-            "sharing": "lora",
-            "lora": {"rank": 2},
-            "sampling": {"max_tokens": 4},
-            "agents": [{"name": "solver"}],
-        },
-        environment={"name": "preferences", "path": "pairs", "question_field": "prompt"},
-        workflow={"name": "solo"},
-        algorithm={"name": "dpo", "data": "recorded", "group_size": 2},
-    )
-    said = kapelle("train", words, "--run-dir", "run")
-    assert said.code == 0, said.err
-    steps = [line for line in said.out.splitlines() if "] step " in line]
-    assert all(re.search(r"step \d/2  [\d.]+ pairs right  -?[\d.]+ margin", line) for line in steps), steps
-    assert not any("reward" in line for line in steps)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_zero_sum_game_is_told_by_seat(kapelle: Kapelle) -> None:
-    words = recipe(
-        "pennies",
-        team={"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 2}, "agents": 2},
-        environment={"name": "matrix", "game": "matching_pennies", "rules": "none"},
-        workflow={"name": "parallel"},
-        algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
-    )
-    said = kapelle("train", words, "--run-dir", "run")
-    assert said.code == 0, said.err
-    assert not re.search(r"accuracy|right|wrong|no score", said.out)
-    seats = r"agent_0 -?[\d.]+, agent_1 -?[\d.]+"
-    assert re.search(rf"return    {seats}  →  {seats}  played 4 of 4 unseen problems", said.out)
-    assert re.search(rf"unseen problems after step 2: return {seats}, played 4 of 4", said.out)
-    [team] = [line for line in kapelle("eval", "run").out.splitlines() if line.startswith("team")]
-    assert re.search(rf"return {seats}  played 4 of 4", team)
-    compared = kapelle(
-        "compare", words, "--algorithms", "grpo,rloo", "--seeds", "1", "--jobs", "1", "--run-dir", "all"
-    )
-    assert compared.code == 0, compared.err
-    [head] = [line for line in compared.out.splitlines() if line.startswith("algorithm")]
-    assert "return agent_0  " in head
-    assert "return agent_1  " in head
-
-
 def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
     kapelle: Kapelle, records: Path
 ) -> None:
@@ -240,41 +178,3 @@ def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
     lengths = {f"length/{name}": lengths.mean for name, lengths in result.lengths.items()}
     cut = {f"cut/{name}": lengths.cut for name, lengths in result.lengths.items()}
     assert result.scalars() == counts | lengths | cut
-
-
-def test_a_frozen_verifier_is_not_shown_as_training() -> None:
-    from kapelle.cluster.planning.weights_map import describe, weights_map
-    from kapelle.models.outline import read_outline
-    from kapelle.settings.schema import EmbeddedConfig
-    from kapelle.team import Agent, Critic, Lora, Policy, Team
-
-    lora = Lora(rank=1, targets=("q_proj",))
-    critics = {name: Critic(name, "base", lora, trained=name == "critic") for name in ("critic", "verifier")}
-    team = Team((Agent("a"),), {"a": Policy("a", lora=lora)}, {"a": "a"}, critics=critics)
-    found = weights_map(team, {"base": read_outline("embedded", EmbeddedConfig(**TINY))})
-    trains = {learner.name: learner.trained for learner in found.learners}
-    assert trains == {"a": True, "critic": True, "verifier": False}
-    [line] = [line for line in describe(found) if line.startswith("verifier")]
-    assert "frozen" in line
-
-
-def test_games_that_are_solved_or_not_have_a_score_and_no_verdict(kapelle: Kapelle) -> None:
-    team = {"sharing": "lora", "lora": {"rank": 2}, "sampling": {"max_tokens": 2}, "agents": 2}
-    parts = {
-        "pennies": {"environment": {"name": "matrix", "game": "matching_pennies", "rules": "none"}},
-        "xor": {"environment": {"name": "matrix", "game": "xor", "rules": "none"}},
-    }
-    words = recipe(
-        "both",
-        team=team,
-        environment={"name": "mixture", "parts": parts},
-        workflow={"name": "play"},
-        algorithm={"name": "grpo", "group_size": 2, "team_reward": "individual"},
-    )
-    said = kapelle("train", words, "--run-dir", "run")
-    assert said.code == 0, said.err
-    assert not re.search(r"accuracy|→ right|→ wrong", said.out)
-    assert re.search(r"^score     .*scored \d of \d unseen problems", said.out, re.MULTILINE)
-    seats = r"agent_0 -?[\d.]+, agent_1 -?[\d.]+"
-    for part in parts:
-        assert re.search(rf"^ +{part}: return {seats}  →  {seats}$", said.out, re.MULTILINE)

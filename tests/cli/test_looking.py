@@ -32,18 +32,6 @@ def test_a_copied_recipe_is_the_recipe(kapelle: Kapelle, words: list[str], place
     assert (again.code, again.err) == (2, f"kapelle: {place} exists already. Name another destination.\n")
 
 
-def test_a_recipe_is_not_copied_to_nowhere(kapelle: Kapelle) -> None:
-    said = kapelle("recipes", "cp", "demo", "no/such/x.yaml")
-    assert (
-        said.err
-        == "kapelle: no/such/x.yaml cannot be written: No such file or directory. Name another destination.\n"
-    )
-    assert (
-        kapelle("recipes", "cp").err
-        == "kapelle: `kapelle recipes cp` needs a name. `kapelle recipes ls` lists them.\n"
-    )
-
-
 def test_validation_says_what_it_checked(kapelle: Kapelle) -> None:
     said = kapelle("validate", "demo", *TINY)
     assert said.code == 0, said.err
@@ -70,32 +58,6 @@ def test_info_knows_versions_machine_and_extras(kapelle: Kapelle) -> None:
     assert found["extras"]["peft"] == f"peft {version('peft')}"
     text = kapelle("info").out
     assert f"  torch         {version('torch')}" in text.splitlines()
-
-
-def test_an_extra_that_is_missing_names_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, kapelle: Kapelle
-) -> None:
-    assert extras()["games"] == ["open_spiel", "openskill", "pettingzoo", "scipy"]
-    real = version
-    monkeypatch.setattr("kapelle.cli.info._version", lambda name: None if name == "peft" else real("torch"))
-    assert kapelle("info", "--json").json["extras"]["peft"] == "missing peft: pip install 'kapelle[peft]'"
-
-
-def test_what_brings_other_extras_is_there_when_they_are(
-    monkeypatch: pytest.MonkeyPatch, kapelle: Kapelle
-) -> None:
-    monkeypatch.setattr("kapelle.cli.info._requirements", lambda: NESTED)
-    there = {"peft": "0.21", "kapelle": "0.1.0"}
-    monkeypatch.setattr("kapelle.cli.info._version", there.get)
-    said = kapelle("info", "--json").json["extras"]
-    assert said["all"] == "missing open_spiel: pip install 'kapelle[all]'"
-
-
-NESTED = [
-    'peft>=0.21; extra == "peft"',
-    'open_spiel>=2.0; extra == "games"',
-    'kapelle[games,peft]; extra == "all"',
-]
 
 
 def test_info_lists_what_recipes_may_name_and_what_is_missing(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import subprocess
@@ -11,8 +10,7 @@ from typing import IO
 import pytest
 
 from kapelle.cli import output
-from kapelle.functional.statistics import share_text
-from kapelle.runtime.console import printable, say
+from kapelle.runtime.console import printable
 
 
 def test_what_a_model_says_moves_no_cursor() -> None:
@@ -21,17 +19,6 @@ def test_what_a_model_says_moves_no_cursor() -> None:
     assert printable("\ud800") == "\\ud800"
     assert printable("two\nlines\tof text") == "two⏎lines of text"
     assert printable("47+85 → 132 ✓") == "47+85 → 132 ✓"
-
-
-def test_long_texts_end_with_an_ellipsis_at_the_width() -> None:
-    assert printable("abcdef", 6) == "abcdef"
-    assert printable("abcdefg", 6) == "abcde…"
-
-
-def test_scores_are_percentages_with_their_interval() -> None:
-    assert share_text(0.542, (0.4982, 0.5851)) == "54.2 % [49.8, 58.5]"
-    assert share_text(1.0, None) == "100.0 %"
-    assert share_text(None, None) == "no score"
 
 
 def recipes_into(output: int | IO[str]) -> subprocess.CompletedProcess[str]:
@@ -57,16 +44,6 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     done = recipes_into(write)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_a_line_inside_another_line_is_spared() -> None:
-    class Busy(io.StringIO):
-        def write(self, text: str) -> int:
-            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
-
-    stream = Busy()
-    say("from a signal handler", stream)
-    assert stream.getvalue() == ""
 
 
 def test_commands_that_are_shown_can_be_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

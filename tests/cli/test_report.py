@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.episodes import episode, group, turn
 
 from kapelle.cli.running import Report, learned
-from kapelle.training.console import Point, ShownConversation, point_of
+from kapelle.training.console import Point, ShownConversation
 from kapelle.types import Group, Task
 
 BEFORE = Point(0, 0.542, (0.498, 0.585), 500, {"actor": 0.542}, 500)
@@ -31,32 +31,6 @@ def test_a_report_reads_from_top_to_bottom() -> None:
         "measure   kapelle eval runs/x",
         "go on     kapelle train --resume runs/x training.steps=N",
     ]
-
-
-def test_a_report_for_programs_has_the_promised_names() -> None:
-    row = report().row()
-    promised = {
-        "accuracy_before": 0.542,
-        "accuracy_after": 0.946,
-        "interval": [0.923, 0.963],
-        "problems": 500,
-        "seconds_warmup": 38.2,
-        "seconds_training": 55.04,
-        "run_dir": "runs/x",
-    }
-    assert {name: row[name] for name in promised} == promised
-    assert row["conversation"][1]["said"][1] == {"agent": "actor", "text": "132"}
-    assert row["seconds_total"] == 97.24
-
-
-def test_a_stopped_run_has_no_accuracy_after() -> None:
-    row = report(after=None, stopped_by=130).row()
-    assert (row["accuracy_before"], row["accuracy_after"], row["problems"], row["stopped_by"]) == (
-        0.542,
-        None,
-        500,
-        130,
-    )
 
 
 def test_games_without_a_score_report_rewards() -> None:
@@ -85,17 +59,6 @@ def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -
     assert report(none, none).lines()[1] == (
         "accuracy  no score  →  no score  scored 0 of 16 unseen problems, 16 failed"
     )
-
-
-def test_rows_of_earlier_versions_are_read_and_do_not_claim_what_they_did_not_record() -> None:
-    point = point_of({"step": 3, "success": 0.5, "interval": [0.2, 0.8], "problems": 8, "reward": {"a": 0.5}})
-    assert (
-        f"{point.text()} {point.counts()}" == "50.0 % [20.0, 80.0] of 8, how many were scored is not recorded"
-    )
-
-
-def test_nothing_measured_says_how_far_it_came() -> None:
-    assert report(None, None).lines()[1] == "steps     50"
 
 
 def outcome(task: str, success: float | None, said: str, error: str | None = None) -> Group:

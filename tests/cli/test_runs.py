@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kapelle
 from tests.cli.test_stages import write
-from tests.runs.test_poisoned import spoil
-from tests.support.five_steps import content, files, run, train, trained
-from tests.support.tiny import same_bits
+from tests.support.five_steps import files, run, trained
 
 from kapelle.runs.lock import RunLock
-from kapelle.runs.rollback import ASIDE
 
 __all__ = ["run", "trained"]
 
@@ -43,13 +38,10 @@ def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rollback"], "Name a run"),
         (["rollback", "RUN"], "Name the step to go back to"),
         (["rollback", "RUN", "--to", "77"], "no checkpoint of step 77"),
         (["show", "RUN", "--to", "1"], "are for `kapelle runs rollback`"),
         (["show", "nowhere"], "no run of kapelle at nowhere"),
-        (["ls", "nowhere"], "no folder nowhere"),
-        (["list"], "Unknown action 'list'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -62,27 +54,6 @@ def test_what_is_wrong_is_said_in_one_line(
     assert found.code == 2
     assert said in found.err
     assert found.err.count("\n") == 1
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_poisoned_run_is_told_the_way_back_which_leads_out(
-    run: Path, kapelle: Kapelle, trained: Path
-) -> None:
-    for step in (4, 5):
-        spoil(run, step, "nan weight")
-    said = kapelle("train", "--resume", run, "--no-rich")
-    assert said.code == 0, said.err
-    assert f"kapelle runs rollback {run} --to 3" in said.out
-    shutil.rmtree(run)
-    shutil.copytree(trained, run)
-    for step in (4, 5):
-        spoil(run, step, "nan weight")
-    said = kapelle("runs", "rollback", run, "--to", "3")
-    assert said.code == 0, said.err
-    train(run, resume=True)
-    assert same_bits(content(run)["c"]["00000005"], content(trained)["c"]["00000005"])
-    assert sorted(p.name for p in (run / ASIDE).glob("*/checkpoints/*")) == ["00000004", "00000005"]
 
 
 def test_a_list_says_of_every_run_what_it_came_to_and_hides_none(run: Path, kapelle: Kapelle) -> None:
@@ -149,18 +120,6 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     shown = kapelle("runs", "show", run, "--json").json
     assert [each["step"] for each in shown["checkpoints"]] == [0, 1, 2, 3, 4]
     assert shown["last"]["step"] == 4
-
-
-def test_looking_at_runs_needs_no_torch(run: Path) -> None:
-    program = (
-        "import sys; from kapelle.cli import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers')))"
-    )
-    for words in (["ls", str(run.parent)], ["show", str(run)]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, "runs", *words], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long

@@ -12,33 +12,17 @@ import httpx
 import pytest
 from tests.cli.conftest import Kapelle, Said
 
-from kapelle.cli.serve import KINDS
 from kapelle.setup.recipe import load_recipe, to_yaml
-
-
-def test_help_names_every_kind_that_is_served(kapelle: Kapelle) -> None:
-    usage, _, what = kapelle("serve", "--help").out.partition("\n\n")
-    for kind in KINDS:
-        assert kind in usage
-        assert kind in what
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "Name what to serve and a run directory"),
-        (["policy"], "Name what to serve and a run directory"),
         (["polcy", "run"], "Did you mean 'policy'"),
-        (["reward"], "Name what to serve and a run directory"),
         (["nowhere"], "'nowhere' is neither a run nor an exported team"),
-        (["reward", "nowhere"], "nowhere"),
-        (["reward", "run", "--host", "0.0.0.0"], "which needs TLS .* and a token"),  # noqa: S104
-        (["reward", "run", "--batch", "0"], "--batch"),
-        (["policy", "nowhere"], "nowhere"),
-        (["policy", "run", "--host", "0.0.0.0"], "which needs TLS .* and a token"),  # noqa: S104
+        (["reward", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
         (["policy", "run", "--port", "99999"], "port 99999"),
-        (["policy", "run", "--calls", "0"], "--calls"),
-        (["policy", "run", "--timeout", "0"], "--timeout"),
         (["policy", "run", "--timeout", "nan"], "--timeout"),
     ],
 )

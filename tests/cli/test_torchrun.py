@@ -186,13 +186,6 @@ def test_what_cannot_be_launched(words: list[str], reason: str, capsys: pytest.C
     assert reason in capsys.readouterr().err
 
 
-def test_one_launcher_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value in environment(0, 1, 29500).items():
-        monkeypatch.setenv(name, value)
-    assert main(["train", "demo", "--launch", "torchrun", "--processes", "2"]) == 2
-    assert "a launcher has already started this one" in capsys.readouterr().err
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "recipe.yaml"
@@ -333,31 +326,6 @@ def test_two_processes_train_stage_after_stage(recipe: Path, tmp_path: Path) -> 
     assert (one.returncode, out.count("done before")) == (0, 2), said
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_launcher_stops_all(recipe: Path, tmp_path: Path, number: signal.Signals) -> None:
-    run = tmp_path / "run"
-    words = [
-        str(recipe),
-        "--run-dir",
-        str(run),
-        "training.steps=100000",
-        "--launch",
-        "torchrun",
-        "--processes",
-        "2",
-    ]
-    one = started(words)
-    assert one.stdout is not None
-    for line in one.stdout:
-        if "step 3/" in line:
-            break
-    one.send_signal(number)
-    out, said = one.communicate(timeout=300)
-    assert one.returncode == 128 + number, said
-    assert out.count("stopped; nothing is lost.") == 1
-
-
 ENDLESS = ["training.steps=100000", "checkpoint.every=1", "--launch", "torchrun", "--processes", "2"]
 
 
@@ -455,38 +423,6 @@ def test_a_stopped_rank_saves_with_the_others(recipe: Path, tmp_path: Path, numb
     one.send_signal(number)
     out, said = one.communicate(timeout=300)
     assert (one.returncode, said) == (128 + number, "")
-    assert out.count("stopped; nothing is lost.") == 1
-
-
-@linux
-@pytest.mark.ranks
-@pytest.mark.parametrize("again", [[], [signal.SIGINT]])
-def test_a_stop_sent_to_one_rank_stops_all(recipe: Path, tmp_path: Path, again: list[signal.Signals]) -> None:
-    run = tmp_path / "run"
-    one = started([str(recipe), "--run-dir", str(run), *ENDLESS])
-    ranks = ranks_at(one, "step 3/")
-    for number in (signal.SIGINT, *again):
-        os.kill(ranks[1], number)
-        time.sleep(0.05)  # two that arrive at once are one
-    _, said = one.communicate(timeout=300)
-    assert (one.returncode, said) == (130, "")
-    assert resumed(run) == 0
-
-
-@linux
-@pytest.mark.ranks
-def test_a_launcher_that_is_stopped_lets_the_ranks_save(recipe: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    one = started([str(recipe), "--run-dir", str(run), *ENDLESS], KAPELLE_STALLED_AFTER="2")
-    ranks = ranks_at(one, "step 3/")
-    one.send_signal(signal.SIGSTOP)
-    until(lambda: all(_state(rank)[0] == "Z" for rank in ranks.values()))
-    assert resumed(run) == 0
-    one.send_signal(signal.SIGCONT)
-    out, said = one.communicate(timeout=300)
-    assert one.returncode == 143
-    assert said.count("\n") == 1
-    assert f"The launcher (process {one.pid}) has been stopped for 2 s: the run saves and ends." in said
     assert out.count("stopped; nothing is lost.") == 1
 
 

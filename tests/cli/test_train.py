@@ -9,7 +9,7 @@ import yaml
 from tests.cli.conftest import TINY, Kapelle, Said
 
 from kapelle.environments.data import source as data_source
-from kapelle.runs.reader import read_config, read_metrics, read_provenance, read_status
+from kapelle.runs.reader import read_config, read_metrics, read_provenance
 
 
 @pytest.mark.usefixtures("no_model")
@@ -104,14 +104,6 @@ def test_a_dry_run_says_what_judges_will_be_asked(kapelle: Kapelle) -> None:
     assert kapelle("train", "demo", *TINY, "--dry-run", "--json").json["judges"] == {}
 
 
-def test_a_dry_run_for_programs_is_one_object(kapelle: Kapelle) -> None:
-    row = kapelle("train", "demo", *TINY, "--dry-run", "--json").json
-    assert row["origin"]["training.steps"] == "command line"
-    assert "optimizer.weight_decay" not in row["origin"]
-    assert row["weights"]["bases"] == [{"name": "base", "path": "embedded", "parameters": 6560, "place": ""}]
-    assert row["config"]["environment"]["name"] == "arithmetic"
-
-
 def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None:
     said = kapelle("recipes", "cp", "demo", "mine.yaml")
     assert said.out == "mine.yaml is written; change it as you like. Train it with: kapelle train mine.yaml\n"
@@ -128,8 +120,6 @@ def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None
     "words",
     [
         ["--resume", "run", "training.steps=3"],
-        ["--resume", "--run-dir", "run", "training.steps=3"],
-        ["run/config.yaml", "--resume", "--run-dir", "run", "training.steps=3"],
     ],
 )
 def test_a_run_goes_on_where_it_ended(kapelle: Kapelle, run: Path, words: list[str]) -> None:
@@ -185,21 +175,6 @@ def test_what_cannot_be_trained_or_resumed_is_said(kapelle: Kapelle, words: list
     assert not Path("nowhere").exists()
 
 
-def test_a_run_is_not_resumed_with_another_team(kapelle: Kapelle, finished: tuple[Path, Said]) -> None:
-    said = kapelle("train", "--resume", str(finished[0]), "team.lora.rank=4")
-    assert said.code == 2
-    assert "has another config: team.lora.rank was 2 and is 4" in said.err
-    assert read_status(finished[0]).state == "finished"
-
-
-def test_supervised_training_needs_no_rewards(kapelle: Kapelle) -> None:
-    settings = [word for word in TINY if not word.startswith("algorithm.")]
-    said = kapelle("train", "demo", "algorithm.name=sft", *settings, "--json")
-    assert said.code == 0, said.err
-    assert said.json["steps"] == 2
-    assert json.loads(said.out)
-
-
 def test_a_resume_says_what_has_changed_since_and_its_summary_too(kapelle: Kapelle) -> None:
     folder = Path("data")
     folder.mkdir()
@@ -251,14 +226,3 @@ def test_a_dry_run_lists_what_it_lacks_and_finds_what_is_wrong_all_the_same(
         refused = kapelle("train", "gpu.yaml", "--dry-run", wrong)
         assert (refused.code, why in refused.err) == (2, True), refused.err
     assert kapelle("train", "gpu.yaml").code == 2
-
-
-@pytest.mark.parametrize("which", ["checkpoints/00000002", "checkpoints/00000002/policies"])
-def test_a_checkpoint_that_is_to_be_resumed_names_its_run_and_start_from(
-    kapelle: Kapelle, finished: tuple[Path, Said], which: str
-) -> None:
-    run, _ = finished
-    said = kapelle("train", "--resume", f"{run}/{which}")
-    assert said.code == 2
-    assert f"in the run {run}" in said.err
-    assert f"`--start-from {run}@2`" in said.err

@@ -54,25 +54,6 @@ def test_lines_say_what_happened_and_when() -> None:
     ]
 
 
-def test_a_conversation_takes_one_line() -> None:
-    assert one_line(RIGHT) == "47+85 → reasoner: 2,11+1 → actor: 132 → right"
-    assert one_line(WRONG) == "38+24 → reasoner: 2,5 → actor: 52 → wrong"
-
-
-def test_a_warm_up_takes_about_ten_lines_and_ends_with_its_last_step() -> None:
-    states = [
-        ProgressLine(event="warmup", phase="warm-up", step=k, steps=205, metrics={"nll/shared": 2.0})
-        for k in range(1, 206)
-    ]
-    said = lines(*states)
-    assert len(said) == 11
-    assert said[-1].endswith("warm-up step 205/205  2.000 nats a token")
-
-
-def test_a_phase_without_a_word_takes_no_line() -> None:
-    assert lines(ProgressLine(phase="training", detail="")) == []
-
-
 def test_verdicts() -> None:
     shown = [ShownConversation("q", (), score) for score in (1.0, 0.0, 0.5, None)]
     assert [verdict(each) for each in shown] == ["right", "wrong", "0.50", "no score"]
@@ -85,22 +66,6 @@ def test_a_step_says_what_its_figures_are_not_about() -> None:
     metrics = {"samples": 24.0, "scored": 20.0, "success": 1.0, "failed_episodes": 0.125}
     [line] = lines(ProgressLine(event="step", step=1, steps=2, metrics=metrics, rewards={"a": 1.0}))
     assert "reward a 1.000  scored 20 of 24  3 of 24 episodes failed" in line
-
-
-def test_supervised_and_preference_steps_show_what_they_minimise() -> None:
-    sft = ProgressLine(event="step", step=1, steps=2, learning={"nats a token": 0.0283})
-    assert lines(sft)[0].endswith("step 1/2  0.028 nats a token  0 tokens/s")
-    assert "0.028 nats a token" in drawn(sft)
-    dpo = ProgressLine(event="step", step=1, steps=2, learning={"margin": 0.5, "pairs right": 0.75})
-    assert "0.500 margin  0.750 pairs right" in lines(dpo)[0]
-
-
-def test_long_conversations_stay_on_one_line() -> None:
-    long = ShownConversation("q\n" * 200, (("a", "x" * 500), ("b", "")), None)
-    line = one_line(long, width=90)
-    assert len(line) < 130
-    assert "\n" not in line
-    assert line.endswith("→ b: (nothing) → no score")
 
 
 def drawn(progress: ProgressLine, width: int = 100) -> str:
@@ -134,22 +99,11 @@ def test_the_panel_shows_everything_at_once() -> None:
     assert len(hint.rstrip()) < 38, "the echo of ^C must fit behind it on the narrowest terminal"
 
 
-def test_the_panel_keeps_its_height_from_the_first_moment() -> None:
-    heights = {
-        len(drawn(state).splitlines()) for state in (ProgressLine(phase="warm-up", detail="cached"), STEP)
-    }
-    assert len(heights) == 1
-
-
 def test_what_models_say_is_text_and_never_markup_or_control() -> None:
     evil = ShownConversation("[bold]q[/bold]", (("a", "[red]x[/red] \x1b[31m\x1b]0;title\x07"),), 0.0)
     text = drawn(ProgressLine(conversations=(evil,)))
     assert "[bold]q[/bold] → a [red]x[/red] \\x1b[31m\\x1b]0;title\\x07" in text
     assert "\x1b" not in text
-
-
-def test_the_panel_fits_a_narrow_terminal() -> None:
-    assert all(len(line) == 40 for line in drawn(STEP, width=40).splitlines()[:-1])
 
 
 def test_sparks_go_from_the_least_to_the_greatest() -> None:

@@ -67,7 +67,6 @@ CLIENTS = {
 """Names of httpx that send; only `runtime/http.py` bounds what comes back."""
 EXTRACTS = {"extractall"}
 """Methods that write where an archive says."""
-UNFINISHED = ("TO" + "DO", "FIX" + "ME", "X" * 3)  # written apart so that this file keeps its own rule
 
 
 def generated(path: PurePath) -> bool:
@@ -80,34 +79,6 @@ def nameless(path: PurePath) -> Iterator[str]:
     for part in (*path.parent.parts, path.stem):
         if part in NAMELESS:
             yield f"'{part}' does not say what lives there"
-
-
-def unfinished(text: str) -> Iterator[str]:
-    """Yield stubs and notes to oneself."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        for mark in UNFINISHED:
-            if mark in line:
-                yield f"line {number}: {mark}"
-    if "NotImplementedError" not in text:
-        return
-    tree = ast.parse(text)
-    declared = {
-        last for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for last in _declarations(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and node.exc is not None and node not in declared:
-            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            if isinstance(raised, ast.Name) and raised.id == "NotImplementedError":
-                yield f"line {node.lineno}: a stub"
-
-
-def _declarations(of: ast.ClassDef) -> Iterator[ast.stmt]:
-    """Yield the last statement of each method that only declares what heirs of a class provide: a docstring and `raise`."""
-    for method in of.body if not of.bases else ():
-        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(method):
-            _, *rest = method.body
-            if len(rest) == 1:
-                yield rest[0]
 
 
 def forbidden(text: str) -> Iterator[str]:

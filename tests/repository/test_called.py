@@ -62,15 +62,3 @@ def uncalled(source: Path) -> list[str]:
 @pytest.mark.long
 def test_all_mathematics_is_called() -> None:
     assert uncalled(SOURCE) == []
-
-
-def test_what_only_its_own_kind_calls_is_found(tmp_path: Path) -> None:
-    (tmp_path / "functional").mkdir()
-    mathematics = (
-        "def mean(x): return total(x)\ndef total(x): ...\ndef dead(x): return dying(x)\ndef dying(x): ...\n"
-    )
-    (tmp_path / "functional" / "sums.py").write_text(mathematics)
-    (tmp_path / "loop.py").write_text("from kapelle.functional import sums\nsums.mean(1)\n'dead'\n")
-    assert uncalled(tmp_path) == ["dead", "dying"]
-    (tmp_path / "loop.py").write_text("from kapelle.functional.sums import dead as d, mean\nd(mean)\n")
-    assert uncalled(tmp_path) == []

@@ -70,16 +70,3 @@ def unread(keys: set[tuple[str, str]], texts: list[str]) -> set[tuple[str, str]]
 def test_every_key_is_read() -> None:
     texts = [path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")]
     assert unread(all_keys(), texts) == set()
-
-
-def test_a_key_that_nothing_reads_is_found() -> None:
-    assert unread(
-        {("Planted", "colour"), ("Planted", "size")}, ["def f(planted):\n    return planted.size"]
-    ) == {("Planted", "colour")}
-
-
-def test_keys_of_a_base_class_count_once() -> None:
-    keys = all_keys()
-    assert ("CheckpointConfig", "every") in keys
-    assert ("RunConfig", "seed") in keys
-    assert len([owner for owner, key in keys if key == "group_size"]) < len(ALGORITHMS)

@@ -32,20 +32,3 @@ def test_every_package_of_every_extra_is_pinned_within_its_bounds() -> None:
             if pin is None or not requirement.specifier.contains(pin, prereleases=True):
                 wrong.append((extra, str(requirement), pin))
     assert wrong == []
-
-
-def test_no_package_is_pinned_twice() -> None:
-    names = [canonicalize_name(line.partition("==")[0]) for line in LINES if re.match(r"[\w.\-]+==", line)]
-    assert sorted(names) == sorted(set(names))
-
-
-def test_the_page_on_vllm_says_what_the_project_asks_for() -> None:
-    page = " ".join((ROOT / "docs" / "vllm.md").read_text(encoding="utf-8").split())
-    bounds = {
-        Requirement(each).name: str(Requirement(each).specifier).removeprefix(">=")
-        for each in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["vllm"])
-    }
-    assert f"kapelle runs with transformers {bounds['transformers']} and later" in page
-    measured = re.findall(r"vLLM (\d+\.\d+)\.\d+", page)
-    assert measured
-    assert set(measured) == {bounds["vllm"]}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.gpu import compare
-from benchmarks.gpu_counts import Card, estimate, plus, whole
-from benchmarks.gpu_work import SHAPES, lengths
+from benchmarks.gpu_counts import KEPT, Card, estimate, plus, table, whole
+from benchmarks.gpu_work import SHAPES
 
 COUNTS = {
     "launches": 100,
@@ -30,26 +29,3 @@ def test_a_whole_model_is_its_layers_and_the_rest() -> None:
     found = whole(lambda shape: {"launches": 7 + 11 * shape.layers}, SHAPES["0.6B"])
     assert found == {"launches": 7 + 11 * 28}
     assert plus({"a": 5}, {"a": 2}, -2) == {"a": 1}
-
-
-def test_uneven_turns_are_about_as_long_as_even_ones() -> None:
-    even, uneven = (sorted(n for row in lengths(256, even=kind) for n in row) for kind in (True, False))
-    assert set(even) == {32}
-    assert 28 <= uneven[len(uneven) // 2] <= 36
-    assert 1 <= uneven[0] < 8
-    assert 150 < uneven[-1] <= 192
-
-
-def test_what_was_measured_stands_beside_its_estimates() -> None:
-    measured = {
-        "environment": {"card": "NVIDIA H100 80GB HBM3", "torch": "2.13.0"},
-        "constants": {"launch": 1e-5, "kernel": 2e-6, "gb_s": 1000.0, "tflop_s": 100.0},
-        "models": {
-            "0.6B, 2 agents": {"decode": {"seconds": 0.123}, "step": {"out of memory": "CUDA out of memory"}}
-        },
-    }
-    lines = compare(measured, {"now": {"0.6B, 2 agents": {"decode": COUNTS}}}).splitlines()
-    decode = next(line for line in lines if "decode" in line)
-    by_maker = 0.0006 + 0.001 + 0.00004 + 4 / 3350 + 5 / 989
-    assert decode.split()[-3:] == ["123.00", f"{1e3 * by_maker:.2f}", "57.04"]
-    assert any("step" in line and "out of memory" in line for line in lines)

@@ -48,14 +48,3 @@ def test_a_page_names_what_would_fail_if_the_algorithm_were_another(page: Path) 
     names = named_tests(held_by(page))
     assert names, f"{page.name} needs a section '## Tests' that names a test"
     assert [gone for name in names if (gone := missing(name))] == []
-
-
-def test_what_happens_to_programs_names_the_tests_that_show_it() -> None:
-    page = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
-    _, _, table = page.partition("## What happens when")
-    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
-    assert len(rows) >= 17
-    for row in rows:
-        names = re.findall(r"`(\w[\w/]+\.py(?:::\w+)*)`", row.split("|")[3])
-        assert names, f"names no test: {row}"
-        assert [gone for name in names if (gone := missing(f"tests/{name}"))] == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +13,16 @@ import pytest
 import yaml
 from tools import alias_table as alias_page
 from tools.check_links import anchors
-from tools.docs_site.check import faults
 from tools.docs_site.diagrams import DRAWINGS, file_of
 from tools.docs_site.diagrams import blocks as diagrams
-from tools.docs_site.howto import blocks, commands, files_of
+from tools.docs_site.howto import blocks, files_of
 from tools.docs_site.howto import pages as howtos
-from tools.docs_site.links import ROOT, heading_anchor, in_lists, page_of, place, rewritten
-from tools.docs_site.notebooks import environment, notebook, parts, shown_page
+from tools.docs_site.links import ROOT, heading_anchor, rewritten
+from tools.docs_site.notebooks import notebook, parts, shown_page
 from tools.docs_site.notebooks import pages as tutorials
 from tools.docs_site.reference import cli_page, keys, plugin_page, run_page, undocumented
-from tools.docs_site.settings_table import meaning
 
 from kapelle.settings.aliases import TABLE
-from kapelle.settings.base import Settings
-from kapelle.settings.schema import SamplingConfig as Sampled
 from kapelle.setup.recipe import load_recipe
 
 ASSETS = ROOT / "docs" / "assets"
@@ -53,29 +47,11 @@ def test_links_to_files_lead_to_pages_of_the_site(text: str, shown: str) -> None
     assert rewritten(text, "docs/page.md") == shown
 
 
-def test_links_of_a_page_outside_docs_lead_back_into_it() -> None:
-    assert place("CONTRIBUTING.md") == "files/CONTRIBUTING.md"
-    assert rewritten("[a](docs/adr/README.md)", "CONTRIBUTING.md") == "[a](../adr/README.md)"
-
-
 @pytest.mark.parametrize(
     "heading", ["Start: five minutes", '"The run at … has another config"', "Weights, by turn", "`a_b`"]
 )
 def test_an_anchor_is_that_of_git_hosts(heading: str) -> None:
     assert anchors(f"# {heading}\n") == {heading_anchor(heading)}
-
-
-def test_what_a_list_holds_is_indented_as_mkdocs_wants_it() -> None:
-    assert in_lists("- a\n  - b\n\n  | c |\n\nd\n  e") == "- a\n    - b\n\n    | c |\n\nd\n  e"
-
-
-def test_a_file_with_fences_is_shown_whole() -> None:
-    shown = page_of("tools/docs_site/diagrams.py")
-    assert shown.count("\n````") == 2
-
-
-def test_a_page_may_have_anchors_of_its_own() -> None:
-    assert anchors('<a id="group_baseline"></a>\n\n## A baseline\n') == {"group_baseline", "a-baseline"}
 
 
 def test_every_diagram_has_its_drawing_and_nothing_else_is_kept() -> None:
@@ -105,26 +81,6 @@ def test_the_menu_names_pages_that_exist_or_are_made() -> None:
         page for page in listed if not (ROOT / "docs" / page).exists() and not page.startswith(made)
     ] == []
     assert len(listed) == len(set(listed))
-
-
-def test_what_readers_search_for_is_in_the_title_of_its_page() -> None:
-    """A word of a title counts a thousand times in the search; `tools/docs_site/search.js` asks the built site itself."""
-    asked = json.loads((ROOT / "tools" / "docs_site" / "questions.json").read_text(encoding="utf-8"))
-    assert len(asked) >= 4
-    titles = {
-        path: set(re.findall(r"[\w']+", path.read_text(encoding="utf-8").partition("\n")[0].lower()))
-        for path in (ROOT / "docs").rglob("*.md")
-    }
-    for query, page in asked.items():
-        holding = [path for path, title in titles.items() if title >= set(query.lower().split())]
-        assert holding == [ROOT / "docs" / f"{page}.md"], query
-
-
-def test_every_how_to_has_a_place_in_the_menu() -> None:
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    docs = ROOT / "docs"
-    pages = [path.relative_to(docs).as_posix() for path in (docs / "howto").glob("*.md")]
-    assert [page for page in pages if page not in text] == []
 
 
 @pytest.mark.slow
@@ -160,26 +116,6 @@ def test_a_tutorial_becomes_a_notebook_and_shows_what_was_printed() -> None:
     assert "```sh\nkapelle info\n```\n\n```text\nnew\n```" in shown
 
 
-def test_every_tutorials_notebook_installs_what_it_needs() -> None:
-    """Where tutorials are executed nothing else can be imported (`make docs`), so that one cell is enough on Colab."""
-    first = {
-        page.stem: notebook(page.read_text(encoding="utf-8"))["cells"][0]["source"] for page in tutorials()
-    }
-    games = dict.fromkeys(("league", "self_play"), "%pip install -q 'kapelle[games]'")
-    rest = ("first_team", "own_environment", "stages", "tools")
-    assert first == games | dict.fromkeys(rest, "%pip install -q 'kapelle'")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("page", "games"), [("words", "False"), ("`pip install 'kapelle[games]'`", "True")])
-def test_what_a_notebook_does_not_install_is_not_there_when_it_is_executed(page: str, games: str) -> None:
-    asked = "from importlib.util import find_spec as f; print(*(f(n) is not None for n in ('torch', 'pyspiel', 'datasets', 'pytest')))"
-    done = subprocess.run(
-        [sys.executable, "-c", asked], env=environment(page), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["True", games, "False", "False"]
-
-
 @pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
 def test_every_tutorial_asserts_what_it_prints(page: Path) -> None:
     pieces = parts(page.read_text(encoding="utf-8"))
@@ -207,11 +143,6 @@ def test_the_recipes_of_how_tos_can_be_read(tmp_path: Path) -> None:
                 load_recipe(str(tmp_path / name))
                 read += 1
     assert read >= 7
-
-
-def test_of_a_how_to_only_what_can_be_executed_here_is() -> None:
-    block = "kapelle train demo a=1  # why\nkapelle eval runs/mine\npip install x\nkapelle serve policy runs/mine\nkapelle train demo --launch torchrun\n"
-    assert list(commands(block)) == [["train", "demo", "a=1", "--dry-run"], ["eval", "runs/mine"]]
 
 
 def ours(page: str) -> Iterator[str]:
@@ -274,38 +205,6 @@ def test_every_setting_of_theirs_is_on_its_page(name: str) -> None:
     assert sorted(set(THEIRS[name]["names"].split()) - shown) == []
 
 
-def test_a_setting_that_does_not_exist_is_seen() -> None:
-    page = "| theirs | default | ours | |\n|---|---|---|---|\n| `lr` | 1 | `optimizer.rate`, `team.agents[].prompt` | `x.y` |\n"
-    assert list(ours(page)) == ["optimizer.rate", "team.agents.prompt"]
-
-
 @pytest.mark.slow
 def test_every_setting_says_what_it_means() -> None:
     assert undocumented() == []
-
-
-def test_a_setting_without_a_meaning_is_seen() -> None:
-    class Bare(Settings):
-        rate: float = 0.5
-        depth: int = 1
-        """How deep."""
-
-    assert [meaning(Bare, key) for key in Bare.model_fields] == ["", "How deep."]
-    assert meaning(Sampled, "temperature").startswith("Sampling temperature")
-
-
-def test_a_page_that_loads_or_leads_wrongly_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.html").write_text('<h1 id="there">x</h1>', encoding="utf-8")
-    page = tmp_path / "index.html"
-    page.write_text(
-        '<script src="https://cdn.example/x.js"></script><a href="other.html#there">y</a><a href="https://example.org">z</a>'
-        '<a href="gone.html">n</a><a href="other.html#nowhere">m</a>',
-        encoding="utf-8",
-    )
-    assert list(faults(page, tmp_path)) == [
-        "loads https://cdn.example/x.js from another server",
-        "leads to gone.html, which does not exist",
-        "leads to other.html#nowhere, whose place does not exist",
-    ]
-    checked = [sys.executable, "-m", "tools.docs_site.check", str(tmp_path)]
-    assert subprocess.run(checked, cwd=ROOT, capture_output=True, check=False).returncode == 1

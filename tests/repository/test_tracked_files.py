@@ -51,17 +51,5 @@ def test_a_planted_path_is_found(planted: str) -> None:
     assert machine_paths(planted)
 
 
-@pytest.mark.parametrize(
-    "honest", ["https://example.org/home/ada/x", "/dev/null", "/proc/self/fd", "src/home/x/y"]
-)
-def test_other_paths_are_left_alone(honest: str) -> None:
-    assert machine_paths(honest) == []
-
-
 def test_nothing_large_is_committed(tracked: list[Path]) -> None:
     assert [str(path) for path in tracked if path.stat().st_size > LARGEST] == []
-
-
-def test_runs_and_environments_are_ignored(tracked: list[Path]) -> None:
-    tops = {path.relative_to(ROOT).parts[0] for path in tracked}
-    assert tops & {"runs", ".venv", "build", "dist"} == set()

@@ -30,12 +30,6 @@ def test_every_default_of_a_field_is_named(folder: str) -> None:
     assert {str(file): lines for file, lines in found.items() if lines} == {}, "write Field(default=…)"
 
 
-def test_one_that_is_not_is_found() -> None:
-    assert positional_defaults("a: int = Field(3, ge=1)\nb: int = Field(default=3)\nc: int = Field()\n") == [
-        1
-    ]
-
-
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("howto", "tutorials")
 """Folders of `docs` in which the blocks of a page are one program, and one that begins with `# name.py` is a file beside it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pytest
 from tests.repository import rules
@@ -24,9 +24,3 @@ def test_the_code_is_made_of_the_contract_byte_by_byte(tmp_path: Path) -> None:
     assert {p: c for p, c in committed.items() if p.suffix != ".pyc"} == made, (
         "run: python tools/generate_wire.py"
     )
-
-
-def test_only_the_wires_code_is_exempt_from_the_rules() -> None:
-    assert rules.generated(PurePath("src/kapelle/runtime/wire/reward_v1_pb2_grpc.py"))
-    for other in ("src/kapelle/runtime/wire/__init__.py", "src/kapelle/rows_pb2.py", "tests/wire_pb2/x.py"):
-        assert not rules.generated(PurePath(other))

@@ -21,10 +21,6 @@ from kapelle.team import Endpoint
 WITH_SECRETS = [
     "http://me:hunter2@localhost:8000/v1",
     "https://hunter2@example.org/v1",
-    "https://example.org/v1?api_key=hunter2",
-    "https://example.org/v1?a=1&Token=hunter2",
-    "https://example.org/v1?X-Amz-Signature=hunter2",
-    "https://example.org/v1?client_secret=hunter2",
     "https://example.org/v1?sv=1&sig=hunter2",
     "https://example.org/v1#accessToken=hunter2",
 ]

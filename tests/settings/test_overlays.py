@@ -47,10 +47,8 @@ def outcome(text: str) -> object:
 
 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="this PyYAML was built without libyaml")
-@pytest.mark.parametrize(
-    "text", [*builtin_recipes().values(), *ODD], ids=[*builtin_recipes(), *map(repr, map(len, ODD))]
-)
-def test_libyaml_changes_neither_values_nor_what_is_said(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", [builtin_recipes()["demo"], *ODD], ids=["demo", *map(repr, map(len, ODD))])
+def test_libyaml_changes_neither_values_nor_errors(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = outcome(text)
     monkeypatch.setattr(yaml, "__with_libyaml__", False)
     assert outcome(text) == quick

@@ -25,7 +25,7 @@ from kapelle.models.weights import save_model
 from kapelle.rows import Column, Sample
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
-from kapelle.team import Place, Policy
+from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
 
 DEVICE = "cuda:99"
@@ -76,14 +76,6 @@ class TestTypes:
             f"model:{other}": torch.float32,
         }
 
-    def test_a_frozen_model_is_in_memory_once(self, other: str) -> None:
-        team = agents(a="lora", b={"model": other, "train": "lora"}, c={"model": other, "train": "full"})
-        model = {"path": other, "device": "cpu"}
-        grpo = {"name": "grpo", "group_size": 2}
-        loaded = prepare(resolve(settings(algorithm=grpo, model=model, team=team))).load()
-        assert loaded["base"] is loaded[f"model:{other}"]
-        assert loaded["own:c"] is not loaded["base"]
-
     def test_one_in_half_precision_excuses_no_other(self) -> None:
         """0.01 nats are rounding in bfloat16 and a wrong adapter in float32."""
         policies = [*lora_policies("a"), Policy("b", base="half", lora=LORA)]
@@ -122,11 +114,3 @@ class TestDevices:
         )
         with pytest.raises(ConfigError, match=rf"`{name}` cannot be used: .* Set `cpu`"):
             Trainer(**settings(**over))
-
-    def test_places_are_the_teams(self) -> None:
-        team = {"agents": 2, "critic_device": "cpu", "sharing": "shared"}
-        prepared = prepare(resolve(settings(model={"embedded": SIZE, "dtype": "bfloat16"}, team=team)))
-        assert prepared.team.places == {
-            "base": Place("bfloat16", None),
-            "base@critic": Place("bfloat16", "cpu"),
-        }

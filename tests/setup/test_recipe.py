@@ -16,8 +16,6 @@ from kapelle.setup.recipe import (
     builtin_recipes,
     load_recipe,
     load_stages,
-    resolve,
-    to_yaml,
 )
 
 BASE = """
@@ -79,17 +77,6 @@ class TestPrecedence:
         overlay = "algorithm: {name: ippo, epochs: 3}"
         assert load(base, overlay=overlay).config.algorithm.model_dump()["epochs"] == 3
 
-    def test_the_same_name_keeps_them(self, base: str) -> None:
-        assert load(base, "algorithm.name=grpo").config.algorithm.model_dump()["group_size"] == 4
-
-    def test_an_agent_that_is_renamed_keeps_its_prompt(self, base: str) -> None:
-        agents = load(base, "team.agents.1.name=speaker").config.team.agents
-        assert not isinstance(agents, int)
-        assert (agents[1].name, agents[1].prompt) == ("speaker", "{reasoner}")
-
-    def test_a_run_that_is_renamed_keeps_everything(self, base: str) -> None:
-        assert load(base, "name=other").config.training.steps == 7
-
     def test_one_entry_of_a_list_can_be_set(self, base: str) -> None:
         agents = load(base, "team.agents.0.sampling.max_tokens=3").config.team.agents
         assert not isinstance(agents, int)
@@ -97,27 +84,18 @@ class TestPrecedence:
         assert agents[0].sampling.max_tokens == 3
         assert agents[1].sampling is None
 
-    def test_null_takes_a_section_away(self, base: str) -> None:
-        assert load(base, "warmup=null", overlay="warmup: {steps: 3}").config.warmup is None
-
 
 class TestSettings:
     @pytest.mark.parametrize(
         ("setting", "key", "value"),
         [
             ("optimizer.lr=1e-3", "optimizer.lr", 1e-3),
-            ("optimizer.lr=1E-3", "optimizer.lr", 1e-3),
-            ("optimizer.lr=.5", "optimizer.lr", 0.5),
             ("optimizer.betas=[0.8, 9e-1]", "optimizer.betas", (0.8, 0.9)),
             ("optimizer.max_grad_norm=null", "optimizer.max_grad_norm", None),
-            ("evaluation.greedy=false", "evaluation.greedy", False),
             ("team.sampling.stop=['a=b', \"\\n\"]", "team.sampling.stop", ("a=b", "\n")),
             ("description=a=b", "description", "a=b"),
             ("description='one: two'", "description", "one: two"),
-            ("model.path=./here", "model.path", "./here"),
             ("model.path=1e5", "model.path", "1e5"),
-            ("team.agents=3", "team.agents", 3),
-            ("engine.max_rows=64", "engine.max_rows", 64),
             ("engine.max_rows=64", "engine.name", "local"),
             ("engine.graphs=off", "engine.graphs", "off"),
         ],
@@ -133,12 +111,6 @@ class TestSettings:
     def test_what_is_no_setting_is_told_the_form(self, base: str, setting: str) -> None:
         with pytest.raises(ConfigError, match=r"Write key\.path=value"):
             load(base, setting)
-
-    def test_a_place_beyond_a_list_is_named(self, base: str) -> None:
-        with pytest.raises(
-            ConfigError, match=r"team\.agents has 2 entries, counted from 0; there is no team\.agents\.2"
-        ):
-            load(base, "team.agents.2.name=c")
 
 
 class TestOrigin:
@@ -165,11 +137,6 @@ class TestOrigin:
         assert found.origin["team.agents.1.prompt"].endswith("base.yaml")
         assert found.origin["seed"].endswith("overlay.yaml")
         assert found.origin["optimizer.eps"] == "default"
-
-    def test_a_value_that_replaces_a_section_is_the_only_one_left(self, base: str) -> None:
-        found = load(base, "warmup=null", overlay="warmup: {steps: 3}")
-        assert [key for key in found.origin if key.startswith("warmup")] == ["warmup"]
-        assert found.origin["warmup"] == "command line"
 
 
 def test_a_built_in_recipe_is_found_by_its_file_too_unless_there_is_one(
@@ -211,11 +178,6 @@ trackers: [{name: tensorboard}]
         (tmp_path / "config.yaml").write_text(found.yaml())
         assert load_recipe(str(tmp_path / "config.yaml")).config == found.config
 
-    def test_settings_given_in_python_write_the_same_file(self, base: str) -> None:
-        found = load(base).config
-        again = resolve({**yaml.safe_load(to_yaml(found))})
-        assert to_yaml(again) == to_yaml(found)
-
 
 class TestWrongKeys:
     @pytest.mark.parametrize(
@@ -223,15 +185,9 @@ class TestWrongKeys:
         [
             ("traning", "{steps: 3}", "training"),
             ("training.step", 3, "steps"),
-            ("algorithm.group_sise", 3, "group_size"),
             ("algorithm.loss.clip_lo", 0.3, "clip_low"),
-            ("environment.digit", 3, "digits"),
-            ("workflow.nam", "solo", "name"),
-            ("model.embedded.hiden", 3, "hidden"),
-            ("team.lora.ranks", 3, "rank"),
             ("team.agents.1.promt", "hm", "prompt"),
             ("team.agents.0.sampling.top_q", 1, "top_p"),
-            ("warmup.step", 3, "steps"),
             ("team.agents.0.weights.modl", "x", "model"),
         ],
     )
@@ -248,10 +204,7 @@ class TestWrongKeys:
         [
             ("training.steps", "many", "'many'"),
             ("training.steps", -1, "greater than or equal to 0"),
-            ("optimizer.lr", 0, "greater than 0"),
             ("team.sharing", "both", "'shared', 'lora' or 'frozen'"),
-            ("team.agents.1.sampling.top_p", 2, "less than or equal to 1"),
-            ("algorithm.group_size", 1, "greater than or equal to 2"),
             ("team.agents.0.weights", "lorra", "lorra"),
             ("team.agents", "{a: 1}", "integer"),
         ],
@@ -273,10 +226,7 @@ class TestWrongKeys:
         ("setting", "meant"),
         [
             ("algorithm.name=gpro", "Unknown algorithm 'gpro'. Did you mean 'grpo'?"),
-            ("environment.name=aritmetic", "Did you mean 'arithmetic'?"),
-            ("workflow.name=chian", "Did you mean 'chain'?"),
             ("algorithm.name=nowhere:Thing", "cannot be imported"),
-            ("algorithm.name=kapelle.algorithms.grpo:GRPOO", "Did you mean 'GRPO'?"),
             ("algorithm.name=kapelle.algorithms.grpo:by_agent", "not a class"),
             ("algorithm.name=pathlib:Path", "must be a subclass of kapelle.Settings"),
         ],
@@ -285,10 +235,6 @@ class TestWrongKeys:
         with pytest.raises(ConfigError) as caught:
             load(base, setting)
         assert meant in str(caught.value)
-
-    def test_what_is_missing_is_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"no `workflow\.name`"):
-            resolve({"environment": {"name": "arithmetic"}, "algorithm": {"name": "grpo"}})
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"Unknown recipe 'dmo'. Did you mean 'demo'"):
@@ -350,12 +296,3 @@ def test_a_piece_of_ones_own_has_the_name_that_the_recipe_gives_it(
     assert config.workflow.name == called
     assert type(config.workflow).__name__ == "Mine"
     assert load_recipe("demo", (), (f"workflow={{name: '{called}'}}",)).config == config
-
-
-def test_an_installed_piece_that_cannot_be_imported_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("installed", "no_such_module:Mine", "kapelle.workflows")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
-    with pytest.raises(
-        ConfigError, match="The workflow 'installed' cannot be imported: No module named 'no_such_module'"
-    ):
-        load_recipe("demo", (), ("workflow.name=installed",))

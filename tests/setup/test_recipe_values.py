@@ -138,6 +138,7 @@ def test_a_section_real_has_values_for_a_pretrained_model_and_their_sources(name
             assert config.optimizer.lr <= 3e-5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, files: Path) -> None:
@@ -148,7 +149,7 @@ def test_it_passes_every_check_before_a_model_loads(name: str, pretrained: str, 
     assert "# warm-up" not in said.out
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in REAL if name not in HUB_DATA])
 def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from kapelle.errors import ConfigError
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_team
-from kapelle.team import Critic, Lora, Policy, Rate, Team
+from kapelle.team import Lora, Rate, Team
 
 
 def config(agents: Any, algorithm: Any = "grpo", **team: Any) -> RunConfig:
@@ -42,14 +42,6 @@ class TestWeights:
         assert all(policy.lora == Lora() and policy.base == "base" for policy in team.policies.values())
         assert team.bases == {"base": "embedded"}
 
-    def test_shared_is_one_whole_model(self) -> None:
-        team = build(3, sharing="shared")
-        assert team.policies == {"shared": Policy("shared")}
-        assert team.agents_of("shared") == team.names
-
-    def test_frozen_learns_nothing(self) -> None:
-        assert build(2, sharing="frozen").trained == ()
-
     def test_every_agent_may_have_its_own_kind(self) -> None:
         fields = {
             "a": {"lora": {"rank": 3}},
@@ -80,11 +72,6 @@ class TestWeights:
         plain = build(seats("other", name), "mappo")
         assert not {*plain.policies} & {*plain.critics}
 
-    def test_a_model_folder_called_like_the_base_is_another_one(self) -> None:
-        team = build(seats("a", "b", b={"weights": {"model": "base", "train": "none"}}))
-        assert team.bases["base"] == "embedded"
-        assert team.policy("b").base != "base"
-
     def test_what_shares_an_adapter_has_one_size_of_it(self) -> None:
         fields = {"a": {"weights": {"adapter": "x"}}, "b": {"weights": {"adapter": "x"}, "lora": {"rank": 2}}}
         with pytest.raises(ConfigError, match="'b' gives policy 'x' other settings"):
@@ -101,17 +88,8 @@ class TestWeights:
         with pytest.raises(ConfigError, match="adapter"):
             config([{"name": "a", "weights": {"adapter": name}}])
 
-    def test_two_agents_of_one_name_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="names 'a' twice"):
-            build(seats("a", "a"))
-
 
 class TestCritics:
-    def test_local_critics_are_each_agents_own(self) -> None:
-        team = build(seats("a", "b"), "ippo")
-        assert team.critic_of == {"a": "critic:a", "b": "critic:b"}
-        assert team.critics["critic:a"] == Critic("critic:a")
-
     def test_a_central_critic_is_one_for_all(self) -> None:
         team = build(seats("a", "b", "c"), "mappo")
         assert len(team.critics) == 1
@@ -127,23 +105,12 @@ class TestCritics:
         assert team.critic_of == {"a": "critic:a", "b": "critic:b", "c": "critic:a"}
         assert list(team.critics) == ["critic:a", "critic:b"]
 
-    def test_sharing_goes_on_along_a_chain(self) -> None:
-        fields = {"a": {"share_critic_with": 1}, "b": {"share_critic_with": "c"}}
-        team = build(seats("a", "b", "c", **fields), "ippo")
-        assert set(team.critic_of.values()) == {"critic:c"}
-
-    def test_under_one_critic_for_all_a_single_wish_changes_nothing(self) -> None:
-        team = build(seats("a", "b", "c", c={"share_critic_with": "b"}), "mappo")
-        assert len(team.critics) == 1
-
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
             ({"a": {"share_critic_with": "a"}}, "goes in a circle"),
             ({"a": {"share_critic_with": 1}, "b": {"share_critic_with": 0}}, "goes in a circle"),
-            ({"c": {"share_critic_with": "a"}, "a": {"share_critic_with": "c"}}, "goes in a circle"),
             ({"a": {"share_critic_with": 3}}, "seats go from 0 to 2"),
-            ({"a": {"share_critic_with": -1}}, "seats go from 0 to 2"),
             ({"a": {"share_critic_with": "bb"}}, "names 'bb'.*Did you mean 'b'|Known: a, b, c"),
         ],
     )
@@ -168,11 +135,6 @@ class TestCritics:
         assert bases == {"base@critic"}
         assert team.bases == {"base": "embedded", "base@critic": "embedded"}
 
-    def test_an_agent_called_critic_has_one_too(self) -> None:
-        team = build(seats("solver", "critic"), "mappo")
-        assert set(team.policies) == {"solver", "critic"}
-        assert not set(team.critics) & set(team.policies)
-
 
 class TestRates:
     def test_an_agents_own_is_that_of_its_weights_and_of_its_critic(self) -> None:
@@ -186,10 +148,6 @@ class TestRates:
             "critic:a": Rate(1e-4, "cosine"),
             "critic:b": Rate(),
         }
-
-    def test_it_holds_for_the_weights_of_every_turn(self) -> None:
-        listed = seats("a", "b", a={"weights": {"per_turn": 2}, "optimizer": {"warmup_steps": 7}})
-        assert [policy.rate.warmup_steps for policy in build(listed).policies.values()] == [7, 7, None]
 
     @pytest.mark.parametrize(
         "weights",
