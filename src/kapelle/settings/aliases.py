@@ -48,6 +48,8 @@ class Alias:
             found = found if isinstance(found, Mapping) else {run.first(*self.ours): found}
             return {path: _copied(each, run) for path, each in found.items()}
         if self.unsupported is not None:
+            if set(self.words) == {"null"}:
+                raise ValueError(self.unsupported)
             reason = f". {self.unsupported}" if self.unsupported else ""
             raise ValueError(f"{value!r} is not supported; supported: {', '.join(self.words)}{reason}")
         if value is None and not (self.ours and run.takes_null(run.first(*self.ours))):
@@ -81,10 +83,11 @@ def _read_table() -> Iterator[Alias]:
             path, *unset = [ours] if isinstance(ours, str) else ours
             yield Alias(name, (path,), library, optional=[*map(_word, unset)])
         for row in kinds.get("converted", ()):
-            row = {"ours": (), "library": library, **row, "says": row.get("how", "")}
-            names, _ = row.pop("names", None) or [row["name"]], row.pop("how", None)
-            row |= {"optional": row.get("optional") is True or [*map(_word, row.get("optional", ()))]}
-            yield from (Alias(**{**row, "name": name}) for name in names)
+            fields = {"ours": (), "library": library, **row}
+            fields["says"] = fields.pop("how", "")
+            fields["optional"] = row.get("optional") is True or [*map(_word, row.get("optional", ()))]
+            for name in fields.pop("names", None) or [row["name"]]:
+                yield Alias(**{**fields, "name": name})
         for reason, names in kinds.get("ignored", {}).items():
             yield from (Alias(name, (), library, reason) for name in names)
         for reason, names in kinds.get("unsupported", {}).items():
@@ -234,7 +237,7 @@ def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
             raise ConfigError(f"`{alias.name}: {value}` is read as `{path}: {wanted}`, and {other}{_set_in(source, ', both')}. Remove one.")  # fmt: skip
         _put(path, wanted, source, run)
         by[path] = alias.name
-        read.append(path if _word(value) == _word(wanted) else f"{path}={str(wanted):.60}")
+        read.append(path if _word(value) == _word(wanted) else f"{path}={wanted!s:.60}")
     if read:
         return f"{alias.name} is read as {' and '.join(read)}"
     return f"{alias.name} is ignored ({alias.says or 'nothing to set'})"

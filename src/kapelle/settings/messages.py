@@ -1,10 +1,9 @@
-"""Messages for wrong settings: the key, who set it, and the closest one that would have been right."""
+"""Errors of wrong settings: they name the key, its source and the closest known key."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,43 +38,6 @@ _RARELY_MEANT = ("warmup", "trackers", "ray")
 """Sections of which a key without its section is taken last."""
 _NAMES = ("name", "path")
 """Keys that a section is known by, of which people write the value in place of the section."""
-
-
-_PROCESSES = (
-    "`--launch torchrun --processes N` starts several processes; `train_engine.name` is `ddp` or `fsdp`"
-)
-_SPLIT_TEXTS = (
-    "each text is computed in one process; `training.gradient_checkpointing`, a lower `training.microbatch_tokens` and "
-    "`train_engine.tensor_parallel` make room for long ones"
-)
-_ITS_OWN = "a model brings its own tokeniser and chat template: `model.path`"
-_REFERENCE = "a reference is made where it is needed, of the policy at its start: `algorithm.loss.kl_coefficient`, `algorithm.reference_every`"
-UNREAD = {
-    **dict.fromkeys(
-        ("context_parallel", "sequence_parallel", "ulysses_sequence_parallel_size"), _SPLIT_TEXTS
-    ),
-    **dict.fromkeys(
-        ("distributed", "num_gpus", "gpus", "nnodes", "num_processes", "processes", "world_size"), _PROCESSES
-    ),
-    **dict.fromkeys(("model_name", "model_name_or_path", "model.name"), "write `model.path=…`"),
-    **dict.fromkeys(("out_dir", "output_dir", "run_dir", "save_dir"), "`--run-dir DIR` says where"),
-    **dict.fromkeys(("resume", "resume_from_checkpoint"), "`kapelle train --resume RUN` goes on with a run"),
-    "reward": "functions are `environment.rewards`, of the environment `rewarded`: `FILE.py:FUNCTION`",
-    "args": "the fields of a GRPOConfig are settings here, by the same names: `learning_rate`, `num_generations`, `max_completion_length`",
-    **dict.fromkeys(("processing_class", "tokenizer"), _ITS_OWN),
-    **dict.fromkeys(("ref_model", "reference_model"), _REFERENCE),
-    "callback": "an `observer` is called at every step: `kapelle.train(…, observer=…)`",
-    "compute_metrics": "numbers made of a step's episodes are `metrics`: `kapelle.train(…, metrics=…)`",
-    "optimizer_cls_and_kwargs": "the section `optimizer` says which, with `lr` and `schedule`",
-    "environment_factory": "an environment of yours is `environment.name: my_module:Env` of a recipe or a `kapelle.Trainer`: docs/make_your_own.md",
-    "rollout_func": "the program that speaks is a workflow, and what answers it an environment: docs/make_your_own.md",
-    "tools": "tools are `environment.tools` of the environments `rewarded` and `tools`, and `kapelle.train(…, tools=[…])`",
-    "reward_processing_classes": "a reward model is a judge, `environment.rewards: [{rubric: …}]`, or `reward_model.path`",
-    "batch_size": "a step takes `training.tasks_per_step` tasks, each tried `algorithm.group_size` times",
-    "evaluation_strategy": "evaluations are every `evaluation.every` steps",
-    "dataset_text_field": "write `environment.question_field=…`",
-}
-"""Keys of other systems, and of the command line's options, that no setting stands for → what to do here."""
 
 
 MISSING = " is missing. Add it to the recipe."
@@ -240,12 +202,11 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     if elsewhere and not hint.startswith(" Did you mean"):
         named = " or ".join(f"'{name}'" for name in elsewhere)
         hint = f" Did you mean {named}?"
-    theirs = next((alias.ours[0] for alias in TABLE if alias.name == key and alias.ours), "")
-    meant = UNREAD.get(path, "" if elsewhere else UNREAD.get(key, ""))
-    if meant and key.removesuffix("s") not in known:
-        hint = _sentence(meant)
-    elif theirs and not elsewhere:
-        hint = f" Write `{theirs}=…`."
+    theirs = next((alias for alias in TABLE if alias.name in (path, key)), None)
+    if theirs and not elsewhere and key.removesuffix("s") not in known:
+        hint = (
+            f" Write `{theirs.ours[0]}=…`." if theirs.ours else _sentence(theirs.unsupported or theirs.says)
+        )
     elif "." not in path and not hint.startswith(" Did you mean"):
         hint = did_you_mean(key, [alias.name for alias in TABLE if "." not in alias.name])
         if not hint.startswith(" Did you mean"):
@@ -254,7 +215,7 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
 
 
 def _sentence(said: str) -> str:
-    """Return words as a sentence behind another one."""
+    """Return a phrase as a sentence that follows another one."""
     return f" {said[0].upper()}{said[1:]}."
 
 
@@ -358,7 +319,7 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
 
 ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ARGUMENTS)
-"""What is said to `kapelle.train`, and not to a `Trainer`."""
+"""Arguments of `kapelle.train` that a `Trainer` does not have."""
 
 
 def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
@@ -375,31 +336,27 @@ def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) 
 
 def names_settings(word: str) -> bool:
     """Return whether a keyword is a section of a run, or settings under a name of another call or library."""
-    root = word.partition(".")[0]
     return (
         word in RunConfig.model_fields
-        or root in ROOTS
-        or word in (*ONE_CALL, *UNREAD)
+        or word.partition(".")[0] in ROOTS
+        or word in ONE_CALL
         or bool(settings_named(word))
     )
 
 
 def _meant(word: str, own: Collection[str]) -> str:
-    given = ARGUMENTS.get(word, "")
-    if given in own:
-        return f" Did you mean `{given}`?"
-    inside = [_as_keyword(key) for key in settings_named(word)]
+    """Return what was probably meant by a keyword that a call with the parameters `own` does not have."""
+    inside = " or ".join(f"`{_as_keyword(key)}`" for key in settings_named(word))
+    if ARGUMENTS.get(word) in own:
+        return f" Did you mean `{ARGUMENTS[word]}`?"
     if "dataset" not in own and word in ONE_CALL:
-        inside_too = f", or `{inside[0]}`" if inside else ""
-        return f" `kapelle.train(model, dataset, reward)` takes it{inside_too}."
-    if word in UNREAD:
-        return _sentence(UNREAD[word])
+        return f" `kapelle.train(model, dataset, reward)` takes it{f', or {inside}' if inside else ''}."
     hint = did_you_mean(word, [*own, *RunConfig.model_fields])
     if not hint.startswith(" Did you mean"):
         theirs = did_you_mean(word, [alias.name for alias in TABLE if "." not in alias.name])
-        hint = theirs if theirs.startswith(" Did you mean") else hint
-    if inside and not hint.startswith(" Did you mean"):
-        hint = f" Did you mean {' or '.join(f'`{each}`' for each in inside)}?"
+        hint = (
+            theirs if theirs.startswith(" Did you mean") else f" Did you mean {inside}?" if inside else hint
+        )
     return hint
 
 
@@ -410,34 +367,24 @@ def _as_keyword(setting: str) -> str:
     return f"{section}={before}…{'}' * len(inner)}"
 
 
-# -------- Errors of calls in Python: their arguments in place of options of the command line.
+# -------- Errors of calls in Python: their arguments in place of settings and options.
 
-_KEYWORDS = {
+_ARGUMENTS = {
     "--resume": "`resume=True`",
     "--run-dir": "`run_dir`",
-    "--run-dir DIR": "`run_dir=DIR`",
     "--real": "`real=True`",
     "--output": "`output`",
     "--environment": "`environment`",
-    "--launch torchrun --processes N": "`torchrun --nproc-per-node N`",
 }
-"""Options of the command line → what says the same in Python."""
-_ANY_OPTION = "|".join(sorted(_KEYWORDS, key=len, reverse=True))
-_OPTION = re.compile(
-    r"(?P<kept>\(set in [^)]*\)|`kapelle [^`]*`)|"
-    rf"`(?P<ticked>{_ANY_OPTION})`|(?P<before>\b(?:a|another|with|which|out|Leave) )(?P<bare>{_ANY_OPTION})(?![\w-])"
-)
-"""One of them, as our sentences name it; or, kept as it is, a command to type or the name of a source. Others' texts are theirs."""
-_COMMAND = re.compile(r"`kapelle ([^`]+)`")
-_IN_PYTHON = re.compile(r" \(in Python: [^)]*\)")
-"""What a message says to both, for those who write Python."""
+"""Option of the command line → the argument in Python."""
+_OPTION = re.compile(rf"`kapelle [^`]*`|(?<![\w`])({'|'.join(_ARGUMENTS)})(?![\w-])")
 
 
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Let errors name what was given in Python, such as `resume=True` for `--resume`; the outermost call or `for_command` counts.
+    """Let errors say "call" in place of "command line"; the outermost call or `for_command` decides.
 
-    `arguments` are settings that have names of their own in that call: `training.steps` → `steps`.
+    `arguments` are settings that have their own names in that call: `training.steps` → `steps`.
     """
     if IN_PYTHON_OR_COMMAND.get():
         yield
@@ -447,44 +394,11 @@ def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
         yield
     except KapelleError as error:
         if error.args and isinstance(error.args[0], str):
-            said = _calls(error.args[0])
+            message = error.args[0].replace(f"(set on the {COMMAND_LINE})", "(set in the call)")
+            message = _OPTION.sub(lambda found: _ARGUMENTS.get(found[0], found[0]), message)
             for setting, name in (arguments or {}).items():
-                said = re.sub(rf"(?<=[`']){re.escape(setting)}(?=[`'.:=])", name, said)
-            error.args = (said, *error.args[1:])
+                message = re.sub(rf"(?<=[`']){re.escape(setting)}(?=[`'.:=])", name, message)
+            error.args = (message, *error.args[1:])
         raise
     finally:
         IN_PYTHON_OR_COMMAND.reset(mark)
-
-
-def _calls(message: str) -> str:
-    """Return a message with keywords in place of options, and calls in place of commands."""
-    said = _IN_PYTHON.sub("", message).replace(f"(set on the {COMMAND_LINE})", "(set in the call)")
-    return _OPTION.sub(_keyword, _COMMAND.sub(_call, said))
-
-
-def _call(found: re.Match[str]) -> str:
-    """Return the call that does what a command does; the command itself where there is none."""
-    try:
-        words = shlex.split(found[1])
-    except ValueError:
-        return found[0]
-    match words:
-        case ["train", "--resume", run, *settings] if all("=" in word for word in settings):
-            given = "".join(f"{word!r}, " for word in settings)
-            return f"`Trainer.from_recipe({f'{run}/config.yaml'!r}, {given}run_dir={run!r}, resume=True)`"
-        case ["train", "RECIPE", "--start-from", weights]:
-            return f"`Trainer.from_recipe(RECIPE, start_from={weights!r}, run_dir=…)`"
-        case ["train", "RECIPE", "--dry-run"]:
-            return "`print(kapelle.load_recipe(RECIPE).yaml())`"
-        case ["train", recipe, "--run-dir", folder]:
-            return f"`Trainer.from_recipe({recipe!r}, run_dir={folder!r})`"
-        case ["arena", *players, "--environment", game] if not any(word.startswith("-") for word in players):
-            return f"`kapelle.arena({', '.join(map(repr, players))}, environment={game!r})`"
-        case _:
-            return found[0]
-
-
-def _keyword(found: re.Match[str]) -> str:
-    if found["kept"]:
-        return found["kept"]
-    return (found["before"] or "") + _KEYWORDS[found["ticked"] or found["bare"]]
