@@ -1,4 +1,4 @@
-"""The common cases in one call: `train` a model on a data set with functions that reward it, and `blame` turns for lost episodes.
+"""The common cases in one call: `train` a model on a data set with reward functions, and `blame` turns for failed episodes.
 
     run = kapelle.train("Qwen/Qwen3-0.6B", "train.jsonl", reward=exact, agents=["planner", "coder"], eval_dataset="test.jsonl")
     print(run)
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 Dataset = str | Path | Iterable[Mapping[str, Any]]
 """`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
 Function = Callable[..., Any] | str | Rubric | Ranking
-"""What pays an episode: a function or its place (`module:function`), or a judge."""
+"""The reward of an episode: a function or its place (`module:function`), or a judge."""
 Functions = Function | Sequence[Function]
 Tool = Callable[..., Any] | str | ToolSettings | Mapping[str, Any]
 """What agents call: a function or its place, or settings of a tool, such as `{"tool": "calculator"}`."""
@@ -83,14 +83,8 @@ class RunDir(Enum):
     """A new folder in `runs`: the run's `name`, or its data set's, and the time of its start."""
 
 
-NEEDS_RUN_DIR = {
-    "trackers": "Trackers show the metrics of a run directory",
-    "checkpoint": "Checkpoints are kept in a run directory",
-    "episodes": "Episodes are kept in a run directory",
-}
-"""Sections that would do nothing without a run directory, and why."""
 TEAM = "team"
-"""Key of the functions that pay every agent, among functions by agent."""
+"""Key of the functions that reward every agent, among functions by agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class Trained:
         self.trainer.__exit__(kind, error, trace)
 
 
-SAID_AS = {
+ARGUMENT_OF = {
     "model.path": "model",
     "environment.path": "dataset",
     "environment.eval_path": "eval_dataset",
@@ -135,10 +129,10 @@ SAID_AS = {
     "training.steps": "steps",
     "training.tasks_per_step": "tasks_per_step",
 }
-"""Settings → the keywords by which they are given here; errors and the origins of a run's settings name these."""
+"""Setting → the argument of `train` that sets it; errors and the origins of a run's settings name it."""
 
 
-@in_python(SAID_AS)
+@in_python(ARGUMENT_OF)
 def train(
     model: str | LanguageModel,
     dataset: Dataset = (),
@@ -163,18 +157,18 @@ def train(
     metrics: Metrics | None = None,
     **sections: Any,
 ) -> Trained:
-    """Train a team on the questions of a data set, paid by functions, and return the run.
+    """Train a team on the questions of a data set with reward functions, and return the run.
 
-    `reward` is a function, or a list of functions whose weighted sum pays (`reward_weights`), for the team; or a mapping of
-    agents to such, in which the key `team` pays all. `environments.rewarded` describes their parameters. `success` says which
-    episodes are solved: a function of the same parameters that returns a truth or a share, or the least reward. `agents` are a
-    number, names, or prompts by name, by default those of `team` or one; several agents speak as a chain unless a `workflow` is given. `tools`
-    are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). Without an
-    `eval_dataset` every row is trained on and evaluations are left out; a number holds out that share of the rows.
-    `steps` are taken, each of `tasks_per_step` questions. `question_field` is the column of questions (`rendered_prompts`: of prompts that
-    a chat template has rendered), `dataset_config` a configuration of a hub's data set. Rows that cannot be used are left out up to the share `max_unusable` (by default 1 %).
-    The run is kept in a new folder in `runs`, which is printed, or in `run_dir`; with None nothing is written, and what needs a
-    run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is refused.
+    `reward` is a function, a list of functions whose weighted sum (`reward_weights`) is the reward of the team, or a mapping from
+    agents to such; its key `team` rewards every agent. `environments.rewarded` describes their parameters. `success` is a function of
+    the same parameters that returns a truth or a share, or the least reward of a solved episode. `agents` are a number, names, or
+    prompts by name; by default those of `team`, or one. Several agents act as a chain unless a `workflow` is given. `tools` are typed
+    functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` holds unseen rows, or the
+    share of rows to hold out; without it nothing is evaluated. The run takes `steps` steps of `tasks_per_step` questions.
+    `question_field` is the column of questions (with `rendered_prompts`, of prompts that a chat template has rendered), and
+    `dataset_config` a configuration of a data set on the hub. At most the share `max_unusable` of rows may be unusable (default 1 %).
+    The run is kept in `run_dir`, by default a new folder in `runs`, which is printed. With None nothing is written, and what needs a
+    run directory (`resume`, `trackers`, `checkpoint`, `episodes`) is an error.
     `sections` are those of `Trainer`: `team=`, `optimizer=`, `training=` and so on, and settings by the names of TRL, verl and CoMLRL:
     `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
     """
@@ -184,23 +178,14 @@ def train(
     dataset, reward, agents, run_dir = _renamed(
         own, observer, dataset=dataset, reward=reward, agents=agents, run_dir=run_dir
     )
-    amounts = {"steps": steps, "tasks_per_step": tasks_per_step}
-    for word, amount in amounts.items():
-        if isinstance(amount, bool):
-            raise ConfigError(
-                f"`{word}` is {amount}. Give a number of {'tasks' if 'tasks' in word else 'steps'}."
-            )
     unknown = unknown_keywords(train, "kapelle.train", own)
     own = {word: value for word, value in own.items() if word not in unknown}
-    if any(isinstance(each, tuple) and not each for each in (dataset, reward)):  # a word may stand for it
+    if any(
+        isinstance(each, tuple) and not each for each in (dataset, reward)
+    ):  # a misspelt word may name them
         raise_all([*unknown.values()])
-    passes = next((name for name in BY_EPOCHS if name in own), None)
-    if steps is not None and passes is not None:
-        raise ConfigError(f"`steps` and `{passes}` both say how long to train. Leave one out.")
     if "environment" in own:
-        raise ConfigError(
-            "`kapelle.train` makes the environment from its data set. For another environment, use `kapelle.Trainer`."
-        )
+        raise ConfigError("`kapelle.train` makes the environment of its data set. For others use `kapelle.Trainer`.")  # fmt: skip
     _check_run_dir(run_dir, resume, own)
     rounds = own.pop("max_tool_calling_iterations", None)
     optional = {
@@ -216,75 +201,43 @@ def train(
     if agents is None:
         agents = team.pop("agents", 1)
     elif team.pop("agents", agents) != agents:
-        raise ConfigError("`agents` and `team={'agents': …}` both say who plays. Leave one out.")
-    names, seats = _seats(agents)
-    apart = isinstance(reward, Mapping)
-    if isinstance(reward, Mapping):
-        for agent in reward:
-            if agent != TEAM and agent not in names:
-                raise ConfigError(
-                    f"`reward` pays the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
-                )
-        unpaid = [name for name in names if name not in reward and TEAM not in reward]
-        if unpaid:
-            raise ConfigError(
-                f"`reward` has no function for '{unpaid[0]}', which could not learn. Give it one, or add one for '{TEAM}'."
-            )
-    if algorithm is None:
-        raise ConfigError(
-            "`algorithm` is None. Name one, such as 'grpo', or give its settings: GRPO(group_size=8)."
-        )
-    section: Any = {"name": algorithm} if isinstance(algorithm, str) else algorithm
-    section = _keeping(section) if apart else section
-    team["agents"] = seats
-    training = _plain("training", own)
-    for word, amount in amounts.items():
-        if amount is not None and training.get(word, amount) != amount:
-            raise ConfigError(
-                f"`{word}` is {amount}, and `training={{'{word}': {training[word]}}}`. Leave one out."
-            )
-        training |= {} if amount is None else {word: amount}
-    evaluation = _plain("evaluation", own)
-    if eval_dataset is None and evaluation.get("every") and not evaluation.get("sets"):
-        raise ConfigError(
-            f"`evaluation={{'every': {evaluation['every']}}}` plays unseen rows, and there are none. Give `eval_dataset`: other "
-            "rows, or a share such as 0.1 to hold out."
-        )
-    unmeasured = eval_dataset is None and "before_and_after" not in evaluation
-    if unmeasured:
-        evaluation["before_and_after"] = False
+        raise ConfigError("`agents` and `team={'agents': …}` differ. Remove one.")
+    names, team["agents"] = _seats(agents)
     # What the run's record says of these values: the keyword that gave them, or what they follow from.
-    origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in SAID_AS.items()}
-    origin |= {"environment.name": "kapelle.train"}
-    if section is not algorithm:
-        origin |= {"algorithm.team_reward": "rewards by agent"}
+    origin = {setting: f"argument {theirs.get(word, word)}" for setting, word in ARGUMENT_OF.items()}
+    origin["environment.name"] = "kapelle.train"
+    if algorithm is None:
+        raise ConfigError("`algorithm` is None. Name one, such as 'grpo', or give its settings.")
+    section: Any = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    if isinstance(reward, Mapping):
+        _check_rewarded(reward, names)
+        section = _keeping(section)
+        origin["algorithm.team_reward"] = "rewards by agent"
     if algorithm == "grpo":
-        origin |= {"algorithm.name": "default"}
-    if workflow is None:
-        origin |= {"workflow.name": "number of agents"}
+        origin["algorithm.name"] = "default"
     if agents == 1:
-        origin |= {"team.agents": "default"}
-    for word, amount in amounts.items():
-        if amount is None:
-            del origin[f"training.{word}"]
-    if eval_dataset is None:
-        origin |= {"environment.eval_path": "no eval_dataset"}
-    if unmeasured:
-        origin |= {"evaluation.before_and_after": "no eval_dataset"}
-    own |= {"model": model, "team": team, "environment": environment, "algorithm": section}
-    own |= {"training": training, "evaluation": evaluation}
-    usual = "tool_use" if environment.tools else "solo" if len(names) == 1 else "chain"
-    own["workflow"] = workflow or usual
-    if isinstance(own["workflow"], str):
-        own["workflow"] = {"name": own["workflow"]}
-    if unknown:
+        origin["team.agents"] = "default"
+    training = _training(own, {"steps": steps, "tasks_per_step": tasks_per_step}, origin)
+    evaluation = _evaluation(own, eval_dataset, origin)
+    if workflow is None:
+        workflow = "tool_use" if environment.tools else "solo" if len(names) == 1 else "chain"
+        origin["workflow.name"] = "number of agents"
+    own |= {
+        "model": model,
+        "team": team,
+        "environment": environment,
+        "algorithm": section,
+        "training": training,
+        "evaluation": evaluation,
+        "workflow": {"name": workflow} if isinstance(workflow, str) else workflow,
+    }
+    if unknown:  # raise them together with what else is wrong
         from_keywords(name_model(own, {}), lambda _: unknown, derived(origin))
     with ExitStack() as failing:
+        kept = ""
         if isinstance(run_dir, RunDir):
             run_dir = failing.enter_context(new_folder(_named(own.get("name", own.get("run_name")), dataset)))
             kept = f"the run is kept in {run_dir}"
-        else:
-            kept = ""
         trainer = Trainer(
             run_dir=run_dir, resume=resume, observer=observer, metrics=metrics, origin=origin, **own
         )
@@ -293,10 +246,7 @@ def train(
             trainer.observer.phase("files", kept)
         if isinstance(eval_dataset, int | float):
             trained, held = (environment.size(split) for split in ("train", "test"))
-            trainer.observer.phase(
-                "data",
-                f"{trained} rows to train on, {held} held out: about {eval_dataset:.0%} of the distinct questions, by a hash of each",
-            )
+            trainer.observer.phase("data", f"{trained} rows to train on, {held} held out: about {eval_dataset:.0%} of the distinct questions, by a hash of each")  # fmt: skip
         if len(environment.rewards) > 1:
             trainer.observer.phase("rewards", environment.in_words())
         summary = trainer.train()
@@ -305,14 +255,66 @@ def train(
     return Trained(summary, trainer)
 
 
+def _check_rewarded(reward: Mapping[str, Functions], names: Sequence[str]) -> None:
+    """Raise ConfigError unless functions by agent give every agent of the team a reward, and no other."""
+    for agent in reward:
+        if agent not in (TEAM, *names):
+            raise ConfigError(
+                f"`reward` names the unknown agent '{agent}'.{did_you_mean(agent, [*names, TEAM])}"
+            )
+    for name in names:
+        if name not in reward and TEAM not in reward:
+            raise ConfigError(f"`reward` has no function for '{name}'. Add one for it, or for '{TEAM}'.")
+
+
+def _training(
+    own: dict[str, Any], amounts: Mapping[str, int | None], origin: dict[str, str]
+) -> dict[str, Any]:
+    """Return the section `training` with the amounts of the call."""
+    training = _plain("training", own)
+    passes = next((name for name in BY_EPOCHS if name in own), None)
+    if amounts["steps"] is not None and passes is not None:
+        raise ConfigError(f"`steps` and `{passes}` both set the length of the run. Remove one.")
+    for word, amount in amounts.items():
+        if isinstance(amount, bool):
+            raise ConfigError(f"`{word}` is {amount}. Give a whole number.")
+        if amount is None:
+            del origin[f"training.{word}"]
+            continue
+        if training.get(word, amount) != amount:
+            raise ConfigError(
+                f"`{word}` is {amount}, and `training={{'{word}': {training[word]}}}`. Remove one."
+            )
+        training[word] = amount
+    return training
+
+
+def _evaluation(
+    own: dict[str, Any], eval_dataset: Dataset | float | None, origin: dict[str, str]
+) -> dict[str, Any]:
+    """Return the section `evaluation`; without `eval_dataset` nothing is evaluated."""
+    evaluation = _plain("evaluation", own)
+    if eval_dataset is not None:
+        return evaluation
+    if evaluation.get("every") and not evaluation.get("sets"):
+        raise ConfigError(
+            f"`evaluation={{'every': {evaluation['every']}}}` needs unseen rows. Give `eval_dataset`: rows, or a share such as 0.1."
+        )
+    origin["environment.eval_path"] = "no eval_dataset"
+    if "before_and_after" not in evaluation:
+        evaluation["before_and_after"] = False
+        origin["evaluation.before_and_after"] = "no eval_dataset"
+    return evaluation
+
+
 def _keeping(algorithm: Any) -> Any:
-    """Return an algorithm's settings with which each agent keeps what it earns, unless they say otherwise."""
+    """Return an algorithm's settings in which each agent keeps its own reward, unless they set `team_reward`."""
     if isinstance(algorithm, Settings):
         kind, given = type(algorithm), {*algorithm.model_fields_set}
     elif isinstance(algorithm, Mapping) and isinstance(algorithm.get("name"), str):
         kind, given = algorithm_class(algorithm["name"]), {*algorithm}
     else:
-        return algorithm  # refused when the section is made
+        return algorithm  # an error when the section is made
     if "team_reward" in given or "team_reward" not in getattr(kind, "model_fields", {}):
         return algorithm
     own = {"team_reward": "individual"}
@@ -320,23 +322,18 @@ def _keeping(algorithm: Any) -> Any:
 
 
 def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:
-    """Raise ConfigError for what needs a run directory where there is none, or one that is named."""
+    """Raise ConfigError for arguments that need a run directory, or a named one."""
     if not isinstance(resume, bool):
-        raise ConfigError(
-            f"`resume` is {resume!r}. Give True to go on with the run in `run_dir`, from its newest checkpoint."
-        )
+        raise ConfigError(f"`resume` is {resume!r}. Give True to continue the run in `run_dir`.")
     if resume and not isinstance(run_dir, str | Path):
         raise ConfigError('`resume` goes on with a run. Name its directory: `run_dir="runs/…"`.')
-    if run_dir is None:
-        for name, why in NEEDS_RUN_DIR.items():
-            if sections.get(name):
-                raise ConfigError(
-                    f"{why}, and `run_dir=None` asks for none. Leave out `{name}`, or `run_dir=None` for a new folder in `runs`."
-                )
-    if isinstance(run_dir, RunDir) and launched_rank() is not None:
+    needing = [name for name in ("trackers", "checkpoint", "episodes") if sections.get(name)]
+    if run_dir is None and needing:
         raise ConfigError(
-            'Several processes train this run and share its directory. Name it in all of them: `run_dir="runs/mine"`.'
+            f"`{needing[0]}` needs a run directory, and `run_dir` is None. Remove one of the two."
         )
+    if isinstance(run_dir, RunDir) and launched_rank() is not None:
+        raise ConfigError('Several processes train this run. Name its directory: `run_dir="runs/mine"`.')
 
 
 def _named(name: object, dataset: Dataset) -> str:
@@ -347,22 +344,15 @@ def _named(name: object, dataset: Dataset) -> str:
 
 
 def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
-    """Return our keywords, with the values that `own` has for them by TRL's names, which are removed there."""
-    read: list[str] = []
+    """Return our arguments, with the values that `own` has for them by TRL's names; those are removed there."""
     for name, ours in ARGUMENTS.items():
         if name not in own:
             continue
         value = given[ours]
-        if (
-            value is not None
-            and not isinstance(value, RunDir)
-            and not (isinstance(value, tuple) and not value)
-        ):
-            raise ConfigError(f"`{name}` is read as `{ours}`, and both are given. Leave one out.")
+        if not (value is None or isinstance(value, RunDir) or (isinstance(value, tuple) and not value)):
+            raise ConfigError(f"`{name}` is read as `{ours}`, and both are given. Remove one.")
         given[ours] = own.pop(name)
-        read.append(f"{name} is read as {ours}")
-    if read:
-        observer.phase("recipe", ", ".join(read))
+        observer.phase("recipe", f"{name} is read as {ours}")
     return iter(given.values())
 
 
@@ -377,41 +367,32 @@ def _environment(
 ) -> Rewarded:
     functions: dict[str, Callable[..., Any]] = {}
     rewards = _rewards(reward, weights, functions)
-    told: Any = success
     question_field, config = others["question_field"], others["config"]
     if question_field is not None and not isinstance(question_field, str):
-        raise ConfigError(
-            f"`question_field` is {question_field!r:.40}. Name the column that asks, as a text."
-        )
-    if isinstance(told, float) and not math.isfinite(told):
-        raise ConfigError(f"`success` is {told}. Give a finite number, the least reward of a solved episode.")
-    if isinstance(told, bool) or not (
-        told is None or callable(told) or isinstance(told, int | float) or ":" in str(told)
+        raise ConfigError(f"`question_field` is {question_field!r:.40}. Name a column, as a text.")
+    is_number = isinstance(success, int | float) and not isinstance(success, bool) and math.isfinite(success)
+    if not (
+        success is None or is_number or callable(success) or (isinstance(success, str) and ":" in success)
     ):
         raise ConfigError(
-            f"`success` is {success!r:.40}. Give a function that returns whether an episode is solved, `module:function`, or the "
-            "least reward of one that is."
+            f"`success` is {success!r:.40}. Give a function, `module:function`, or a finite number: the least reward of a solved episode."
         )
     path, train = _where(dataset, "dataset")
     if config is not None and (path == IN_MEMORY or Path(path).exists()):
-        raise ConfigError(
-            f"`dataset_config` names a configuration of a data set on the hub, and `dataset` is {'rows' if path == IN_MEMORY else path}. "
-            "Leave it out."
-        )
+        raise ConfigError("`dataset_config` is for a data set on the hub. Remove it.")
     share: dict[str, float] = {}
     test_path, test = "none", ()
     if isinstance(eval_dataset, int | float):
         if not 0.0 < eval_dataset < 1.0:
             raise ConfigError(
-                f"`eval_dataset` is {eval_dataset}. Give a share of the rows between 0 and 1, other rows, or None to evaluate nothing."
+                f"`eval_dataset` is {eval_dataset}. Give a share between 0 and 1, rows, or None."
             )
         test_path, share = "share", {"test_share": float(eval_dataset)}
     elif eval_dataset is not None:
         test_path, test = _where(eval_dataset, "eval_dataset")
+    by_function = callable(success) or isinstance(success, str)
     optional = {
-        "success": success
-        if success is None or isinstance(success, int | float)
-        else _target(success, functions),
+        "success": _target(success, functions) if by_function else success,
         "tools": _tools(tools) or None,
         **others,
     }

@@ -318,7 +318,7 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
 
 # -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
 
-ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps", *ARGUMENTS)
+ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps")
 """Arguments of `kapelle.train` that a `Trainer` does not have."""
 
 
@@ -330,7 +330,7 @@ def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) 
     return {
         word: ConfigError(f"`{name}` has no keyword '{word}'.{_meant(word, own)}")
         for word in words
-        if word not in known and word.partition(".")[0] not in ROOTS
+        if word in ONE_CALL or (word not in known and word.partition(".")[0] not in ROOTS)
     }
 
 
@@ -339,7 +339,7 @@ def names_settings(word: str) -> bool:
     return (
         word in RunConfig.model_fields
         or word.partition(".")[0] in ROOTS
-        or word in ONE_CALL
+        or word in (*ONE_CALL, *ARGUMENTS)
         or bool(settings_named(word))
     )
 
@@ -349,7 +349,7 @@ def _meant(word: str, own: Collection[str]) -> str:
     inside = " or ".join(f"`{_as_keyword(key)}`" for key in settings_named(word))
     if ARGUMENTS.get(word) in own:
         return f" Did you mean `{ARGUMENTS[word]}`?"
-    if "dataset" not in own and word in ONE_CALL:
+    if "dataset" not in own and word in (*ONE_CALL, *ARGUMENTS):
         return f" `kapelle.train(model, dataset, reward)` takes it{f', or {inside}' if inside else ''}."
     hint = did_you_mean(word, [*own, *RunConfig.model_fields])
     if not hint.startswith(" Did you mean"):
