@@ -141,7 +141,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "reason"),
         [
-            (("--out", "a.jsonl", "--num-episodes", "9", "--tasks", "9"), "stands for --tasks N --samples 1"),
+            (("--out", "a.jsonl", "--num-episodes", "9", "--tasks", "9"), "--tasks N --samples 1"),
             (("--for", "verifier"), "--out FILE"),
             (("--for", "verifier", "--out", "a.jsonl", "--min-reward", "1"), "wrong answers too"),
             (("--no-balance", "--min-reward", "1", "--out", "a.jsonl"), "is for --for verifier"),

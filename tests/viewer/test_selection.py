@@ -149,7 +149,7 @@ def test_the_shown_command_collects_the_same_episodes(
     assert (
         main(["collect", words[2], "--recorded", "outcome=right", "--for", "dpo", "--out", "none.jsonl"]) == 2
     )
-    assert "better and worse" in capsys.readouterr().err
+    assert "different rewards" in capsys.readouterr().err
     assert main(["collect", words[2], "--recorded", "re=(", "--out", "none.jsonl"]) == 2
     assert "the expression `re` cannot be used" in capsys.readouterr().err
     for query, said in (
