@@ -73,7 +73,7 @@ def test_other_environments_and_recipes_are_played_too(kapelle: Kapelle, typed: 
         (["kuhn_poker", "--against", "nsh"], "Did you mean 'nash'"),
         (["kuhn_poker", "--seat", "3"], "seats 1 to 2"),
         (["kuhn_poker", "--against", "mcts"], "sees the whole state"),
-        (["kuhn_poker", "--exact"], "--exact takes a run directory"),
+        (["kuhn_poker", "--exact"], "--exact takes"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list[str], message: str) -> None:

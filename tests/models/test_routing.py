@@ -179,5 +179,5 @@ class TestRefusals:
             "algorithm": {"name": "grpo"},
             "engine": {"name": "vllm"},
         }
-        with pytest.raises(ConfigError, match=r"which `engine.name: vllm` does not tell"):
+        with pytest.raises(ConfigError, match=r"`engine.name: vllm`"):
             Trainer(**settings)

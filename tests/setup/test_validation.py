@@ -60,7 +60,7 @@ def checked(**sections: Any) -> RunConfig:
         ),
         ({"algorithm": {"name": "grpo", "loss": {"kind": "sapo", "clip_high": 0.28}}}, "clip_high"),
         ({"environment": PENNIES, "algorithm": {"name": "grpo"}}, r"Set `algorithm\.team_reward: individual`"),
-        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "pays all of them the same"),
+        ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "rewards all agents alike"),
     ],
 )  # fmt: skip
 def test_it_is_refused_with_its_mending(sections: dict[str, Any], mending: str) -> None:

@@ -291,7 +291,7 @@ def broken(completion: str) -> float:
         (
             (ROWS, vowel),
             {"training": {"overlap": True, "max_staleness": 1}},
-            "training.overlap",
+            "samples in another process, without this one's memory",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`kapelle play`: take one seat in a game against a script, a solver or a trained team."""
+"""`kapelle play`: take one role in a game against a script, a solver or a trained team."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ Read = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class PlayedTable:
-    """A game to sit down at."""
+    """A game, and the other players."""
 
     environment: Environment
     workflow: Workflow
     trained: Play | None
-    """The run whose team plays the other seats; None for scripts and solvers."""
+    """The run whose team plays the other roles; None for scripts and solvers."""
     in_sentences: bool = True
-    """Whether the person reads a game in sentences, where the team that plays it reads less."""
+    """Whether the person reads full sentences, even if the team reads a shorter wording."""
     agents: tuple[Agent, ...] = ()
-    """The team of a recipe, whose seats and prompts the game then has; empty for as many players as the environment takes."""
+    """The team of a recipe, with its roles and prompts; empty for as many players as the environment takes."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     test, train = (_task(play.environment, split, arguments.seed) for split in ("test", "train"))
     episode = run_async(lambda: play_episode(play, test, arguments.seed))
     if episode.error is None and YOU not in {turn.policy for turn in episode.turns}:
-        # A seat that has nothing to do in tests, such as that of who writes problems.
+        # A role without turns in tests, such as the proposer of problems.
         episode = run_async(lambda: play_episode(play, train, arguments.seed))
     if episode.error is not None:
         raise EngineError(f"The game broke off: {episode.error}")
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _task(environment: Environment, split: Split, seed: int) -> Task:
-    """Return the task of a seed; one of training where nothing is kept for tests."""
+    """Return the task of a seed; a training task if the split is empty."""
     size = environment.size(split)
     if size == 0:
         split, size = "train", environment.size("train")
@@ -87,74 +87,61 @@ def _task(environment: Environment, split: Split, seed: int) -> Task:
 
 def _exact(arguments: argparse.Namespace) -> int:
     named, settings = split_words(arguments.words)
-    if len(named) != 1:
-        raise ConfigError("--exact takes one run directory: `kapelle play RUN --exact`.")
-    if not (Path(named[0]) / "config.yaml").is_file():
-        folder, which = split_run(named[0])
-        if which and (folder / "config.yaml").is_file():
-            raise ConfigError(
-                f"--exact measures all checkpoints of a run at once: `kapelle play {folder} --exact`."
-            )
-        raise ConfigError(
-            f"--exact takes a run directory, and '{named[0]}' is none: it has no config.yaml. Write `kapelle play RUN --exact`."
-        )
+    if len(named) != 1 or not (Path(named[0]) / "config.yaml").is_file():
+        place = f" '{named[0]}' has no config.yaml." if named else ""
+        raise ConfigError(f"--exact takes one run directory: `kapelle play RUN --exact`.{place}")
     report(Path(named[0]), settings)
     return 0
 
 
 def _open(arguments: argparse.Namespace) -> PlayedTable:
+    """Return the game that the arguments name, with its other players."""
     named, settings = split_words(arguments.words)
     if len(named) != 1:
         raise ConfigError("Name one environment, recipe, game of OpenSpiel or run directory to play.")
-    run = split_run(named[0])[0]
-    if (run / "config.yaml").is_file() and arguments.against is None:
-        return _from_run(named[0], settings)
-    if arguments.against in (None, "random") and is_recipe(named[0]):
-        # The game of a recipe's team; of a recipe in stages, that of the last one.
-        name = named[0]
+    name, against = named[0], arguments.against
+    sentences, run = not _words(settings), split_run(name)[0]
+    if (run / "config.yaml").is_file() and against is None:
+        return _from_run(name, settings)
+    if against in (None, "random") and is_recipe(name):
         from kapelle.setup.recipe import load_recipe, load_stages
         from kapelle.setup.team_builder import build_algorithm, build_team
 
         stages = load_stages(name, (), settings)
         config = (stages[-1][1] if stages else load_recipe(name, (), settings)).config
-        # Nobody learns here, so that what scores for learning (a verifier) need not be there.
+        # Nothing trains here, so that what training needs (a verifier) may be missing.
         team = build_team(config, replace(build_algorithm(config), needs=()))
-        return PlayedTable(config.environment, config.workflow, None, not _words(settings), team.agents)
+        return PlayedTable(config.environment, config.workflow, None, sentences, team.agents)
     if (run / "config.yaml").is_file():
-        # The run's game, with others in the seats of its team.
         from kapelle.training.provenance import config_of_run
 
         environment = _with_opponents(config_of_run(run, settings).environment, {})
     else:
-        environment = environment_named(named[0], settings)
-    against = arguments.against or "random"
+        environment = environment_named(name, settings)
     if against in SOLVERS:
-        from kapelle.environments.openspiel.environment import OpenSpiel
-
-        if not isinstance(environment, OpenSpiel):
-            raise ConfigError(
-                f"--against {against} is for games of OpenSpiel. Play '{environment.name}' --against random."
-            )
-        players = environment.loaded.num_players()
-        if arguments.seat > players:
-            raise ConfigError(
-                f"--seat {arguments.seat}: {environment.game} has {players} players. Choose one of seats 1 to {players}."
-            )
-        others = [k for k in range(1, players + 1) if k != arguments.seat]
-        environment = _with_opponents(environment, dict.fromkeys(others, against))
-    elif against != "random" and not (split_run(against)[0] / "config.yaml").is_file():
-        known = ("random", *SOLVERS)
-        raise ConfigError(
-            f"--against '{against}' is neither a run directory nor a known opponent.{did_you_mean(against, known)}"
-        )
-    elif against != "random":
+        environment = _against_solver(environment, against, arguments.seat)
+    elif against not in (None, "random"):
+        if not (split_run(against)[0] / "config.yaml").is_file():
+            hint = did_you_mean(against, ("random", *SOLVERS))
+            raise ConfigError(f"--against '{against}' is neither a run directory nor a known opponent.{hint}")
         table = _from_run(against, ())
-        return replace(
-            table,
-            environment=_worded_like(environment, table.environment),
-            in_sentences=not _words(settings),
+        worded = _worded_like(environment, table.environment)
+        return replace(table, environment=worded, in_sentences=sentences)
+    return PlayedTable(environment, _workflow(environment), None, sentences)
+
+
+def _against_solver(environment: Environment, solver: str, seat: int) -> Environment:
+    """Return a game of OpenSpiel in which a solver plays all roles but one."""
+    from kapelle.environments.openspiel.environment import OpenSpiel
+
+    if not isinstance(environment, OpenSpiel):
+        raise ConfigError(
+            f"--against {solver} is for games of OpenSpiel. Play '{environment.name}' --against random."
         )
-    return PlayedTable(environment, _workflow(environment), None, not _words(settings))
+    players = environment.loaded.num_players()
+    if seat > players:
+        raise ConfigError(f"--seat {seat}: {environment.game} has {players} players.")
+    return _with_opponents(environment, {k: solver for k in range(1, players + 1) if k != seat})
 
 
 def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
@@ -166,12 +153,12 @@ def _from_run(path: str, settings: Sequence[str]) -> PlayedTable:
 
 
 def _words(settings: Sequence[str]) -> bool:
-    """Return whether settings choose the wording, which then is the person's too."""
+    """Return whether settings choose the wording, for the person too."""
     return any(re.match(r"environment(\.parts\.\w+\.environment)?\.wording=", each) for each in settings)
 
 
 def _read_by(environment: Environment, person: str) -> Environment:
-    """Return a game, or a mixture of games, in which a person reads sentences in place of a line for tiny models."""
+    """Return a game, or a mixture of games, in which a person reads full sentences."""
     from kapelle.environments.mixture import Mixture
     from kapelle.environments.openspiel.environment import OpenSpiel
 
@@ -202,7 +189,7 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
-    """Return a game in the wording that a trained team has learned to read, except where settings choose another."""
+    """Return a game in the wording that a team was trained on, unless settings choose another."""
     from kapelle.comparison.contestants import WORDS
     from kapelle.environments.openspiel.environment import OpenSpiel
 
@@ -213,7 +200,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
 
 
 def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
-    """Return the game with a person in a seat (from 1), and the name of the agent that the person replaces."""
+    """Return the game with a person in a role (numbered from 1), and the name of the agent that the person replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine
     from kapelle.rollout.play import Play
@@ -224,7 +211,7 @@ def seated(table: PlayedTable, seat: int, read: Read) -> tuple[Play, str]:
         table.environment, team.names if team else ()
     )
     table.environment.check(names)
-    place = seat - 1 if len(names) > 1 else 0  # alone among solvers, the person has the seat that they leave
+    place = seat - 1 if len(names) > 1 else 0  # among solvers, only the person's role remains
     if not 0 <= place < len(names):
         raise ConfigError(f"--seat {seat}: there are seats 1 to {len(names)} ({', '.join(names)}).")
     person = names[place]
@@ -281,7 +268,7 @@ def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
 def _speaker(environment: Environment) -> Callable[[Request], str]:
     if not offers(environment, Scripted):
         raise ConfigError(
-            f"'{environment.name}' has no script to play the other seats. Name a run directory with --against."
+            f"'{environment.name}' has no script for the other roles. Name a run with --against."
         )
     scripted = environment
     return lambda r: scripted.script(r.agent, r.task, r.messages, r.seed)
@@ -291,10 +278,7 @@ class Person:
     """A rollout engine whose only policy is the person at the terminal."""
 
     def __init__(self, read: Read, *, names: bool = False, moves: bool = True) -> None:
-        """`names`: say which agent reads. In a recipe's team without a script the person speaks for all.
-
-        `moves`: what lists moves is answered with one of them; a question that holds a list is not.
-        """
+        """`names`: print which agent reads. `moves`: accept only a listed move."""
         self._read = read
         self._moves = moves
         self._names = names
@@ -309,10 +293,9 @@ class Person:
         return ByteRenderer()
 
     async def generate(self, request: Request) -> Completion:
-        """Show what the person's agent reads and return the line that the person types.
+        """Print the agent's prompt and return the line that the person types.
 
-        The first letters of a listed move are enough. Asks again, with the moves, for a line that is none of them. Raises EngineError
-        at the end of the input.
+        The first letters of a listed move are enough; any other line is read again. Raises EngineError at the end of the input.
         """
         from kapelle.environments.openspiel.text import match, read_listed
 
@@ -326,7 +309,7 @@ class Person:
             try:
                 text = self._read("you> ")
             except EOFError as error:
-                raise EngineError("The game was left before it was over.") from error
+                raise EngineError("The input ended before the game.") from error
             if not moves or match(text, moves) is not None:
                 break
             typed = text.strip().casefold()
@@ -334,14 +317,13 @@ class Person:
             if len(begun) == 1:  # `p` is Pass
                 text = begun[0]
                 break
-            what = "begins several of the legal moves" if begun else "is none of the legal moves"
             legal = ", ".join(printable(move) for (move,) in moves)
-            say(f"'{printable(text)}' {what}: {legal}. Type one, or its first letters.")
+            say(f"'{printable(text)}' is none of the legal moves: {legal}. Type one, or its first letters.")
         ids = ByteRenderer().completion(text) or (0,)
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Refuse: a person has no weights."""
+        """Raise EngineError: a person has no weights."""
         raise EngineError("A person has no weights to load.")
 
     def release_caches(self) -> None:
@@ -352,7 +334,7 @@ class Person:
 
 
 def ending(episode: Episode, person: str) -> list[str]:
-    """Return how a game ended: its moves, and what each agent earned; `person` is the human's agent."""
+    """Return how a game ended: its moves, and each agent's return; `person` is the human's agent."""
     moves = episode.info.get("moves")
     lines = ["", f"moves   {', '.join(moves)}"] if moves else [""]
     for agent in episode.agents:
@@ -410,7 +392,7 @@ def report(path: Path, settings: Sequence[str]) -> None:
 
 
 def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
-    """Leave the values of each checkpoint in the run, for `kapelle view`."""
+    """Save the values of each checkpoint in the run, for `kapelle view`."""
     rows = [
         {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "legal_mean": exact.legal_mean, "returns": list(exact.returns)}
         for part, own in found.items()
@@ -421,7 +403,7 @@ def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
-    """Yield the policies of one game with their values; ConfigError when it cannot be enumerated or nothing is saved yet."""
+    """Yield the policies of one game with their values; ConfigError if it cannot be enumerated or has no checkpoint."""
     from kapelle.rollout.evaluation.exploitability import (
         average,
         checkpoint_tables,
@@ -438,7 +420,7 @@ def _rows(path: Path, trainer: Trainer, play: Play) -> Iterator[Row]:
         yield (name.lstrip("0") or "0", evaluate_table(game, table))
     if not tables:
         raise ConfigError(
-            f"{path} has no whole checkpoint of a step yet. Train on, or set `checkpoint.every` lower."
+            f"{path} has no whole checkpoint of a step. Train longer, or lower `checkpoint.every`."
         )
     if len(tables) > 1:
         yield ("average", evaluate_table(game, average(game, tables)))

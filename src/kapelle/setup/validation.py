@@ -1,7 +1,4 @@
-"""Checks of a run's settings in combination, made before a model is loaded.
-
-Every message states what is wrong, where, and how to fix it.
-"""
+"""Checks of a run's settings in combination, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -53,16 +50,16 @@ from kapelle.setup.environment_forms import environment_form
 from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.team_builder import pools_of
 from kapelle.team import Team
-from kapelle.workflow import CountsTurns, ScoresRounds, Workflow
+from kapelle.workflow import CountsTurns, ScoresRounds
 
 
 def unneeded(training: bool) -> tuple[type[KapelleError], ...]:
-    """Return the errors that `prepare` notes beside what is absent: none for training, which needs the rows and the user's own code."""
+    """Return further errors that a run without training only notes: it needs neither its rows nor the user's code."""
     return () if training else (AbsentCode, DataError)
 
 
 Check = Callable[[RunToCheck], Iterator[str] | None]
-"""Yields what is wrong, where, and how to fix it, or raises ConfigError for the first fault."""
+"""Yields what is wrong, where, and how to fix it; or raises ConfigError for the first fault."""
 
 
 def check_run(
@@ -74,7 +71,7 @@ def check_run(
     elsewhere: bool = False,
     absent: list[str] | None = None,
 ) -> None:
-    """Raise ConfigError for all that these settings cannot be used for; cheap, loads no model. Arguments as in `RunToCheck`."""
+    """Raise ConfigError with all faults of these settings; cheap, loads no model. Arguments as in `RunToCheck`."""
     run = RunToCheck(config, algorithm, team, given, training, elsewhere, absent)
     faults: list[ConfigError] = []
     for check in (*CHECKS, *(CHECKS_OF_TRAINING if training else ())):
@@ -82,15 +79,15 @@ def check_run(
             faults += map(ConfigError, check(run) or ())
         except ConfigError as fault:
             faults.append(fault)
-            if check is _environment_is_fit:  # those behind it call the environment
+            if check is _check_environment:  # later checks call the environment
                 break
-        except KapelleError:  # of a model or of rows: settings come first
+        except KapelleError:  # of a model or of rows: faults of settings come first
             raise_all(faults)
             raise
     raise_all(faults)
 
 
-def _environment_is_fit(run: RunToCheck) -> None:
+def _check_environment(run: RunToCheck) -> None:
     environment, seconds = run.config.environment, run.config.patience.environment
     try:
         check_declared(environment, seconds)
@@ -100,8 +97,9 @@ def _environment_is_fit(run: RunToCheck) -> None:
             for split in ("train", "test"):
                 size_of(environment, split, seconds)
     except Unfit as error:
+        name = environment.name
         raise ConfigError(
-            f"The environment '{environment.name}' is not fit for training: {error} `kapelle validate {environment.name}` checks all of it."
+            f"The environment '{name}' is not fit for training: {error} `kapelle validate {name}` checks all of it."
         ) from None
 
 
@@ -109,7 +107,7 @@ def _check_engine(run: RunToCheck) -> None:
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         raise ConfigError(
-            f"`model.routing: replayed` needs the experts that sampling chose, which `engine.name: {engine.name}` does not tell. Set `model.routing: free`."
+            f"`model.routing: replayed` is not supported by `engine.name: {engine.name}`. Set `model.routing: free`."
         )
     if isinstance(engine, ChecksItself):
         engine.check_policies(run.team.every.values())
@@ -119,59 +117,56 @@ def _check_engine(run: RunToCheck) -> None:
 
 
 def _check_places(run: RunToCheck) -> Iterator[str]:
-    """Yield what the processes in which environments and samplers live cannot reach."""
+    """Yield what worker and sampler processes cannot reach."""
     config, environment = run.config, run.config.environment
-    for name, each in config.evaluation.sets.items():
+    workers, name = config.episode.environment_workers, environment.name
+    for part, each in config.evaluation.sets.items():
         if offers(each, AsksModels) and each.frozen_models:
             yield (
-                f"`evaluation.sets.{name}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
+                f"`evaluation.sets.{part}` is judged by '{each.frozen_models[0].path}', a model in this process. Name an endpoint as its judge."
             )
     models = environment.frozen_models if offers(environment, AsksModels) else ()
-    if config.episode.environment_workers and models and not offers(environment, PaysEpisodes):
+    if workers and models and not offers(environment, PaysEpisodes):
         yield (
-            f"The worlds of `{environment.name}` ask '{models[0].path}', a model in this process. Set `episode.environment_workers` to 0, or name an endpoint."
+            f"Episodes of `{name}` use '{models[0].path}', a model in this process. Set `episode.environment_workers: 0`, or name an endpoint."
         )
     if run.training and not run.elsewhere and offers(environment, PlayedFromOutside):
         with noting(run.absent):
             environment.check_server()
-    if config.episode.environment_workers:
-        if offers(environment, OpensWorlds):
-            yield (
-                f"The worlds of `{environment.name}` live on its servers. Set `episode.environment_workers: 0`."
-            )
-        else:
-            environment_form(environment)
+    if workers and offers(environment, OpensWorlds):
+        yield f"Episodes of `{name}` are on its servers. Set `episode.environment_workers: 0`."
+    elif workers:
+        environment_form(environment)
     with noting(run.absent, *unneeded(run.training)):
         check_paying(environment)
 
 
-def _check_workflow(run: RunToCheck) -> None:
-    workflow = run.config.workflow
+def _check_workflow(run: RunToCheck) -> Iterator[str]:
+    workflow, team, config = run.config.workflow, run.team, run.config
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
         with noting(run.absent):
-            asked(
-                "check",
-                run.config.patience.environment,
-                workflow.check,
-                run.team.agents,
-                run.config.environment,
-            )
+            asked("check", config.patience.environment, workflow.check, team.agents, config.environment)
         check_parameters("`run`", workflow.run, "scene")
         if inspect.isasyncgenfunction(workflow.run) or inspect.isgeneratorfunction(workflow.run):
             raise Unfit("`run` has a `yield`. Write `async def run(self, scene)` without it.")
     except Unfit as error:
         raise ConfigError(f"The workflow '{workflow.name}' cannot be played: {error}") from None
-    _check_turns(workflow, run.team)
+    if not isinstance(workflow, CountsTurns):  # an episode ends at the first turn without weights
+        return
+    for agent, listed in team.turns_of.items():
+        turns = workflow.most_turns(team.names)[agent]
+        if turns != len(listed):
+            yield (
+                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it {turns}. Set `per_turn: {turns}`."
+            )
 
 
 def _check_prices(run: RunToCheck) -> Iterator[str]:
+    known = [*run.team.names, "default"]
     for name in run.config.evaluation.prices:
-        if name != "default" and name not in run.team.names:
-            yield (
-                f"`evaluation.prices` names '{name}', which is no agent of the team."
-                f"{did_you_mean(name, [*run.team.names, 'default'])}"
-            )
+        if name not in known:
+            yield f"`evaluation.prices` names '{name}', which is no agent of the team.{did_you_mean(name, known)}"
 
 
 def _check_models(run: RunToCheck) -> None:
@@ -184,7 +179,7 @@ def _check_models(run: RunToCheck) -> None:
         return
     if run.training and not team.bases.keys() - team.trained_bases:
         raise ConfigError(
-            "`model.quantization: nf4` holds frozen models in four bits, and all models of this team are trained. Set `team.sharing: lora`."
+            "`model.quantization: nf4` is for frozen models, and all models of this team are trained. Set `team.sharing: lora`."
         )
     if model.path not in run.given:
         with noting(run.absent):
@@ -192,7 +187,7 @@ def _check_models(run: RunToCheck) -> None:
 
 
 def _check_installed(run: RunToCheck) -> None:
-    """Refuse optimisers and trackers whose packages are missing."""
+    """Raise AbsentPackage for optimisers and trackers whose packages are missing."""
     config = run.config
     if run.elsewhere:
         return
@@ -210,35 +205,24 @@ def _check_features(run: RunToCheck) -> Iterator[str]:
 
 
 def _check_constraints(run: RunToCheck) -> None:
-    """Refuse completions of a form that nothing holds them to, or that no text has."""
+    """Raise ConfigError for constraints that an engine, an environment or no text can satisfy."""
     config, team = run.config, run.team
     for agent in team.agents:
-        constraint = agent.sampling.constraint
+        constraint, name = agent.sampling.constraint, agent.name
         if constraint is None:
             continue
-        policies = [team.policies[name] for name in team.policies_of(agent.name)]
+        policies = [team.policies[policy] for policy in team.policies_of(name)]
         served = [policy for policy in policies if policy.endpoint is not None]
         if served and constraint.kind not in ("json_schema", "json_object"):
             raise ConfigError(
-                f"Agent '{agent.name}' is an endpoint, and servers share no way to ask for {constraint.kind}. Set `json_schema` in its `sampling`."
+                f"Agent '{name}' is an endpoint, and endpoints do not support {constraint.kind}. Set `json_schema` in its `sampling`."
             )
         if len(served) < len(policies) and not isinstance(config.engine, HoldsToConstraints):
             raise ConfigError(
-                f"Agent '{agent.name}' has a constraint (`sampling`), which `engine.name: {config.engine.name}` does not hold to. Leave one of them out."
-            )
-        silent = _without_moves(config.environment) if constraint.is_legal else None
-        if silent is not None:
-            raise ConfigError(
-                f"`sampling.choices: legal` of agent '{agent.name}' needs an environment that lists moves (`ListsMoves`), and '{silent}' lists none. "
-                "Write the texts themselves, `choices: [a, b]`."
+                f"`engine.name: {config.engine.name}` does not support the constraint of agent '{name}' (`sampling`). Remove one of them."
             )
         if constraint.is_legal:
-            for at, part in parts_of(config.environment):
-                if getattr(part, "thinking", None) is True:
-                    key = ".".join(["environment", *([at] if at else []), "thinking"])
-                    raise ConfigError(
-                        f"`{key}: true` lets agent '{agent.name}' think, and its `sampling.choices: legal` allows a move alone. Set `{key}: false`."
-                    )
+            _check_legal_moves(config.environment, name)
         if not run.elsewhere and len(served) < len(policies):
             from kapelle.models.token_masks import check_constraint, check_installed
 
@@ -248,7 +232,22 @@ def _check_constraints(run: RunToCheck) -> None:
                     if not constraint.is_legal:
                         check_constraint(constraint)
                 except ConfigError as error:
-                    raise ConfigError(f"Agent '{agent.name}': {error}") from None
+                    raise ConfigError(f"Agent '{name}': {error}") from None
+
+
+def _check_legal_moves(environment: Environment, agent: str) -> None:
+    silent = _without_moves(environment)
+    if silent is not None:
+        raise ConfigError(
+            f"`sampling.choices: legal` of agent '{agent}' needs an environment that lists moves (`ListsMoves`), and '{silent}' lists none. "
+            "Write the texts themselves, `choices: [a, b]`."
+        )
+    for at, part in parts_of(environment):
+        if getattr(part, "thinking", None) is True:
+            key = ".".join(["environment", *([at] if at else []), "thinking"])
+            raise ConfigError(
+                f"`{key}: true` and `sampling.choices: legal` of agent '{agent}' exclude each other. Set `{key}: false`."
+            )
 
 
 def _without_moves(environment: Environment) -> str | None:
@@ -259,7 +258,7 @@ def _without_moves(environment: Environment) -> str | None:
 
 
 def _check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield what cannot see the images that an environment shows."""
+    """Yield settings that do not support the images of an environment."""
     config, algorithm, team = run.config, run.algorithm, run.team
     played = {"environment": config.environment}
     played |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
@@ -269,26 +268,27 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
         for at, part in parts_of(environment)
         if offers(part, ShowsImages)
     ]
-    if not shown:
-        return
     for key, at, name in shown:
         if at:
             raise ConfigError(
-                f"`{name}` shows images, and cannot stand inside another environment (`{key}.{at}`). Let it be the environment itself."
+                f"`{name}` shows images, and cannot be part of another environment (`{key}.{at}`). Use it as the environment."
             )
-    name = shown[0][2]
-    shows = f"Environment '{name}' shows images, and"
+    if not shown:
+        return
+    unsupported = []
     if not isinstance(config.engine, SeesImages):
-        yield f"{shows} `engine.name: {config.engine.name}` reads text alone. Leave `engine` out."
+        unsupported.append(f"`engine.name: {config.engine.name}`")
     if config.train_engine.name == "fsdp":
-        yield f"{shows} `train_engine.name: fsdp` passes text alone. Leave `train_engine` out."
+        unsupported.append("`train_engine.name: fsdp`")
     if config.episode.environment_workers:
-        yield f"{shows} worlds in `episode.environment_workers` send texts alone. Set it to 0."
+        unsupported.append("`episode.environment_workers`")
     if (algorithm.critic is not None and algorithm.critic.view == "answer") or any(
         algorithm.need(signal) is not None for signal in (VerifierScores, Embeddings)
     ):
-        reader = "a reward model" if config.reward_model is not None else f"`{algorithm.name}`"
-        yield f"{shows} {reader} reads questions and answers as texts. Leave it out, or name another algorithm."
+        unsupported.append("`reward_model`" if config.reward_model is not None else f"`{algorithm.name}`")
+    name = shown[0][2]
+    for setting in unsupported:
+        yield f"Environment '{name}' shows images, and {setting} reads text alone. Remove it, or change it."
     for base, path in team.bases.items():
         if path in run.given:
             continue
@@ -296,84 +296,60 @@ def _check_images(run: RunToCheck) -> Iterator[str]:
         sees = config.model.embedded.sees if path == "embedded" else "vision_config" in settings
         if not sees and (settings or path == "embedded"):  # a name on the hub is not known yet
             raise ConfigError(
-                f"Environment '{name}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model, or for a "
-                "trial set `model.embedded.sees: true`."
+                f"Environment '{name}' shows images, and the model '{path}' ({base}) reads text alone. Name a vision-language model, or set "
+                "`model.embedded.sees: true`."
             )
 
 
 def check_paying(settings: object) -> None:
-    """Refuse an environment that pays whole episodes inside another one, whose worlds would pay nothing for it."""
+    """Raise ConfigError for an environment that rewards whole episodes inside another one, which would drop its rewards."""
     for at, part in parts_of(settings):
         if at and offers(part, PaysEpisodes):
             raise ConfigError(
-                f"`{getattr(part, 'name', at)}` pays when an episode is over, and cannot stand inside another environment "
-                f"(`environment.{at}`). Let it be the environment itself; `rewarded` has a setting `tools`."
+                f"`{getattr(part, 'name', at)}` rewards whole episodes, and cannot stand inside another environment (`environment.{at}`). "
+                "Use it as the environment; `rewarded` has a setting `tools`."
             )
 
 
-def _check_rendered(run: RunToCheck) -> None:
-    """Refuse prompts that are rendered already for agents that would change them, or whose model is elsewhere."""
-    team = run.team
-    rendered = [
-        part for _, part in parts_of(run.config.environment) if getattr(part, "rendered_prompts", False)
-    ]
-    for agent in team.agents if rendered else ():
-        policy = team.policy(agent.name)
+def _check_rendered(run: RunToCheck) -> Iterator[str]:
+    """Yield agents that cannot use prompts that are rendered already."""
+    if not any(getattr(part, "rendered_prompts", False) for _, part in parts_of(run.config.environment)):
+        return
+    for agent in run.team.agents:
         if agent.prompt is not None or agent.system is not None:
-            raise ConfigError(
-                f"`environment.rendered_prompts` uses prompts as they are, and agent '{agent.name}' has a prompt or a system message. Remove them."
+            yield (
+                f"`environment.rendered_prompts` excludes the prompt and the system message of agent '{agent.name}'. Remove them."
             )
-        if policy.endpoint is not None:
-            raise ConfigError(
-                f"`environment.rendered_prompts` needs a model in this process, and agent '{agent.name}' answers from an endpoint. Set it to false."
-            )
+        if run.team.policy(agent.name).endpoint is not None:
+            yield f"`environment.rendered_prompts` excludes agent '{agent.name}', an endpoint. Set it to false."
 
 
-def _check_outside(run: RunToCheck) -> None:
-    """Refuse to play where, or longer than, outside programs can call."""
+def _check_outside(run: RunToCheck) -> Iterator[str]:
+    """Yield settings that episodes of an outside program do not support."""
     config = run.config
     if offers(config.environment, PlayedFromOutside) and config.episode.environment_workers:
-        raise ConfigError(
-            "`episode.environment_workers` plays in other processes, which an outside program cannot follow. Set `episode.environment_workers: 0`."
-        )
-
-
-def _check_turns(workflow: Workflow, team: Team) -> None:
-    """Refuse weights by turn for another number of turns than the workflow's settings give, where they fix one.
-
-    Elsewhere the first turn without weights ends its episode with the reason.
-    """
-    if not isinstance(workflow, CountsTurns):
-        return
-    for agent, listed in team.turns_of.items():
-        taken = workflow.most_turns(team.names)[agent]
-        if taken != len(listed):
-            raise ConfigError(
-                f"`weights.per_turn` of agent '{agent}' has weights for {len(listed)} turns, but the workflow gives it {taken}. Set `per_turn: {taken}`."
-            )
+        yield "`episode.environment_workers` is not supported for episodes of an outside program. Set it to 0."
 
 
 MOST_EPISODES = 1_000_000
 """Of one step, whose episodes are in memory together, or of one evaluation."""
 
 
-def _check_amount(run: RunToCheck) -> None:
-    """Refuse more episodes at once than a machine has room for."""
+def _check_amount(run: RunToCheck) -> Iterator[str]:
+    """Yield amounts of episodes for which no machine has memory."""
     config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
-        raise ConfigError(
-            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step; "
-            f"at most {MOST_EPISODES:,} are played. Lower one of the two."
+        yield (
+            f"`training.tasks_per_step: {tasks}` with `algorithm.group_size: {group}` makes {tasks * group:,} episodes in one step. Set at "
+            f"most {MOST_EPISODES:,}."
         )
     if config.evaluation.problems > MOST_EPISODES and config.environment.size("test") is None:
-        raise ConfigError(
-            f"`evaluation.problems: {config.evaluation.problems}` are too many; at most {MOST_EPISODES:,} are played. Lower it."
-        )
+        yield f"`evaluation.problems: {config.evaluation.problems}` are too many. Set at most {MOST_EPISODES:,}."
 
 
 def _check_learners(run: RunToCheck) -> None:
-    """Refuse to train nothing, or what the algorithm does not train."""
+    """Raise ConfigError if nothing trains, or something that the algorithm does not train."""
     config, algorithm, team = run.config, run.algorithm, run.team
     judging = algorithm.critic is not None and algorithm.critic.everyone
     if judging and team.trained:
@@ -382,7 +358,7 @@ def _check_learners(run: RunToCheck) -> None:
         )
     if not team.trained and not judging:
         raise ConfigError(
-            "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or give an agent such `weights`."
+            "No agent of this team is trained. Set `team.sharing: lora` or `shared`, or an agent's `weights`."
         )
     for check in algorithm.checks:
         with noting(run.absent):
@@ -390,7 +366,7 @@ def _check_learners(run: RunToCheck) -> None:
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if config.training.critic_warmup and (not learns_beside or judging):
         raise ConfigError(
-            f"`training.critic_warmup` lets critics learn alone at first, and `{algorithm.name}` trains {'nothing else' if judging else 'no critic'}. Set it to 0."
+            f"`training.critic_warmup` trains critics alone at first, and `{algorithm.name}` trains {'nothing else' if judging else 'no critic'}. Set it to 0."
         )
     if algorithm.critic is not None and algorithm.critic.view == "central" and not config.team.critic_model:
         _check_one_tokeniser(algorithm, team)
@@ -403,10 +379,11 @@ def _check_train_engine(run: RunToCheck) -> None:
     if not isinstance(config.train_engine, Fsdp):
         return
     places = {base: team.places.get(base, config.model) for base in team.bases}
-    whole = [policy.name for policy in team.policies.values() if policy.trained and policy.lora is None]
-    whole += [critic.name for critic in team.critics.values() if critic.trained and critic.whole]
-    adapted = [policy.name for policy in team.policies.values() if policy.lora is not None]
-    adapted += [critic.name for critic in team.critics.values() if not critic.whole]
+    policies, critics = team.policies.values(), team.critics.values()
+    whole = [policy.name for policy in policies if policy.trained and policy.lora is None]
+    whole += [critic.name for critic in critics if critic.trained and critic.whole]
+    adapted = [policy.name for policy in policies if policy.lora is not None]
+    adapted += [critic.name for critic in critics if not critic.whole]
     started = launched_rank()
     config.train_engine.check(
         {base: place.dtype for base, place in places.items()},
@@ -429,45 +406,52 @@ def demonstrates(environment: Environment) -> bool:
 
 
 def _check_demonstrations(run: RunToCheck) -> Iterator[str]:
-    """Yield that nothing plays the demonstrations that are learned from."""
+    """Yield what lacks demonstrations, or cannot use recorded ones."""
     algorithm, environment = run.algorithm, run.config.environment
-    if offers(environment, Recorded):
-        _check_recorded(algorithm, environment.name, environment.answers_per_task())
-    if not algorithm.plays and not demonstrates(environment):
-        yield (
-            f"`{algorithm.name}` learns from demonstrations, but environment '{environment.name}' has no script for them. Use one that has."
+    name = environment.name
+    if offers(environment, Recorded) and algorithm.plays:
+        raise ConfigError(
+            f"`{algorithm.name}` samples, but environment '{name}' rewards recorded answers alone. Set `algorithm.data: recorded` (dpo, verifier)."
         )
+    if offers(environment, Recorded) and algorithm.data.group_size > 1 and environment.answers_per_task() < 2:
+        raise ConfigError(
+            f"`{algorithm.name}` compares several answers to one question, but environment '{name}' has one. Set `environment.name: preferences`."
+        )
+    if not algorithm.plays and not demonstrates(environment):
+        yield f"`{algorithm.name}` learns from demonstrations, but environment '{name}' has no script for them. Use one that has."
 
 
 def _check_selection(run: RunToCheck) -> Iterator[str]:
     """Yield why tasks cannot be chosen as the settings say."""
-    config, name, tasks = run.config, run.config.environment.name, run.config.tasks
+    config, tasks = run.config, run.config.tasks
     if tasks.difficulty is not None:
         if config.environment.size("train") is None:
-            yield f"`tasks.difficulty` measures every task of training, and those of `{name}` have no end. Remove it."
+            yield f"`tasks.difficulty` measures every training task, and `{config.environment.name}` generates them. Remove it."
         if not run.algorithm.plays:
             yield f"`tasks.difficulty` measures the team, and `{run.algorithm.name}` does not play. Remove it."
     elif tasks.curriculum is not None and tasks.curriculum.by == "solve_rate":
-        yield (
-            "`tasks.curriculum` orders tasks by how often they are solved, which nothing measures. Set `tasks.difficulty: {}` too."
-        )
+        yield "`tasks.curriculum` needs solve rates, which nothing measures. Set `tasks.difficulty: {}` too."
 
 
-def _check_worlds(run: RunToCheck) -> None:
-    """Refuse worlds and workflows that cannot do what the algorithm's credit needs."""
-    config, algorithm, team, environment = run.config, run.algorithm, run.team, run.config.environment
-    data = algorithm.data
+def _check_replays(run: RunToCheck) -> Iterator[str]:
+    """Yield that episodes cannot be replayed for the algorithm's credit."""
+    algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
     alive = environment.alive if replays and offers(environment, Alive) else ()
     if alive:
-        other = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
-        raise ConfigError(
+        fix = "Set `algorithm.tree: false`" if data.tree is not None else "Set another `algorithm.name`"
+        yield (
             f"`{algorithm.name}` replays episodes, but environment '{environment.name}' relies on answers that may differ the next time: "
-            f"{', '.join(alive)}. {other}, or leave that out."
+            f"{', '.join(alive)}. {fix}, or remove them."
         )
+
+
+def _check_turn_scores(run: RunToCheck) -> None:
+    """Raise ConfigError if the algorithm needs scores of turns and nothing gives them."""
+    config, algorithm, environment = run.config, run.algorithm, run.config.environment
     if not algorithm.data.scores:
         return
-    world = environment.start(task_of(environment, "train", 0), team.names, 0)
+    world = environment.start(task_of(environment, "train", 0), run.team.names, 0)
     scorable = isinstance(world, Scorable)
     run_async(world.close)
     if not scorable:
@@ -482,53 +466,37 @@ def _check_worlds(run: RunToCheck) -> None:
 
 def _check_compared(run: RunToCheck) -> Iterator[str]:
     """Yield why rewards that compare the episodes of a group cannot be given."""
-    environment, algorithm, data = run.config.environment, run.algorithm, run.algorithm.data
+    environment, name, data = run.config.environment, run.algorithm.name, run.algorithm.data
     if not (offers(environment, PaysEpisodes) and environment.compared):
         return
     compares = f"{environment.compared[0]} compares the episodes of a group, and"
     if data.group_size < 2:
-        yield (
-            f"{compares} `{algorithm.name}` plays each task once. Set `algorithm.group_size` to 2 or more, or name an algorithm that has it."
-        )
+        yield f"{compares} `{name}` plays each task once. Set `algorithm.group_size: 2` or more."
     if data.tree:
-        yield f"{compares} `{algorithm.name}` pays the candidates of a tree one by one. Set `algorithm.tree: false`."
-    if data.interventions or algorithm.need(GreedyBaseline):
-        yield f"{compares} `{algorithm.name}` plays single episodes without their group. Name another algorithm."
-
-
-def _check_recorded(algorithm: Algorithm, environment: str, answers: int) -> None:
-    """Refuse to learn from what records do not hold: answers of the team itself, or more answers than there are."""
-    if algorithm.plays:
-        raise ConfigError(
-            f"`{algorithm.name}` plays, but environment '{environment}' rewards recorded answers alone. Set `algorithm.data: recorded` (dpo, verifier)."
-        )
-    if algorithm.data.group_size > 1 and answers < 2:
-        raise ConfigError(
-            f"`{algorithm.name}` compares several answers to one question, but environment '{environment}' has one. Set `environment.name: preferences`."
-        )
+        yield f"{compares} `{name}` rewards the candidates of a tree one by one. Set `algorithm.tree: false`."
+    if data.interventions or run.algorithm.need(GreedyBaseline):
+        yield f"{compares} `{name}` plays single episodes without their group. Name another algorithm."
 
 
 def _check_rewards(run: RunToCheck) -> None:
-    _check_own_rewards(run.config, run.config.environment, run.team)
+    _check_shared_rewards(run.config, run.config.environment, run.team)
 
 
-def _check_own_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
-    """Refuse to share rewards that always add up to the same value: every advantage would be 0."""
+def _check_shared_rewards(config: RunConfig, environment: Environment, team: Team) -> None:
+    """Raise ConfigError for shared rewards of a constant-sum game: every advantage would be 0."""
     how = config.algorithm.model_dump().get("team_reward")
-    if offers(environment, Mixed):
-        for member in environment.members.values():
-            _check_own_rewards(config, member, team)
-        return
+    for member in environment.members.values() if offers(environment, Mixed) else ():
+        _check_shared_rewards(config, member, team)
     opposed = offers(environment, Opposed) and environment.constant_sum
     if opposed and how in {"mean", "sum"} and len(team.names) > 1:
         raise ConfigError(
-            f"What one agent wins in '{environment.name}' the others lose, and `algorithm.team_reward: {how}` pays all of them the same. "
-            "Set `algorithm.team_reward: individual`."
+            f"`{environment.name}` is a constant-sum game, and `algorithm.team_reward: {how}` rewards all agents alike. Set "
+            "`algorithm.team_reward: individual`."
         )
 
 
 def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
-    """Refuse a central critic whose view would mix the token ids of different tokenisers."""
+    """Raise ConfigError for a central critic whose view would mix the token ids of different tokenisers."""
     kinds: dict[str, str] = {}
     for agent in team.names:
         policy = team.policy(agent)
@@ -536,25 +504,25 @@ def _check_one_tokeniser(algorithm: Algorithm, team: Team) -> None:
     if len(kinds) > 1:
         (one, first), (other, second) = list(kinds.items())[:2]
         raise ConfigError(
-            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' is played by {one} and '{second}' by {other}. "
+            f"`{algorithm.name}` reads what all agents see as tokens of one model, but '{first}' has {one} and '{second}' {other}. "
             "Set `team.critic_model` (it reads text), or `algorithm.name: ippo`."
         )
 
 
 def _check_sampling(team: Team) -> None:
-    """Refuse sampling whose distribution the trainer cannot reproduce exactly."""
+    """Raise ConfigError for sampling whose log-probs the trainer cannot compute."""
     for agent in team.agents:
-        s = agent.sampling
+        sampling = agent.sampling
         if not team.policy(agent.name).trained:
             continue
-        if s.temperature <= 0:
+        if sampling.temperature <= 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples greedily (temperature 0). Set its `sampling.temperature` above 0."
+                f"Agent '{agent.name}' learns, but samples greedily. Set its `sampling.temperature` above 0."
             )
-        if s.top_p < 1 or s.top_k > 0:
+        if sampling.top_p < 1 or sampling.top_k > 0:
             raise ConfigError(
-                f"Agent '{agent.name}' learns, but samples with top_p {s.top_p} and top_k {s.top_k}, whose log-probs the trainer cannot compute. "
-                "Set `top_p: 1` and `top_k: 0`."
+                f"Agent '{agent.name}' learns, but samples with top_p {sampling.top_p} and top_k {sampling.top_k}, whose log-probs the trainer "
+                "cannot compute. Set `top_p: 1` and `top_k: 0`."
             )
 
 
@@ -563,13 +531,13 @@ CHECKS: tuple[Check, ...] = (
     _check_rendered,
     _check_constraints,
     _check_engine,
-    _environment_is_fit,
+    _check_environment,
     _check_places,
     _check_workflow,
     _check_prices,
     _check_models,
 )
-"""What every run is checked for."""
+"""Checks of every run."""
 CHECKS_OF_TRAINING: tuple[Check, ...] = (
     _check_amount,
     _check_installed,
@@ -578,10 +546,11 @@ CHECKS_OF_TRAINING: tuple[Check, ...] = (
     _check_pools,
     _check_selection,
     _check_compared,
-    _check_worlds,
+    _check_replays,
+    _check_turn_scores,
     _check_rewards,
     _check_features,
     _check_outside,
     _check_demonstrations,
 )
-"""What training is checked for, too."""
+"""Further checks of a run that trains."""
