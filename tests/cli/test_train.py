@@ -157,7 +157,7 @@ def test_a_finished_run_resumed_takes_no_step_and_writes_no_checkpoint(
         ),
         (
             ["rows.jsonl"],
-            "'rows.jsonl' is a file of data. Train on its rows with `kapelle.train(MODEL, 'rows.jsonl', reward)` in Python, or name it in a recipe: `environment.path=rows.jsonl`.",
+            "'rows.jsonl' is a file of data.",
         ),
         (
             ["demo", "num_train_epochs=2", "--dry-run"],

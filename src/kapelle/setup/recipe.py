@@ -1,6 +1,6 @@
 """Reading recipes: files, overlays and `key.path=value`, with the origin of every value.
 
-Precedence: defaults < recipe < its section `real` where asked for < overlays in order < `key.path=value` in order.
+Precedence: defaults < recipe < its section `real` with `--real` < overlays in order < `key.path=value` in order.
 Errors name the key, the file that set it and the closest known key.
 """
 
@@ -31,48 +31,45 @@ from kapelle.settings.aliases import NOTHING_READ, Reading, read_aliases
 from kapelle.settings.base import AlgorithmSettings, Settings, parts_of
 from kapelle.settings.messages import checked, in_python, settings_named, unknown_sections, without
 from kapelle.settings.overlays import COMMAND_LINE, leaves, merge, parse_setting, parse_yaml, replace_origin
-from kapelle.settings.schema import RunConfig, timed
+from kapelle.settings.schema import AgentConfig, RunConfig, timed
 from kapelle.settings.weights import NAME, PastAdapter
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.workflow import Workflow, workflow_class, workflow_files
 
-# -------- Which parts of a recipe belong to the embedded model, and what happens to them with another model.
+# -------- The recipe's own warm-up
 #
-# Recipes train the embedded model from nothing in minutes: a supervised warm-up of all its weights, learning rates of
-# 1e-3, answers of ten tokens. A recipe's section `real` holds the values for a pretrained model; `--real` lays it over
-# the recipe. Even without it, another `model.path` leaves out the recipe's own warm-up.
+# Recipes train the embedded model from scratch in minutes: a supervised warm-up of all its weights, learning rates of
+# 1e-3, completions of ten tokens. The section `real` of a recipe holds the values for a pretrained model; `--real` merges it
+# over the recipe. Without it too, another `model.path` removes the recipe's own warm-up.
 
 REAL = "real"
-"""The section of a recipe that is laid over the rest by `--real`."""
+"""The section of a recipe that `--real` merges over the rest."""
 LEFT_OUT = "left out: the recipe's own is for the embedded model"
-"""Origin of a warm-up that is left out for another model."""
+"""Origin of a warm-up that is removed for another model."""
 
 
 def own_warmup_left_out(
     values: dict[str, Any], origin: dict[str, str], own: frozenset[str]
 ) -> tuple[str, ...]:
-    """Remove, in place, a warm-up that only the recipe itself asks for, where the base is not the embedded model.
+    """Remove a warm-up that only the recipe itself sets if the base is another model, in place; return notes for the user.
 
-    `own` are the origins that count as the recipe itself. Returns notes for the user.
+    `own` are the origins that count as the recipe itself.
     """
     path, warmup = _path(values), values.get("warmup")
     if path == "embedded" or not isinstance(warmup, Mapping):
         return ()
-    asked = sorted(
-        {
-            source
-            for key, source in origin.items()
-            if (key == "warmup" or key.startswith("warmup.")) and source not in own
-        }
-    )
-    if asked or not own:
-        source = ", ".join(asked) or "the run's settings"
+    set_by = {
+        source for key, source in origin.items() if key.partition(".")[0] == "warmup" and source not in own
+    }
+    if set_by or not own:
+        source = ", ".join(sorted(set_by)) or "the run's settings"
         details = ", ".join(f"{key} {value}" for key, value in warmup.items())
-        return (f"warm-up: of all weights of {path} ({details}), as asked for by {source}.",)
+        return (f"warm-up: of all weights of {path} ({details}), set by {source}.",)
     values["warmup"] = None
     replace_origin(origin, "warmup", None, LEFT_OUT)
-    note = f"warm-up: left out; the recipe's is for the embedded model and would move all weights of {path}"
-    return (f"{note}. Set warmup.steps=N to have one all the same.",)
+    return (
+        f"warm-up: left out; the recipe's is for the embedded model, and would change all weights of {path}. To have one, set warmup.steps=N.",
+    )
 
 
 def _path(values: Mapping[str, Any]) -> str:
@@ -81,7 +78,7 @@ def _path(values: Mapping[str, Any]) -> str:
     return "embedded" if path is None else str(path)
 
 
-# -------- Faults that are found before values are checked: a word that names no recipe, a class that lacks something.
+# -------- Names of recipes and classes
 
 _CONTRACTS = {
     "environment": Environment,
@@ -90,17 +87,17 @@ _CONTRACTS = {
     "engine": EngineSettings,
     "train_engine": TrainEngineSettings,
 }
-"""Section → what its class has to offer."""
+"""Section → what its class must have."""
 
 
 DATA_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".gz")
-"""How files end that hold rows, and no recipe."""
+"""Endings of files that hold rows, and no recipe."""
 
 
 def names_environment(word: str) -> bool:
     """Return whether a word is the name of an environment: built in, installed, or `module:Class`.
 
-    ConfigError for a word that is neither that nor a recipe.
+    Raises ConfigError for a word that is neither that nor a recipe.
     """
     known, recipes, path = (
         known_names("environment", catalogue("kapelle.environments")),
@@ -109,51 +106,46 @@ def names_environment(word: str) -> bool:
     )
     if word in known or ":" in word:
         return True
-    if (
-        word not in recipes
-        and path.suffix not in {".yaml", ".yml"}
-        and (path.suffix in DATA_FILES or not path.is_file())
-    ):
+    is_file = path.suffix in {".yaml", ".yml"} or (path.is_file() and path.suffix not in DATA_FILES)
+    if word not in recipes and not is_file:
         raise no_recipe(word, recipes, known)
     return False
 
 
 def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
-    """Return the error for a word that names no recipe; `environments` are names that could stand here too."""
+    """Return the error for a word that names no recipe; `environments` are further names that are allowed here."""
     path, quoted = Path(word), shlex.quote(word)
-    hint = did_you_mean(word, [*recipes, *environments])
-    what = "recipe or environment" if environments else "recipe"
     if path.suffix in DATA_FILES:
-        why = f"a file of data. Train on its rows with `kapelle.train(MODEL, {word!r}, reward)` in Python, or name it in a recipe: `environment.path={word}`."
-    elif re.fullmatch(r".+:\w+", word) or word in catalogue("kapelle.environments"):
-        why = f"a piece of a run. Name it in a recipe, `environment: {{name: '{word}'}}`; `kapelle validate {word}` checks an environment alone."
-    elif is_run(path):
-        why = f"a run. Continue it with `kapelle train --resume {quoted}`; its settings alone are {path / 'config.yaml'}."
-    elif tag_hint(path):
-        why = f"a checkpoint of a run. Begin another run with its weights: `kapelle train RECIPE --start-from {quoted}`."
-    elif path.is_dir():
-        why = "a folder. Name the YAML file in it that is the recipe."
-    else:
-        if not hint.startswith(" Did you mean"):
-            key = word.rstrip(":")
-            dotted = "." in key and key.partition(".")[0] in RunConfig.model_fields
-            named = [key] if dotted else settings_named(word)
-            hint = f" Did you mean the setting {named[0]}=VALUE?" if named else ""
-            hint += " `kapelle recipes ls` lists recipes; a recipe of your own is a YAML file."
-        return ConfigError(f"Unknown {what} '{word}'.{hint}")
-    return ConfigError(f"'{word}' is {why}")
+        return ConfigError(
+            f"'{word}' is a file of data. Name it in a recipe, `environment.path={word}`, or train on it with `kapelle.train`."
+        )
+    if is_run(path):
+        return ConfigError(f"'{word}' is a run. Continue it with `kapelle train --resume {quoted}`.")
+    if tag_hint(path):
+        return ConfigError(
+            f"'{word}' is a checkpoint of a run. Start another run from it: `kapelle train RECIPE --start-from {quoted}`."
+        )
+    if path.is_dir():
+        return ConfigError(f"'{word}' is a folder. Name the YAML file of the recipe.")
+    hint = did_you_mean(word, [*recipes, *environments])
+    if not hint.startswith(" Did you mean"):
+        key = word.rstrip(":")
+        dotted = "." in key and key.partition(".")[0] in RunConfig.model_fields
+        named = [key] if dotted else settings_named(word)
+        hint = f" Did you mean the setting {named[0]}=VALUE?" if named else ""
+        hint += " `kapelle recipes ls` lists recipes; your own recipe is a YAML file."
+    return ConfigError(f"Unknown {'recipe or environment' if environments else 'recipe'} '{word}'.{hint}")
 
 
 def check_class(section: str, name: str, found: type) -> None:
-    """Raise ConfigError for a class that is no settings, or lacks what its section asks of it."""
+    """Raise ConfigError for a class that is no subclass of Settings, or lacks methods of its section."""
     if not issubclass(found, Settings):
         raise ConfigError(f"The {section} '{name}' must be a subclass of kapelle.Settings.")
     parts = [part for part in vars(_CONTRACTS[section]) if not part.startswith("_")]
     missing = [part for part in parts if not hasattr(found, part) and part not in found.model_fields]
     if missing:
         raise ConfigError(
-            f"The {section} '{name}' has no `{'`, no `'.join(missing)}`. Add what is missing to the class "
-            f"{found.__name__}; docs/make_your_own.md shows one."
+            f"The {section} '{name}' has no `{'`, no `'.join(missing)}`. Add this to the class {found.__name__}; see docs/make_your_own.md."
         )
 
 
@@ -173,7 +165,7 @@ RESOLVED = RunConfig.model_fields.keys()
 
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
-"""Sources and their values, those that are laid over others last."""
+"""Sources and their values; later ones have precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +205,10 @@ def builtin_recipes() -> dict[str, str]:
 def load_recipe(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> Recipe:
-    """Read a built-in recipe or a YAML file, lay overlays and settings over it and check every key.
+    """Read a built-in recipe or a YAML file, merge overlays and settings over it, and check every key.
 
-    `real` lays its section `real`, the values for a pretrained model, directly over the recipe. Raises ConfigError for
-    a missing file, YAML that does not parse, and unknown keys or invalid values.
+    `real` merges its section `real`, the values for a pretrained model, directly over the recipe. Raises ConfigError for a missing
+    file, invalid YAML, and unknown keys or invalid values.
     """
     for keyword, given in (("overlays", overlays), ("settings", settings)):
         if isinstance(given, str):
@@ -233,12 +225,10 @@ def load_recipe(
 
 
 def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return overlays and settings, of which siiRL's `dag.workflow_path=FILE` is an overlay."""
+    """Return overlays and settings; siiRL's setting `dag.workflow_path=FILE` is an overlay."""
     theirs = "dag.workflow_path="
-    files = [str(each) for each in settings if str(each).startswith(theirs)]
-    return [*overlays, *(each.removeprefix(theirs) for each in files)], [
-        s for s in settings if s not in files
-    ]
+    files = [str(each).removeprefix(theirs) for each in settings if str(each).startswith(theirs)]
+    return [*overlays, *files], [each for each in settings if not str(each).startswith(theirs)]
 
 
 def _files(
@@ -249,21 +239,18 @@ def _files(
     found = False
     for source in (name, *overlays):
         values = _read(source)
-        values_for_real = values.pop(REAL, None)
+        pretrained = values.pop(REAL, None)
         layers.append((source, values))
-        if values_for_real is None:
+        if pretrained is None:
             continue
-        if not isinstance(values_for_real, Mapping):
-            raise ConfigError(
-                f"`{REAL}` of recipe '{source}' is not a mapping of sections, like the recipe itself."
-            )
+        if not isinstance(pretrained, Mapping):
+            raise ConfigError(f"`{REAL}` of recipe '{source}' is no mapping of sections.")
         found = True
         if real:
-            layers.append((f"{source} --{REAL}", values_for_real))
+            layers.append((f"{source} --{REAL}", pretrained))
     if real and not found:
         raise ConfigError(
-            f"Recipe '{name}' has no section `{REAL}`, which --{REAL} lays over it. Leave --{REAL} out and set what a "
-            "pretrained model needs (`optimizer.lr`, `team.sampling.max_tokens`), or add the section."
+            f"Recipe '{name}' has no section `{REAL}`, which --{REAL} needs. Add it, or remove --{REAL}."
         )
     return layers, found and not real
 
@@ -274,26 +261,21 @@ def lay_over(
     *,
     unused_real: bool = False,
 ) -> Recipe:
-    """Lay named mappings and then settings over one another and check every key, like `load_recipe`.
+    """Merge named mappings and then settings, and check every key, like `load_recipe`.
 
-    `unused_real`: there are values for a pretrained model which are not among the layers.
+    `unused_real`: there are values for a pretrained model that are not among the layers.
     """
     merged, origin = _layered(layers, settings)
     if merged.get("stages") is not None:
         raise ConfigError(
-            f"Recipe '{layers[0][0]}' has stages, but a single run is needed here. Train it with `kapelle train`, then name "
-            "one of the folders that it makes, such as RUN/01-NAME."
+            f"Recipe '{layers[0][0]}' has stages, and a single run is needed here. Train it, then name the folder of a stage: RUN/01-NAME."
         )
     merged.pop("stages", None)
     return _resolved(merged, origin, layers, _own(layers[0], merged), unused_real)
 
 
 def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
-    """Return the origins that belong to the recipe itself.
-
-    A run's resolved settings have every section because all of them were decided: none of their values counts as the
-    recipe's own.
-    """
+    """Return the origins that belong to the recipe itself; none for a run's resolved settings, which have every section."""
     source, values = first
     if values.keys() >= RESOLVED:
         return frozenset()
@@ -304,10 +286,9 @@ def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> fro
 def load_stages(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> tuple[tuple[str, Recipe], ...]:
-    """Read a recipe's `stages`, each the recipe with the stage's own sections laid over it; empty without any.
+    """Return a recipe's `stages`, each the recipe with the stage's sections merged over it; empty without stages.
 
-    Settings apply to every stage; `stages.0.key=value` or `stages.NAME.key=value` applies to one. Otherwise like
-    `load_recipe`.
+    Settings apply to every stage, and `stages.0.key=value` or `stages.NAME.key=value` to one. Otherwise like `load_recipe`.
     """
     overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
@@ -342,13 +323,13 @@ def load_stages(
 def _check_stages(recipe: str, stages: Any) -> None:
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, Mapping) for stage in stages):
         raise ConfigError(
-            f"`stages` of recipe '{recipe}' is not a list of stages. Write `stages: [{{name: …}}]`."
+            f"`stages` of recipe '{recipe}' is no list of stages. Write `stages: [{{name: …}}]`."
         )
     names = [stage.get("name") for stage in stages]
     for number, name in enumerate(names):
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
             raise ConfigError(
-                f"Stage {number} of recipe '{recipe}' is named {name!r}. Give it a `name` of letters, digits and _."
+                f"Stage {number} of recipe '{recipe}' is named {name!r}. Use letters, digits and _."
             )
         if name in names[:number]:
             raise ConfigError(f"Recipe '{recipe}' has two stages named '{name}'. Rename one.")
@@ -369,7 +350,7 @@ def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], d
 def _resolved(
     merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
-    """Return the recipe of merged values; `layers` are what was merged, those that are laid over others last."""
+    """Return the recipe of merged values; `layers` are what was merged, in order."""
     reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
     notes = reading.notes
     notes += own_warmup_left_out(merged, origin, own)
@@ -386,13 +367,15 @@ def _resolved(
         key: origin.get(key, teacher if key.startswith("algorithm.teacher.") else "default")
         for key in leaves(dump)
     }
-    reset = [key for key in origin if _value_at(merged, key) is None and _value_at(dump, key) is not None]
-    found |= {key: "default" for key in reset if key in found}
+    # A null that resets a section to its defaults leaves no value of its own.
+    for key in origin:
+        if key in found and _value_at(merged, key) is None and _value_at(dump, key) is not None:
+            found[key] = "default"
     return Recipe(config, found, notes, reading)
 
 
 def _value_at(values: Any, key: str) -> Any:
-    """Return the value at a dotted key; None where there is none."""
+    """Return the value at a dotted key; None if there is none."""
     for part in key.split("."):
         if isinstance(values, list) and part.isdigit() and int(part) < len(values):
             values = values[int(part)]
@@ -406,10 +389,10 @@ def from_keywords(
     unknown: Callable[[Iterable[str]], Mapping[str, ConfigError]],
     less: Collection[str] = (),
 ) -> Recipe:
-    """Resolve the sections that were given in Python as keywords; every value that was set has the origin `argument NAME`.
+    """Resolve sections that are keywords of a call; every value that they set has the origin `argument NAME`.
 
-    `unknown` says which keywords do not exist, once those of other libraries are read, which changes `sections`. Names of other
-    libraries count more than the settings in `less`.
+    `unknown` returns errors of unknown keywords, after names of other libraries are replaced in `sections`. These names have
+    precedence over the settings in `less`.
     """
     reading = read_aliases(sections, dict.fromkeys(less, DERIVED[0]), (DERIVED[0], ""), SECTIONS)
     faults = unknown(sections)
@@ -420,7 +403,7 @@ def from_keywords(
 
 
 DERIVED = ("default", "number of agents", "no eval_dataset")
-"""Origins of settings that a call makes, and that its caller has not given."""
+"""Origins of settings that a call derives by itself."""
 
 
 def derived(origin: Mapping[str, str]) -> list[str]:
@@ -431,7 +414,7 @@ def derived(origin: Mapping[str, str]) -> list[str]:
 def given_origin(
     config: RunConfig, given: Mapping[str, Any] | Settings, argument: str = ""
 ) -> dict[str, str]:
-    """Return the origin of every value of `config`: the `argument`, by default that of its section, if `given` sets it, or else `default`."""
+    """Return the origin of every value of `config`: the `argument` (by default its section) if `given` sets it, else `default`."""
     found = {}
     for key in leaves(config.model_dump(mode="json")):
         parts = key.split(".")
@@ -440,7 +423,7 @@ def given_origin(
 
 
 def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
-    """Return origins in which `over` replaces those of its settings, and of all below them, that are no defaults; later ones count."""
+    """Return origins in which `over` replaces those of its settings and of all below them, except defaults."""
     found = dict(origin)
     for setting, source in over.items():
         found |= {
@@ -465,16 +448,16 @@ def _is_set(given: Any, parts: Sequence[str]) -> bool:
         elif isinstance(given, list | tuple) and part.isdigit() and int(part) < len(given):
             given = given[int(part)]
         else:
-            return True  # a shorter form of it, such as a number of agents
+            return True  # a short form, such as a number of agents
     return True
 
 
 def resolve(
     values: Mapping[str, Any], origin: Mapping[str, str] | None = None, known: Collection[ConfigError] = ()
 ) -> RunConfig:
-    """Validate nested values as a run; ConfigError explains all that is wrong, beside the faults that are `known`.
+    """Validate nested values as a run; raise one ConfigError with all faults, `known` ones too.
 
-    Null in place of a mapping that cannot be null resets it: its defaults hold.
+    Null in place of a mapping that cannot be null resets it to its defaults.
     """
     origin = origin or {}
     unknown = unknown_sections(values, origin)
@@ -497,7 +480,7 @@ def resolve(
     meant = any(f"'{section}'" in str(each) for section in missing for each in faults[:before])
     if missing and not meant and len(faults) == before:
         faults.append(_without_sections(missing, origin))
-    # Empty settings in place of a section that could not be made, so that the others are checked too.
+    # Empty settings replace a section that could not be made, so that the others are checked too.
     sections = {section: built.get(section, Settings()) for section in SECTIONS}
     config = _validated(RunConfig, {**values, **sections}, origin, faults)
     raise_all(faults)
@@ -506,31 +489,23 @@ def resolve(
 
 
 def _is_missing(given: object) -> bool:
-    """Return whether nothing says which class a section of a plug-in has."""
+    """Return whether a section of a plug-in has no name of its class."""
     return given is None or (isinstance(given, Mapping) and given.get("name") is None)
 
 
 def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> ConfigError:
     recipe = f"Recipe '{origin['name']}'" if "name" in origin else "The recipe"
     more = "".join(f" Add `{section}: {{name: …}}` too." for section in missing[1:])
-    if origin and len(missing) > 2:
-        more += " Or lay the file over a recipe that has them: `kapelle train gsm8k FILE.yaml`."
     return ConfigError(f"{recipe} has no `{missing[0]}.name`. Add `{missing[0]}: {{name: …}}`.{more}")
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
-    """Return the settings with the folders of past selves and teachers that are named by a run, whose newest checkpoint may change."""
+    """Return the settings with folders in place of runs that name past selves and teachers, whose newest checkpoint may change."""
     team, algorithm = config.team, config.algorithm
-    agents = team.agents if isinstance(team.agents, tuple) else ()
-    found = []
-    for agent in agents:
-        if isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past):
-            past = str(weights_of(agent.name, agent.weights.past, "weights.past"))
-            found.append(agent.model_copy(update={"weights": PastAdapter(past=past)}))
-        else:
-            found.append(agent)
-    if any(one is not other for one, other in zip(found, agents, strict=True)):
-        config = config.model_copy(update={"team": team.model_copy(update={"agents": tuple(found)})})
+    if isinstance(team.agents, tuple):
+        agents = tuple(map(_with_folder, team.agents))
+        if agents != team.agents:
+            config = config.model_copy(update={"team": team.model_copy(update={"agents": agents})})
     if isinstance(algorithm, Taught):
         named = algorithm.teacher
         if isinstance(named, str) and names_a_run(named):
@@ -542,9 +517,17 @@ def _with_folders(config: RunConfig) -> RunConfig:
                 else source
                 for policy, source in named.items()
             }
-            changed = config.algorithm.model_copy(update={"teacher": folders})
-            config = config.model_copy(update={"algorithm": changed})
+            config = config.model_copy(
+                update={"algorithm": config.algorithm.model_copy(update={"teacher": folders})}
+            )
     return config
+
+
+def _with_folder(agent: AgentConfig) -> AgentConfig:
+    if not (isinstance(agent.weights, PastAdapter) and names_a_run(agent.weights.past)):
+        return agent
+    past = str(weights_of(agent.name, agent.weights.past, "weights.past"))
+    return agent.model_copy(update={"weights": PastAdapter(past=past)})
 
 
 def _section(
@@ -557,13 +540,10 @@ def _section(
     if isinstance(given, str):
         SECTIONS[section](given)  # raises for an unknown name
         raise ConfigError(
-            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}` in a recipe, "
-            f"{section}.name={given} on a command line."
+            f"`{section}` is a section, and '{given}' its `name`. Write `{section}: {{name: {given}}}`, or {section}.name={given}."
         )
     if isinstance(given, type):
-        raise ConfigError(
-            f"`{section}` is the class {given.__name__}. Make one of it: {section}={given.__name__}(…)."
-        )
+        raise ConfigError(f"`{section}` is a class. Give an instance: {section}={given.__name__}(…).")
     if not isinstance(given, Mapping):
         raise ConfigError(f"`{section}` is {given!r}. It is a section: write `{section}: {{name: …}}`.")
     found = SECTIONS[section](str(given["name"]))
@@ -579,19 +559,19 @@ def _validated(
     faults: list[ConfigError],
     at: str = "",
 ) -> M | None:
-    """Return the settings that values make; None where something is wrong, which is added to `faults`."""
+    """Return the settings that values make; None if they are wrong, which is added to `faults`."""
     try:
         return checked(model, values, origin, faults, at)
     except Exception as error:
         if model.__module__.startswith("kapelle."):
             raise
         raise ConfigError(
-            f"`{at}` cannot be made: {model.__name__} raises {reason(error)}. Settings are made of their fields alone; "
-            "leave out `__init__`, or let it pass on what it is given."
+            f"`{at}` cannot be made: {model.__name__} raises {reason(error)}. Remove its `__init__`, or pass its arguments on."
         ) from error
 
 
 def _read(source: str) -> dict[str, Any]:
+    """Return the values of a built-in recipe or a file."""
     if not isinstance(source, str | Path):
         raise ConfigError(f"A recipe is {source!r:.40}. Give the name of a built-in one, or a YAML file.")
     path, source = Path(source), str(source)
@@ -606,8 +586,7 @@ def _read(source: str) -> dict[str, Any]:
             raise ConfigError(f"Recipe file {source} cannot be read: {error.strerror}.") from None
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"Recipe file {source} is not UTF-8 text: {error.reason} at byte {error.start:,}. Save it as UTF-8, or "
-                "restore it from a copy."
+                f"Recipe file {source} is not UTF-8 text: {error.reason} at byte {error.start:,}."
             ) from None
     else:
         raise no_recipe(source, recipes)
@@ -616,9 +595,7 @@ def _read(source: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"Recipe {source} is not YAML: {error}") from None
     if values is None:
-        raise ConfigError(
-            f"Recipe {source} is empty. Copy one to start from: `kapelle recipes cp demo mine.yaml`."
-        )
+        raise ConfigError(f"Recipe {source} is empty. Copy another one: `kapelle recipes cp demo mine.yaml`.")
     if not isinstance(values, dict):
         kind = "a list" if isinstance(values, list) else f"the plain value {str(values)[:60]!r}"
         raise ConfigError(
