@@ -55,7 +55,7 @@ from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, unneeded
-from kapelle.team import Agent, Critic, Policy, Team
+from kapelle.team import Agent, Critic, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
 
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
     from kapelle.models.renderer import ChatRenderer
 
 
-# -------- What only `validate` does before weights are loaded, because a run does it when it loads them: looking into every file.
+# -------- Contents of weight files, which `validate` checks and a run checks when it loads them
 
 
 def looked_into(
     config: RunConfig, team: Team, models: Mapping[str, Outline], given: Container[str]
 ) -> Iterator[str]:
-    """Yield what was found in the files of each model and adapter; ModelError for what could not be loaded."""
+    """Yield what the files of each model and adapter hold; raise ModelError for files that could not be loaded."""
     for path, outline in {path: models[base] for base, path in team.bases.items()}.items():
         if path in given or path == "embedded":
             continue
@@ -86,7 +86,7 @@ def looked_into(
 
 
 def _tried(config: RunConfig, path: str, outline: Outline) -> str:
-    """Return a phrase that says what was tried with a model's files."""
+    """Return a phrase that says what was checked of a model's files."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
     if outline_of_settings(read_settings(path)) is None:
         replays = config.model.routing == "replayed"
@@ -108,23 +108,26 @@ def _tried(config: RunConfig, path: str, outline: Outline) -> str:
 def short_enough(
     config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Renderer]
 ) -> Callable[[Task], bool] | None:
-    """Return whether a task's first prompts are as short as `tasks.max_prompt_tokens` asks; None where it asks nothing.
+    """Return whether a task's first prompts are within `tasks.max_prompt_tokens`; None without a limit.
 
-    Agents behind endpoints are left out: their servers count.
+    Agents behind endpoints are excluded: only their servers can count tokens.
     """
     most = config.tasks.max_prompt_tokens
     if most is None:
         return None
-    readers = [(agent, team.policy(agent.name)) for agent in team.agents]
-    here = [(a, agent_renderer(a, renderer_of_policy(p.name))) for a, p in readers if p.endpoint is None]
-    limits = [
-        (agent, reader, reader.context - agent.sampling.max_tokens if most == "context" else most)
-        for agent, reader in here
-    ]
+    limits = []
+    for agent in team.agents:
+        policy = team.policy(agent.name)
+        if policy.endpoint is None:
+            renderer = agent_renderer(agent, renderer_of_policy(policy.name))
+            limit = renderer.context - agent.sampling.max_tokens if most == "context" else most
+            limits.append((agent, renderer, limit))
 
     def fits(task: Task) -> bool:
         try:
-            return all(len(reader.start(opening(agent, task))) <= limit for agent, reader, limit in limits)
+            return all(
+                len(renderer.start(opening(agent, task))) <= limit for agent, renderer, limit in limits
+            )
         except ContextError:  # too long to be counted
             return False
 
@@ -134,14 +137,14 @@ def short_enough(
 # -------- How hard a task is, for a curriculum (`tasks.curriculum`).
 
 SOLVE_RATE = "solve_rate"
-"""In place of a field: how often the team solves it (`tasks.difficulty`)."""
+"""In place of a field: the measured solve rate (`tasks.difficulty`)."""
 _LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
 
 
 def hardness(task: Task, field: str) -> float:
-    """Return how hard a field of a task's data says that it is: its number, or the last one in its text.
+    """Return the difficulty of a task: the number in a field of its data, or the last number in its text.
 
-    Infinite where it has none: such tasks come last. Raises ConfigError where there is no such field.
+    Tasks without a number have infinite difficulty, and come last. Raises ConfigError for a field that does not exist.
     """
     if field not in task.data:
         known = ", ".join(sorted(task.data)) or "none"
@@ -155,7 +158,7 @@ def hardness(task: Task, field: str) -> float:
     return float(number.group()) if number else inf
 
 
-# -------- Whether agents' prompts fit their models: read with the models' tokenisers, before a model is loaded.
+# -------- Lengths of prompts, by the models' tokenisers
 
 
 def check_prompts(
@@ -165,10 +168,10 @@ def check_prompts(
     problems: int = 64,
     renderer_of: ReadRenderer = load_renderer,
 ) -> tuple[str, ...]:
-    """Raise ContextError when a first prompt of the first tasks leaves no room in the model's context.
+    """Raise ContextError if a first prompt of the first tasks leaves no room in the model's context.
 
-    Loads tokenisers, not models. Later prompts depend on the episode so far, and are checked during it. Returns what is to
-    be said of the models' chat templates and of answers that have less room than `max_tokens`.
+    Loads tokenisers, and no models. Later prompts depend on the episode, and are checked during it. Returns notes on chat templates
+    and on completions that have less room than `max_tokens`.
     """
     environment = config.environment
     memory = {path: model.renderer for path, model in (given or {}).items()}
@@ -192,7 +195,7 @@ def check_prompts(
         tokens, most = longest.get(agent.name, 0), agent.sampling.max_tokens
         if tokens + most > renderer.context:
             notes.append(
-                f"Agent '{agent.name}' may write {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
+                f"Agent '{agent.name}' may generate {most} tokens (`max_tokens`), but after a prompt of {tokens} only "
                 f"{renderer.context - tokens} fit: the model reads {renderer.context}."
             )
         notes += _check_form(agent, renderer)
@@ -208,7 +211,7 @@ def check_prompts(
 
 
 def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
-    """Return the tokens of an agent's first prompt for a task; ContextError when no answer fits after it."""
+    """Return the tokens of an agent's first prompt for a task; raise ContextError if no completion fits after it."""
     try:
         tokens = len(renderer.start(opening(agent, task)))
     except ContextError as error:
@@ -222,7 +225,7 @@ def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
 
 
 def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
-    """Refuse a form of completions that no text of `max_tokens` tokens has, or choices that would be cut; return notes."""
+    """Raise ConfigError for a constraint that no completion of `max_tokens` tokens satisfies; return notes."""
     constraint, most = agent.sampling.constraint, agent.sampling.max_tokens
     if constraint is None or constraint.is_legal:
         return ()
@@ -231,7 +234,7 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
         text = max(lengths, key=lambda each: lengths[each])
         if lengths[text] > most:
             raise ConfigError(
-                f"Agent '{agent.name}' may write {most} tokens, and its choice {text[:60]!r} takes {lengths[text]}. Set `max_tokens: {lengths[text]}`."
+                f"The choice {text[:60]!r} of agent '{agent.name}' takes {lengths[text]} tokens. Set `max_tokens: {lengths[text]}`."
             )
         return ()
     from kapelle.models.token_masks import TokenMasks
@@ -242,14 +245,16 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
         fits = masks.fits(constraint, most)
     except ConfigError as error:
         raise ConfigError(f"Agent '{agent.name}': {error}") from None
-    said = f"Agent '{agent.name}' may write {most} tokens (`sampling.max_tokens`), and no completion of its {constraint.kind} that is so short "
+    if fits:
+        return ()
+    note = f"Agent '{agent.name}' may generate {most} tokens, and no completion of its {constraint.kind} that is so short"
     if fits is False:
-        raise ConfigError(f"{said}exists. Set a higher `max_tokens`.")
-    return () if fits else (f"{said}was found: it may always be cut. Set a higher `max_tokens`.",)
+        raise ConfigError(f"{note} exists. Set a higher `max_tokens`.")
+    return (f"{note} was found. Set a higher `max_tokens`.",)
 
 
 def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]) -> None:
-    """Refuse weights beside the team for which the token ids of the policies that they read mean other texts."""
+    """Raise ConfigError for references and critics whose token ids differ from those of the policies that they read."""
     for signal in config.algorithm.build().needs:
         pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}
         for policy, reader in pairs.items():
@@ -261,70 +266,71 @@ def _check_readers(config: RunConfig, team: Team, renderers: Mapping[str, ChatRe
                 )
 
 
-# -------- Whether the servers that a run asks are there: tried before models load, because a run without them earns nothing.
+# -------- Servers that a run calls, checked before models load
 
 SECONDS = 5.0
-"""For a server to answer in."""
+"""Within which a server must answer."""
 
 
 def check_endpoints(team: Team, environment: object) -> list[str]:
-    """Return the addresses of all servers that a run will ask; ConfigError for one that is not there or refuses the key."""
-    asked = check_keys(team, environment)
-    if not asked:
+    """Return the addresses of all servers that a run calls; raise ConfigError for one that does not answer or rejects the key."""
+    servers = check_keys(team, environment)
+    if not servers:
         return []
 
-    async def all_of_them() -> list[str | None]:
-        return list(await asyncio.gather(*map(_fault, asked)))
+    async def faults() -> list[str | None]:
+        return list(await asyncio.gather(*map(_fault, servers)))
 
-    for server, fault in zip(asked, run_async(all_of_them), strict=True):
+    for server, fault in zip(servers, run_async(faults), strict=True):
         if fault is not None:
             raise ConfigError(f"{server.who} at {server.url} {fault}")
-    return [server.url for server in asked]
+    return [server.url for server in servers]
 
 
 def check_keys(team: Team, environment: object) -> list[AskedServer]:
-    """Return the servers that a run will ask, asking none; ConfigError for one whose key others on the network could read."""
-    asked = []
+    """Return the servers that a run calls, without a call; raise ConfigError for one to which a key would be sent unencrypted."""
     found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
-    for endpoint, name in found.items():
-        url = endpoint.url
-        who, probe = f"The endpoint of policy '{name}'", f"{url.rstrip('/')}/models"
-        asked.append(AskedServer(who, url, probe, endpoint.api_key_env))
+    servers = [
+        AskedServer(
+            f"The endpoint of policy '{name}'", each.url, f"{each.url.rstrip('/')}/models", each.api_key_env
+        )
+        for each, name in found.items()
+    ]
     for _, part in parts_of(environment):
-        asked += part.servers() if isinstance(part, AsksServers) else ()
-    for server in asked:
+        servers += part.servers() if isinstance(part, AsksServers) else ()
+    for server in servers:
         try:
             bearer(server.key_env, server.url)
         except ConfigError as error:
             raise ConfigError(f"{server.who}: {error}") from None
-    return asked
+    return servers
 
 
 async def _fault(server: AskedServer) -> str | None:
-    """Return what is wrong with a server, and what to do; None where it answers."""
+    """Return what is wrong with a server, and what to do; None if it answers."""
     import httpx
 
     headers = bearer(server.key_env, server.url)
     try:
         answer = await exchange("GET", server.probe, None, headers, SECONDS)
-    except EpisodeError as error:
-        return f"does not answer: {error}. Start it, or mend its address."
-    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
+    except (EpisodeError, httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        return f"does not answer: {reason}. Start it, or mend its address."
+        return f"does not answer: {reason}. Start it, or correct its address."
     if answer.status in (401, 403):
         held = f"in ${server.key_env}" if headers else f"(${server.key_env} is empty)"
         return f"refuses the key {held}: HTTP {answer.status}. Put its key into that variable."
     if answer.status >= 500:
-        return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or start it again."
+        return f"answers HTTP {answer.status}{error_message(answer.body)}. Wait until it is ready, or restart it."
     return None
 
+
+# -------- The preparation
 
 PROMPTS = 64
 """Tasks of each split whose first prompts are checked for length."""
 
 DOUBT = "doubt"
-"""In place of a check's name: nothing forbids to train, but what is said may not be meant."""
+"""In place of a check's name: the run can train, but may do something else than intended."""
 
 Passed = Callable[[str, str], None]
 """Called after each check that passed, with its name and what it found; and for each `DOUBT`."""
@@ -342,14 +348,14 @@ class PreparedRun:
     outlines: Mapping[str, Outline]
     """Base name → the model without its weights."""
     notes: tuple[str, ...] = ()
-    """What is to be said of the tasks: how many are left out, and how many steps they make."""
+    """Notes on the tasks: how many are excluded, and how many steps they make."""
     left_out: tuple[str, ...] = ()
-    """How many tasks and rows are left out, and why, a sentence for each reason and split; the run records it."""
+    """How many tasks and rows are excluded, and why: one sentence for each reason and split; the run records it."""
     doubts: tuple[str, ...] = ()
-    """What nothing forbids and may not be meant, such as a `max_tokens` that no context has room for."""
+    """What may be unintended, such as a `max_tokens` beyond the context."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
-        """Return the same run on other bases (name → path); `held` are those in memory, by path."""
+        """Return the same run on other bases (name → path); `held` are models in memory, by path."""
         return replace(self, team=replace(self.team, bases=bases), given={**self.given, **held})
 
     def load(self) -> dict[str, LanguageModel]:
@@ -369,12 +375,12 @@ def prepare(
     passed: Passed | None = None,
     absent: list[str] | None = None,
 ) -> PreparedRun:
-    """Make every check that needs no weights and return what the run is made of.
+    """Make every check that needs no weights, and return the prepared run.
 
-    `given` are models in memory, by path. Without `training`, the checks that only training needs are left out; for a run
-    `elsewhere`, those of what is installed here and of this machine's devices. `renderer_of` reads tokenisers.
-    `passed` is called after each check. With `absent`, what this machine lacks (a package, rows, a model) is added to it and the
-    checks that need it are left out. Raises the first KapelleError that the run would meet.
+    `given` are models in memory, by path. Without `training`, checks that only training needs are skipped; for a run `elsewhere`,
+    those of this machine's packages and devices. `renderer_of` reads tokenisers. `passed` is called after each check. With `absent`,
+    what this machine lacks (a package, rows, a model) is added to it, and checks that need it are skipped. Raises the first
+    KapelleError that the run would raise.
     """
     given = given or {}
     doubts: list[str] = []
@@ -397,13 +403,13 @@ def prepare(
     left_out: tuple[str, ...] = ()
     with noting(absent, *unneeded(training)):
         tested = check_sets(config, team)
-        for _, part in parts_of(config.environment) if training else ():
-            for remark in part.remarks() if offers(part, Reporting) else ():
-                report(DOUBT, remark)
         if training:
+            for _, part in parts_of(config.environment):
+                for remark in part.remarks() if offers(part, Reporting) else ():
+                    report(DOUBT, remark)
             longer = _too_long(config, team, given, renderer_of)
             config, counted = _counted(config, longer.get("train", (0, ""))[0])
-            left_out = (*tested, *(told for tasks, told in longer.values() if tasks))
+            left_out = (*tested, *(note for tasks, note in longer.values() if tasks))
             notes = (*left_out, *counted)
     for note in notes:
         report("tasks", note)
@@ -449,7 +455,7 @@ def _check_models(
     training: bool,
     report: Passed,
 ) -> None:
-    """Refuse models that do not fit the settings: their files, their layers, and adapters on them."""
+    """Raise ModelError or ConfigError for models that do not fit the settings: files, layers and adapters."""
     check_adapters(team, models)
     plan = RunToCheck(config, algorithm, team)
     raise_all([ConfigError(e) for each in plans_of(config) for e in each.check_memory(plan, models)])
@@ -467,29 +473,26 @@ def _check_models(
 
 
 def in_training(config: RunConfig, team: Team) -> str:
-    """Return what learns, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
-    usual, found = config.optimizer, dict[tuple[str, str], list[str]]()
-    rates: list[tuple[Policy | Critic, float]] = [
-        (each, each.rate.lr or usual.lr) for each in team.policies.values() if each.trained
-    ]
-    rates += [
-        (each, each.rate.lr or usual.critic_lr or usual.lr) for each in team.critics.values() if each.trained
-    ]
-    for each, rate in rates:
-        kind = "all weights" if isinstance(each, Policy) or each.whole else "a head"
+    """Return what trains, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
+    usual, found = config.optimizer, dict[tuple[str, float], list[str]]()
+    for each in (*team.policies.values(), *team.critics.values()):
+        if not each.trained:
+            continue
+        kind, rate = "all weights", each.rate.lr or usual.lr
+        if isinstance(each, Critic):
+            rate = each.rate.lr or usual.critic_lr or usual.lr
+            kind = "all weights" if each.whole else "a head"
         if each.lora is not None:
             kind = f"adapters of rank {each.lora.rank} on {', '.join(each.lora.targets)}"
-        found.setdefault((kind, f"lr {rate:g}"), []).append(each.name)
-    return (
-        "; ".join(f"{kind} ({', '.join(names)}) at {rate}" for (kind, rate), names in found.items())
-        or "nothing"
-    )
+        found.setdefault((kind, rate), []).append(each.name)
+    parts = [f"{kind} ({', '.join(names)}) at lr {rate:g}" for (kind, rate), names in found.items()]
+    return "; ".join(parts) or "nothing"
 
 
 def _too_long(
     config: RunConfig, team: Team, given: Mapping[str, LanguageModel], renderer_of: ReadRenderer
 ) -> dict[Split, tuple[int, str]]:
-    """Return, for each split that ends, how many tasks `tasks.max_prompt_tokens` leaves out, also in words; ConfigError for all of them."""
+    """Return, for each finite split, how many tasks `tasks.max_prompt_tokens` excludes, and a note; raise ConfigError if it excludes all."""
     environment, most = config.environment, config.tasks.max_prompt_tokens
     if most is None:
         return {}
@@ -504,21 +507,23 @@ def _too_long(
     splits: tuple[Split, ...] = ("train", "test")
     for split in splits:
         size = environment.size(split)
-        if not size:  # without end, or nothing to evaluate on
+        if not size:  # generated, or empty
             continue
         longer = size - sum(fits(task_of(environment, split, index)) for index in range(size))
         if longer == size > 0:
             raise ConfigError(
-                f"`tasks.max_prompt_tokens: {most}` leaves out all {size} tasks of `{environment.name}` ({split}). "
+                f"`tasks.max_prompt_tokens: {most}` excludes all {size} tasks of `{environment.name}` ({split}). "
                 "Raise it, or set a lower `sampling.max_tokens`."
             )
-        told = f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out"
-        found[split] = longer, told
+        found[split] = (
+            longer,
+            f"{split}: {longer} of {size} tasks have a first prompt of {limit} and are left out",
+        )
     return found
 
 
 def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the settings with the steps that `training.epochs` makes of the tasks that are left, and a line about them."""
+    """Return the settings with the steps of `training.epochs` epochs over the remaining tasks, and a note."""
     environment, training = config.environment, config.training
     curriculum = config.tasks.curriculum
     if curriculum is not None and curriculum.by != SOLVE_RATE:
@@ -527,7 +532,7 @@ def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ..
         return config, ()
     if config.tasks.difficulty is not None:
         raise ConfigError(
-            "`training.epochs` and `tasks.difficulty` do not go together. Set `training.epochs: null` and `training.steps`."
+            "`training.epochs` and `tasks.difficulty` exclude each other. Set `training.steps` instead."
         )
     count = environment.size("train")
     if count is None:
@@ -547,7 +552,7 @@ def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ..
 def check_shapes(
     config: RunConfig, team: Team, models: Mapping[str, Outline], *, training: bool
 ) -> Iterator[str]:
-    """Refuse settings that models of these shapes (by base) cannot follow; yield what stops them on several processes alone."""
+    """Raise ConfigError for settings that models of these shapes (by base) do not support; yield what fails only on several processes."""
     if config.model.routing == "replayed":
         for model in models.values():
             check_routing(model.layers)
@@ -557,7 +562,7 @@ def check_shapes(
         models[base].layers.routers for base in team.trained_bases
     ):
         raise ConfigError(
-            "`model.router: trained` needs a mixture of experts that trains all its weights, which is none here. Set `model.router: frozen`."
+            "`model.router: trained` needs a mixture of experts that trains all its weights. Set `model.router: frozen`."
         )
     engine, started = config.train_engine, launched_rank()
     if not isinstance(engine, Fsdp) or engine.tensor_parallel == 1:
@@ -576,7 +581,7 @@ def check_shapes(
 
 
 def connect(settings: object) -> None:
-    """Let an environment, and those inside it, ask their servers what they are."""
+    """Let an environment, and those inside it, request descriptions from their servers."""
     for _, part in parts_of(settings):
         if offers(part, Described):
             part.connect()
@@ -587,26 +592,26 @@ def _data(config: RunConfig) -> str:
     found = []
     for split, source in environment.sources.items():
         size = environment.size(split)
-        count = "as many tasks as are asked for" if size is None else f"{size} tasks"
+        count = "generated tasks" if size is None else f"{size} tasks"
         found.append(f"{split}: {source} ({count})")
     return "; ".join([*found, *rows_left_out(config)])
 
 
 def rows_left_out(config: RunConfig) -> list[str]:
-    """Return a sentence for each split of which the environment leaves out rows; empty where it uses all."""
+    """Return a sentence for each split of which the environment excludes rows."""
     environment = config.environment
     if not offers(environment, Reporting):
         return []
     return [f"{split}: {skipped}" for split, skipped in environment.skipped().items()]
 
 
-# -------- Programs and servers that settings name and a run would start or ask: left out where a recipe is only looked at.
+# -------- Settings without the programs that a run would start
 
 S = TypeVar("S")
 
 
 def without_programs(settings: S) -> tuple[S, list[str]]:
-    """Return settings without the MCP servers among their tools, and what stands for each: its command or its address."""
+    """Return settings without the MCP servers among their tools, and the command or address of each."""
     left_out: list[str] = []
     changed: S = _without(settings, left_out)
     return changed, left_out
