@@ -1,8 +1,8 @@
 """The settings of a run: frozen, strict, and each declared in one place.
 
 A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
-settings of the class that their `name` finds. Reading files and overlays live in `setup/recipe.py`, error texts in
-`settings/messages.py`; `setup/validation.py` checks which combinations make sense.
+settings of the class that their `name` finds. Reading files and overlays live in `setup/recipe.py`, errors in
+`settings/messages.py`, and checks of combinations in `setup/validation.py`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from kapelle.types import Constraint, Sampling
 # -------- What a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
 EVERYONE = "*"
-"""In `start_from`: every policy that is trained and has no entry of its own."""
+"""In `start_from`: every trained policy without its own entry."""
 
 
 def by_agent(value: object) -> object:
-    """Return `start_from` as a mapping where one folder is named for all."""
+    """Return `start_from` as a mapping; one folder is for all policies."""
     return {EVERYONE: value} if isinstance(value, str) else value
 
 
@@ -73,13 +73,13 @@ class EpisodesConfig(Settings):
     """How long recorded episodes are kept; older ones are deleted after a checkpoint, in whole files of up to 16 steps."""
 
     keep: int | None = Field(default=None, ge=1)
-    """Newest training steps whose episodes and traces are kept for certain; null keeps all."""
+    """Newest training steps whose episodes and traces are always kept; null keeps all."""
     keep_evaluations: int | None = Field(default=None, ge=1)
-    """Newest training steps whose evaluations' episodes are kept for certain; null keeps all."""
+    """Newest training steps whose evaluations' episodes are always kept; null keeps all."""
 
 
 class RecordConfig(Settings):
-    """What a run records for people who look at it, beside what it needs itself."""
+    """What a run records for people, beside what it needs to resume."""
 
     credit_episodes: int = Field(default=2, ge=0)
     """Episodes per step of which each token's advantage, credit, ratio and entropy are kept: the best and the worst of the
@@ -93,30 +93,30 @@ class TrackerConfig(Settings):
     project: str = "kapelle"
     """Name of the project, or of MLflow's experiment."""
     offline: bool = True
-    """Keep everything on this machine, where the tracker can."""
+    """Keep everything on this machine, if the tracker supports it."""
     transcripts: int = Field(default=10, ge=0)
-    """Steps between two tables of what a few episodes' agents said; 0 sends none."""
+    """Steps between two tables of completions from a few episodes; 0 sends none."""
 
 
-# -------- A cluster that Ray places a run on (`kapelle train … --launch ray`).
+# -------- Placement on a Ray cluster (`kapelle train … --launch ray`).
 
 
 class Resources(Settings):
-    """What one actor takes of a machine; Ray counts it, and keeps nobody from using more."""
+    """Resources that Ray reserves for one actor; an actor may use more."""
 
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Cores; also the number of threads that torch uses, at least one."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """GPUs; a share of one lets actors live on the same GPU. An actor sees no others."""
+    """GPUs; with a fraction, several actors share a GPU. An actor sees only its own."""
 
 
 class SamplingPool(Settings):
-    """Sampling workers that hold the models of some agents, and nothing else."""
+    """Sampling workers that hold the models of some agents only."""
 
     agents: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(min_length=1)
-    """The agents whose models they hold; those that share a model are named together."""
+    """The agents whose models they hold; agents that share a model belong to one pool."""
     workers: int = Field(default=1, ge=1)
-    """How many there are; rollout workers are dealt to them in turn."""
+    """Number of workers; rollout workers are assigned to them in turn."""
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Cores of each; see `Resources`."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
@@ -124,38 +124,38 @@ class SamplingPool(Settings):
 
     @property
     def takes(self) -> Resources:
-        """What each of its workers takes."""
+        """Resources of each worker."""
         return Resources(cpus=self.cpus, gpus=self.gpus)
 
 
 class RayConfig(Settings):
-    """What `--launch ray` places on a cluster, and what each of it takes."""
+    """Actors that `--launch ray` starts on a cluster, and their resources."""
 
     address: str | None = None
-    """The cluster's address (`auto`, or `host:port`); null starts a Ray of its own on this machine, which ends with the run."""
+    """The cluster's address (`auto`, or `host:port`); null starts Ray on this machine until the run ends."""
     rollout_workers: int = Field(default=1, ge=0)
-    """Actors that play episodes, shared out over the ranks of the trainer; 0 lets the ranks play, as without Ray."""
+    """Actors that roll out episodes, distributed over the ranks of the trainer; with 0 the ranks roll out, as without Ray."""
     least_rollout_workers: int | None = Field(default=None, ge=1)
-    """Rollout workers that the run waits for; the others join whenever the cluster has room for them, and may leave. null waits
-    for all. The run is the same, to the bit, whichever are there."""
+    """Rollout workers that the run waits for; others join when the cluster has room, and may leave. null waits for all. Results
+    are bitwise identical for any number of workers."""
     trainer: Resources = Resources()
-    """What each rank of the trainer takes."""
+    """Resources of each rank of the trainer."""
     rollout: Resources = Resources()
-    """What each rollout worker takes."""
+    """Resources of each rollout worker."""
     scoring_workers: int = Field(default=0, ge=0)
-    """Actors that hold what is only scored, a verifier that pays (`reward_model`) or teaches, a teacher, an embedding model, and score
-    for all ranks; 0 lets the ranks hold it and score, as without Ray."""
+    """Actors that score for all ranks with frozen models: a verifier (`reward_model`), a teacher, an embedding model. With 0 the
+    ranks hold these models and score, as without Ray."""
     scoring: Resources = Resources()
-    """What each scoring worker takes."""
+    """Resources of each scoring worker."""
     pools: dict[str, SamplingPool] = Field(default={})
-    """Name → a pool of sampling workers: `{big: {agents: [solver], workers: 2, gpus: 2}}`. Rollout workers ask them for these agents'
-    turns, and hold the models of all other agents."""
+    """Name → a pool of sampling workers: `{big: {agents: [solver], workers: 2, gpus: 2}}`. They sample these agents'
+    turns; rollout workers hold the models of all other agents."""
     environment: Resources = Resources()
-    """What each environment worker takes; `episode.environment_workers` says how many each process that plays has."""
+    """Resources of each environment worker; `episode.environment_workers` is their number per sampling process."""
     spread: bool = False
-    """Whether actors are put on as many machines as possible; otherwise on as few."""
+    """Whether to place actors on as many machines as possible; otherwise on as few."""
     timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
-    """Seconds that the cluster has to find room for all of them, and each actor to start."""
+    """Seconds within which the cluster must have room for all actors, and each actor must start."""
 
     @field_validator("pools")
     @classmethod
@@ -166,16 +166,14 @@ class RayConfig(Settings):
         return value
 
     @model_validator(mode="after")
-    def _asked(self) -> RayConfig:
+    def _with_workers(self) -> RayConfig:
         if self.pools and not self.rollout_workers:
-            raise ValueError(
-                "`ray.pools` hold models for rollout workers, but `ray.rollout_workers` is 0. Set it to 1 or more, or leave the pools out"
-            )
+            raise ValueError("`ray.pools` need rollout workers. Set `ray.rollout_workers` to 1 or more")
         return self
 
 
 class EmbeddedConfig(Settings):
-    """Size of the model that kapelle makes itself: the Qwen3 architecture, initialised from a seed."""
+    """Size of the embedded model: the Qwen3 architecture, initialised from a seed."""
 
     hidden: int = Field(default=128, ge=8)
     """Width of the residual stream."""
@@ -188,11 +186,11 @@ class EmbeddedConfig(Settings):
     intermediate: int = Field(default=384, ge=8)
     """Width of the MLP."""
     context: int = Field(default=512, ge=16)
-    """Most tokens (bytes of text) that it reads."""
+    """Maximum number of tokens (bytes of text)."""
     seed: int = 0
     """Of the initial weights."""
     sees: bool = False
-    """Whether it sees images: the architecture of Qwen2.5-VL, with a vision tower of two blocks, frozen as it is drawn."""
+    """Whether it sees images: the architecture of Qwen2.5-VL, with a frozen, random vision tower of two blocks."""
 
     @model_validator(mode="after")
     def _fitting(self) -> EmbeddedConfig:
@@ -203,8 +201,8 @@ class EmbeddedConfig(Settings):
         width = self.hidden // self.heads
         if width < 2 or width % 2 or (self.sees and self.hidden % self.heads):
             raise ValueError(
-                f"`hidden: {self.hidden}` leaves {width} numbers to each of {self.heads} heads, and positions turn them in pairs. Set "
-                f"`hidden` to a multiple of {2 * self.heads}, or other `heads`"
+                f"`hidden: {self.hidden}` leaves {width} numbers to each of {self.heads} heads, and rotary positions need pairs. Set "
+                f"`hidden` to a multiple of {2 * self.heads}"
             )
         return self
 
@@ -213,23 +211,23 @@ class ModelConfig(Settings):
     """The team's base model."""
 
     path: str = "embedded"
-    """`embedded` (made here), a local folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
+    """`embedded`, a local folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
-    """Compute type of forward and backward, in which frozen weights are held; what trains is held in float32."""
+    """Compute type of forward and backward passes, and storage type of frozen weights; trained weights are stored in float32."""
     tf32: Annotated[bool, FROM_HERE_ON] = False
-    """Whether CUDA computes products of float32 in TF32, several times as fast and with the ten bits that float16 keeps of a
-    number. False keeps all 23; a CPU always does."""
+    """Whether CUDA computes float32 products in TF32: several times as fast, with 10 bits of mantissa in place of 23. A CPU ignores
+    it."""
     device: Annotated[str | None, FROM_HERE_ON] = None
-    """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` where there is one (`cpu` for the embedded model)."""
+    """`cpu`, `cuda`, `cuda:1`, …; None is `cuda` if available (`cpu` for the embedded model)."""
     quantization: Literal["nf4"] | None = None
     """Frozen pretrained bases in four bits a weight, on CUDA, by `kapelle[quantised]`; sampled by `transformers`."""
     routing: Literal["free", "replayed"] = "free"
-    """`replayed`: sampling records which experts of a mixture each token takes, and training takes them again (R3, 2510.11370)."""
+    """`replayed`: training routes each token to the experts that sampling chose (R3, 2510.11370)."""
     router: Literal["frozen", "trained"] = "frozen"
-    """Whether all weights of a mixture of experts include its routers, where all weights train."""
+    """Whether the routers of a mixture of experts train, if all its weights train."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
-    """On CUDA, `auto` takes kernels of torch and Triton that pass a trial at their first use; `plain` takes torch's plain operations."""
+    """On CUDA, `auto` uses kernels of torch and Triton that pass a test at their first use; `plain` uses plain torch operations."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
 
@@ -240,7 +238,7 @@ class LoraConfig(Settings):
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Names of layers, or `all-linear`; docs/models.md says which those are."""
+    """Names of layers, or `all-linear`: see docs/models.md."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @field_validator("targets", mode="before")
@@ -250,7 +248,7 @@ class LoraConfig(Settings):
 
 
 class SamplingConfig(Settings):
-    """How agents sample while they learn; see `types.Sampling`."""
+    """How agents sample in training; see `types.Sampling`."""
 
     max_tokens: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, ge=0.0)
@@ -258,14 +256,13 @@ class SamplingConfig(Settings):
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
     choices: Literal["legal"] | tuple[str, ...] | None = None
-    """Every completion is one of these texts. `legal`: one of the moves that the environment lists for the agent when it is to move, so that
-    none is invalid; elsewhere it says what it likes."""
+    """Every completion is one of these texts. `legal`: in turns for which the environment lists moves, one of them."""
     regex: str | None = None
     """Every completion matches this whole regular expression (Rust's syntax: no look-around, no back-references)."""
     json_schema: dict[str, object] | None = None
     """Every completion is JSON that this schema describes."""
     grammar: str | None = None
-    """Every completion is a text of this grammar, in llguidance's form of Lark."""
+    """Every completion is a text of this grammar (Lark, as llguidance reads it)."""
 
     @model_validator(mode="after")
     def _one_form(self) -> SamplingConfig:
@@ -275,16 +272,14 @@ class SamplingConfig(Settings):
             "json_schema": self.json_schema,
             "grammar": self.grammar,
         }
-        given = [form for form, said in forms.items() if said is not None]
+        given = [form for form, value in forms.items() if value is not None]
         if len(given) > 1:
-            raise ValueError(
-                f"a completion has one form, and `{given[0]}` and `{given[1]}` are set: leave one out"
-            )
+            raise ValueError(f"`{given[0]}` and `{given[1]}` exclude each other: remove one")
         return self
 
     @property
     def constraint(self) -> Constraint | None:
-        """What a completion has to look like; None where it is free."""
+        """The constraint on completions; None for free text."""
         if self.choices is not None:
             return Constraint.legal() if self.choices == "legal" else Constraint.choices(self.choices)
         if self.regex is not None:
@@ -302,7 +297,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 class RateConfig(Settings):
-    """The learning rates of what acts for an agent, and of its critic; null is that of the section `optimizer`."""
+    """The learning rates of an agent's policy and critic; null uses the section `optimizer`."""
 
     lr: float | None = Field(default=None, gt=0)
     critic_lr: float | None = Field(default=None, gt=0)
@@ -311,7 +306,7 @@ class RateConfig(Settings):
 
 
 class AgentConfig(Settings):
-    """One agent: its prompts, which weights act for it, how it samples."""
+    """One agent: its prompts, its weights, how it samples."""
 
     name: str = Field(pattern=NAME)
     weights: Weights | None = None
@@ -325,7 +320,7 @@ class AgentConfig(Settings):
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
     """Arguments of its model's chat template, over those of the section `model`."""
     share_critic_with: str | int | None = None
-    """Name or seat number (from 0) of the agent whose critic this one uses too."""
+    """Name or index (from 0) of the agent whose critic this one shares."""
     optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None
     """None uses the section `optimizer`."""
 
@@ -338,17 +333,17 @@ class TeamConfig(Settings):
     lora: LoraConfig = LoraConfig()
     sampling: SamplingConfig = SamplingConfig()
     agents: int | tuple[AgentConfig, ...] = 1
-    """The agents in seat order, or the number of identical ones (`agent_0`, `agent_1`, …)."""
+    """The agents in order, or the number of identical ones (`agent_0`, `agent_1`, …)."""
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
-    """None uses the algorithm's choice: own critics where they are local, a shared one where it is central."""
+    """None uses the algorithm's choice: local critics per agent, or one central critic."""
     critic_model: str | None = None
-    """The model that critics stand on, and a verifier that pays: a folder or a name on a hub, of any family. Critics then read in its
-    own tokens. Null is each agent's own model."""
+    """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then read text in its
+    tokens. Null is each agent's own model."""
     critic_train: Literal["lora", "full", "head"] = "lora"
-    """What critics train of their model: an adapter (`critic_lora`), all weights of a copy of their own, or nothing but the head."""
+    """What critics train: an adapter (`critic_lora`), all weights of their own copy of the model, or only the head."""
     critic_dtype: DType | None = None
-    """With this or `critic_device`, critics and a verifier that pays stand on a copy of their base of that kind."""
+    """With this or `critic_device`, critics and a verifier use their own copy of the base."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
     """See `critic_dtype`."""
 
@@ -357,9 +352,9 @@ class OptimizerConfig(Settings):
     """AdamW (1711.05101), one instance per policy."""
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    """The 8-bit ones hold moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
+    """The 8-bit variants store moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
     lr: float = Field(default=1e-5, gt=0)
-    """Learning rate; full weights usually take a tenth of what adapters do."""
+    """Learning rate; for full weights usually a tenth of the rate for adapters."""
     critic_lr: float | None = Field(default=None, gt=0)
     """None uses `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -371,22 +366,20 @@ class OptimizerConfig(Settings):
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which the gradient of each policy is clipped separately; null turns clipping off."""
     schedule: Schedule = "constant"
-    """How the rate goes on after `warmup_steps`, until the last step."""
+    """Learning rate after `warmup_steps`, until the last step."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimiser steps over which the learning rate rises from 0, at which the first is taken, as in transformers, TRL and verl."""
+    """Optimiser steps over which the learning rate rises from 0, its value at the first step, as in transformers, TRL and verl."""
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a share of all optimiser steps, whose number `training.epochs` may leave open; rounded up."""
+    """The same as a share of all optimiser steps, rounded up; for runs whose length is `training.epochs`."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimizerConfig:
         if self.warmup_steps and self.warmup_share:
-            raise ValueError(
-                "`warmup_steps` and `warmup_share` both say how long the rate rises; leave one out"
-            )
+            raise ValueError("`warmup_steps` and `warmup_share` exclude each other; remove one")
         return self
 
     def rising(self, total: int) -> int:
-        """Return the steps over which the rate rises, of so many in all."""
+        """Return the steps over which the rate rises, of `total` steps."""
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
@@ -394,69 +387,69 @@ class AmountConfig(Settings):
     """How much to train."""
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
-    """A learning rate or a bonus that ends with them (`optimizer.schedule`, `loss.entropy_end`) ends with the number given last."""
+    """Number of steps; schedules (`optimizer.schedule`, `loss.entropy_end`) end with the last value."""
     epochs: Annotated[float | None, FREE] = Field(default=None, gt=0, allow_inf_nan=False)
-    """How often all tasks of training are played, in place of `steps`, which is then computed from it: the last step is filled up with
-    tasks of the next epoch. Null goes by `steps`."""
+    """Passes over all training tasks, from which `steps` is computed: the last step is filled with tasks of the next epoch. Null uses
+    `steps`."""
     critic_warmup: int = Field(default=0, ge=0)
-    """The first steps, in which only critics learn, or the utilities and mixer of `vdn` and `qmix`; policies play as they are."""
+    """Number of first steps in which only critics train, or the utilities and mixer of `vdn` and `qmix`."""
     tasks_per_step: int = Field(default=32, ge=1)
-    """Tasks (groups) per step; each one is played `algorithm.group_size` times."""
+    """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
 
 
 class TrainingConfig(AheadSettings, AmountConfig):
     """How much to train, when episodes are collected, and when to stop."""
 
     microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
-    """Maximum tokens in one forward and backward pass; the result does not depend on it. `auto` is 4096 on a CPU, and on a GPU
-    what fits in its memory when the first pass begins."""
+    """Maximum tokens in one forward and backward pass; results do not depend on it. `auto` is 4096 on a CPU, and on a GPU what fits
+    into its memory at the first pass."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
-    """True keeps of each decoder block its input alone and computes the block again in the backward pass: the same
-    gradients, less memory, and an update that takes about half as long again."""
+    """True keeps only the input of each decoder block and recomputes the block in the backward pass: the same gradients, less
+    memory, and an update that takes about 1.5 times as long."""
     max_failed_share: Annotated[float, FREE] = Field(default=0.2, ge=0.0, le=1.0)
     """The run stops when a larger share of a step's episodes fails."""
     parity_tolerance: Annotated[float | None, FREE] = Field(default=None, gt=0)
-    """Largest |trainer − sampler| log-prob (nats), in half precision of all but a few tokens; None uses 1e-4 in float32, 0.25 in
+    """Largest |trainer − sampler| log-prob (nats); in half precision a few tokens may exceed it. None uses 1e-4 in float32, 0.25 in
     bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """What happens to a step whose loss or gradient is not finite."""
+    """Whether a step with a loss or gradient that is not finite stops the run, or is skipped."""
 
 
 class DifficultyConfig(Settings):
-    """Tasks of a finite train split by how often the team solves them, measured with its first weights before the first step."""
+    """Filter for tasks of a finite train split by the team's solve rate, measured before the first step."""
 
     low: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Tasks that are solved less often are left out."""
+    """Tasks with a lower solve rate are excluded."""
     high: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Tasks that are solved more often are left out."""
+    """Tasks with a higher solve rate are excluded."""
     samples: int = Field(default=4, ge=1)
-    """Answers to each task, sampled as in training."""
+    """Episodes per task, sampled as in training."""
 
     @model_validator(mode="after")
     def _ordered(self) -> DifficultyConfig:
         if self.low > self.high:
-            raise ValueError(f"`low: {self.low}` is above `high: {self.high}`, which leaves no task")
+            raise ValueError(f"`low: {self.low}` is above `high: {self.high}`, so that no task remains")
         return self
 
 
 class CurriculumConfig(Settings):
-    """Easy tasks first: each step draws from the easiest share, which grows until all tasks take part."""
+    """Easy tasks first: each step draws from the easiest share of the tasks, which grows to all."""
 
     by: str = "solve_rate"
-    """What says how hard a task is: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number,
-    or ends in one (`Level 3`), the larger the harder."""
+    """The difficulty of a task: `solve_rate`, as `tasks.difficulty` measures it; or a field of the tasks' data that is a number or
+    ends in one (`Level 3`), where larger is harder."""
     start: float = Field(default=0.25, gt=0.0, le=1.0)
     """Share of the tasks that the first step draws from."""
     steps: int = Field(default=100, ge=1)
-    """Steps until all tasks take part; the share grows evenly."""
+    """Steps until all tasks are drawn from; the share grows linearly."""
 
 
 class TasksConfig(Settings):
-    """Which of the environment's tasks are played."""
+    """Which of the environment's tasks are used."""
 
     max_prompt_tokens: Annotated[int, Field(ge=1)] | Literal["context"] | None = None
-    """Most tokens of an agent's first prompt: tasks with a longer one are left out of training and of evaluations. `context` is what
-    the model reads less the agent's `max_tokens`. Null leaves none out, and refuses a run whose first tasks do not fit the model."""
+    """Maximum tokens of an agent's first prompt: tasks with a longer one are excluded from training and evaluations. `context` is
+    the model's context less the agent's `max_tokens`. Null excludes none; first tasks that do not fit the model are an error."""
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     replay: ReplayConfig | None = None
@@ -470,7 +463,7 @@ TestSet = Annotated[
 
 
 class SetConfig(Settings):
-    """What a set of `evaluation.sets` has of its own; null is as in the whole evaluation."""
+    """Settings of one set of `evaluation.sets`; null is as in `evaluation`."""
 
     samples: int | None = Field(default=None, ge=1)
     """Answers to each of its problems."""
@@ -496,7 +489,7 @@ class EvaluationConfig(Settings):
     greedy: bool = True
     """False samples as in training."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """At which all agents answer, in place of what `greedy` says; as training does, where null."""
+    """Temperature of all agents, in place of `greedy`; null uses `greedy`."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     """Least probability that the kept tokens have together, where agents are sampled; null is as in training."""
     top_k: int | None = Field(default=None, ge=0)
@@ -508,9 +501,9 @@ class EvaluationConfig(Settings):
     pass@k (2107.03374) and, where answers can be compared, maj@k (2203.11171) stand beside it."""
     sets: dict[str, TestSet] = Field(default={})
     """Further sets of problems, each by a name and the settings of the environment whose test split it is: `{aime: {name: math, …}}`.
-    Each has rates of its own beside those of the run's environment; a problem that is trained on too is refused."""
+    Each has its own rates; a problem that is also in the training rows is an error."""
     for_set: dict[str, SetConfig] = Field(default={})
-    """What sets have of their own, by the set's name: `{aime: {samples: 32, temperature: 0.6}}`."""
+    """Settings of single sets, by name: `{aime: {samples: 32, temperature: 0.6}}`."""
     prices: dict[
         str,
         tuple[
@@ -518,9 +511,9 @@ class EvaluationConfig(Settings):
             Annotated[float, Field(ge=0.0, allow_inf_nan=False)],
         ],
     ] = Field(default={})
-    """What a million tokens cost that an agent reads, and that it writes, by agent; `default` is for those without a name here."""
+    """Price of a million prompt tokens and of a million completion tokens, by agent; `default` is for all others."""
     before_and_after: bool = True
-    """Whether `problems` are played before the first and after the last step."""
+    """Whether to evaluate on `problems` before the first and after the last step."""
 
     @field_validator("sets")
     @classmethod
@@ -551,14 +544,14 @@ class EvaluationConfig(Settings):
         return self.greedy if self.temperature is None else not self.temperature
 
     def of_set(self, name: str) -> EvaluationConfig:
-        """Return how the problems of a set are played."""
+        """Return the evaluation settings of a set."""
         own = self.for_set.get(name, SetConfig())
         given = {key: value for key, value in own.model_dump().items() if value is not None}
         return self.model_copy(update=given)
 
 
 class Timed(Settings):
-    """What every environment and every engine has in addition to its own settings."""
+    """Settings that every environment and every engine has."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.environment, gt=0, allow_inf_nan=False)
     """Seconds after which one call of the environment, or one request to the engine, is given up; its episode then
@@ -566,16 +559,17 @@ class Timed(Settings):
     process is stopped."""
 
 
+    """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
 class EpisodeConfig(Settings):
-    """Limits of an episode, and where its world lives."""
+    """Limits of an episode, and the process of its environment."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.episode, gt=0, allow_inf_nan=False)
     """Seconds after which it is given up and fails, counted from its start."""
     environment_workers: Annotated[int, FREE] = Field(default=0, ge=0)
-    """Processes in which worlds live, with their games, graders and sandboxes; 0 keeps them in this one. The results
-    are the same, to the bit."""
+    """Processes for the states of episodes, with their games, graders and sandboxes; 0 keeps them in this process. Results are
+    bitwise identical."""
     compaction: CompactionConfig | None = None
-    """What is kept of a conversation that no longer fits; null lets its episode fail."""
+    """How to shorten a conversation that no longer fits; with null its episode fails."""
     share_thoughts: bool = False
     """True passes whole completions to other agents and to the environment; false removes thoughts (`<think>…</think>`)."""
 
@@ -610,11 +604,11 @@ class RunConfig(Settings):
     """Everything that a run depends on; the resolved form is written next to its results."""
 
     name: str = "run"
-    """Its folder is called `runs/NAME-TIME` where no other is given."""
+    """The run's folder is `runs/NAME-TIME`, unless another is given."""
     description: Annotated[str, FREE] = ""
-    """For people; shown beside the run."""
+    """Text for people; shown with the run."""
     seed: int = Field(default=0, ge=0)
-    """Of everything that is drawn: tasks, samples, initial weights of adapters and critics."""
+    """Seed of all random draws: tasks, samples, initial weights of adapters and critics."""
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
     environment: Annotated[EnvironmentSettings, Plugged()]
@@ -636,7 +630,7 @@ class RunConfig(Settings):
     training: TrainingConfig = TrainingConfig()
     tasks: TasksConfig = TasksConfig()
     league: LeagueConfig | None = None
-    """Whom the learners play beside one another; null is self-play as the team map says."""
+    """Opponents of the learners; null is self-play."""
     entropy: EntropyConfig | None = None
     """An entropy bonus for single agents; null leaves it to the algorithm's loss."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
@@ -645,7 +639,7 @@ class RunConfig(Settings):
     record: Annotated[RecordConfig, FREE] = RecordConfig()
     episodes: Annotated[EpisodesConfig, FREE] = EpisodesConfig()
     ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
-    """What `--launch ray` places, and where; nothing else reads it."""
+    """Actors of `--launch ray`; ignored otherwise."""
 
     @property
     def patience(self) -> Patience:
