@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TurnKey(NamedTuple):
-    """Where a turn stands in a step's groups."""
+    """Position of a turn in a step's groups."""
 
     group: int
     episode: int
@@ -28,12 +28,12 @@ class TurnKey(NamedTuple):
 
 
 class Column(StrEnum):
-    """What a sample holds for each of its targets, beside the token: one float each."""
+    """Values that a sample holds for each of its targets: one float each."""
 
     BEHAVIOUR = "behaviour"
     """Log-prob by the weights that sampled it, nats."""
     ADVANTAGE = "advantage"
-    """How much better than expected it was; for pairs +1 on the chosen side, −1 on the rejected."""
+    """The advantage; for pairs +1 on the chosen side, −1 on the rejected."""
     REFERENCE = "reference"
     """Log-prob by the policy's reference (`ReferenceLogProbs`)."""
     PROXIMAL = "proximal"
@@ -43,7 +43,7 @@ class Column(StrEnum):
     VALUE = "value"
     """The critic's value before the update."""
     WEIGHT = "weight"
-    """How much the target counts; absent where all count alike. Losses without weights ignore it."""
+    """Weight of the target; absent if all are 1. Losses without weights ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +54,29 @@ class Sample:
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
     """Ascending indices of the target tokens, each predicted from the token before it; a critic may
-    also have the index after the last token, and one index several times where it reads text (`signals.samples`)."""
+    also have the index after the last token, and if it reads text one index several times (`signals.samples`)."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """`Column` → one float per target."""
     mask: Tensor | None = None
-    """1.0 where a target counts; None counts all."""
+    """1.0 for targets that count, else 0.0; None counts all."""
     temperature: float = 1.0
     bundle: int | None = None
     """The loss compares samples of one learner and one bundle: they share a forward pass and a step."""
     observed: bool = False
-    """True if the agent observed the targets, False if it wrote them."""
+    """True if the agent observed the targets, False if it generated them."""
     images: tuple[Image, ...] = ()
-    """Pictures that the tokens hold places for, in their order there."""
+    """Images of the placeholders among the tokens, in order."""
     routing: Routing | None = None
-    """Experts that its tokens take again; None leaves them to the routers."""
+    """Experts to which its tokens are routed; None leaves it to the routers."""
     constraint: Constraint | None = None
-    """What the completion had to look like that the targets stand in: log-probs are of the distribution over what was allowed."""
+    """Constraint of the completion: log-probs are of the distribution over allowed tokens."""
     begin: int = 0
-    """Index of this completion's first token, where there is a constraint."""
+    """Index of the completion's first token, if there is a constraint."""
 
     def __post_init__(self) -> None:
-        assert self.targets, "a sample asks for something"
-        assert self.targets[0] > 0, "the first token has nothing before it"
-        assert self.targets[-1] <= len(self.tokens), "targets lie in the sequence, or right after it"
+        assert self.targets, "a sample has targets"
+        assert self.targets[0] > 0, "nothing predicts the first token"
+        assert self.targets[-1] <= len(self.tokens), "targets are in the sequence, or right after it"
         wrong = [name for name, column in self.columns.items() if column.shape != (len(self.targets),)]
         assert not wrong, f"columns {wrong} need one value per target"
 
@@ -91,7 +91,7 @@ class Embedding(NamedTuple):
 
 
 class MissingSignal(KeyError):
-    """Credit or a loss asks for results that were not gathered."""
+    """Credit or a loss needs results that were not gathered."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows its message in quotes
@@ -210,23 +210,23 @@ class Sampled:
 
 
 class Signal(Protocol):
-    """Something that credit or the loss needs to know about the turns of a step; `signals` has one in each file."""
+    """Values of a step's turns that credit or a loss needs; `signals` has one in each file."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
-        """Return results by the field of `Signals` that they fill, or by a name of its own (`Signals.more`)."""
+        """Return results by field of `Signals`, or by their own name (`Signals.more`)."""
         ...
 
 
 class Beside:
-    """A signal that uses weights which play no agent."""
+    """A signal with weights that act for no agent."""
 
     def beside(self, team: Team) -> Team:
-        """Return the team with those weights in `Team.beside`; ConfigError if they do not suit the team."""
+        """Return the team with those weights in `Team.beside`; raise ConfigError if they do not suit the team."""
         raise NotImplementedError
 
 
 class ReadsTokens:
-    """A signal whose weights beside the team read the exact tokens of policies: their tokenisers must be the same."""
+    """A signal whose weights read the token ids of policies: their tokenisers must be equal."""
 
     def readers(self, team: Team) -> Mapping[str, str]:
         """Return, by policy, the policy beside the team that reads its tokens."""
@@ -234,10 +234,10 @@ class ReadsTokens:
 
 
 class Loads:
-    """A signal with a model of its own, outside the train engine."""
+    """A signal with its own model, outside of the train engine."""
 
     def load(self) -> None:
-        """Load it before the first step; ModelError names the reason if it cannot be loaded."""
+        """Load the model before the first step; raise ModelError if it cannot be loaded."""
         raise NotImplementedError
 
 
@@ -258,7 +258,7 @@ def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[T
 
 
 def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
-    """Return every trained turn of every valid episode, its branches left out, with its number among its agent's."""
+    """Return every trained turn of every valid episode, without branches, with its number among its agent's turns."""
     found: list[tuple[TurnKey, Turn, int]] = []
     for g, group in enumerate(groups):
         for e, episode in enumerate(group.episodes):
@@ -270,9 +270,9 @@ def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
 
 
 def label_of(episode: Episode, turn: Turn) -> float | None:
-    """Return how right a turn's answer is, in [0, 1]: its score, else what its agent was paid at the end.
+    """Return the correctness of a turn's answer, in [0, 1]: its score, else for its agent's last turn the terminal reward.
 
-    The latter is for the agent's last turn; None where nothing graded the turn.
+    None for a turn that was not graded.
     """
     if turn.score is not None:
         return turn.score

@@ -155,7 +155,7 @@ class TestRates:
     )
     def test_what_does_not_train_has_none(self, weights: Any) -> None:
         with pytest.raises(
-            ConfigError, match="`optimizer` of agent 'a' sets a learning rate, but nothing trains"
+            ConfigError, match="`optimizer` of agent 'a' sets a learning rate, but nothing trains its weights"
         ):
             build(seats("a", "b", a={"weights": weights, "optimizer": {"lr": 1e-3}}))
 

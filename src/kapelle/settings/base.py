@@ -1,4 +1,4 @@
-"""What every configurable piece shares: strict frozen settings.
+"""Strict frozen settings, the base of every configurable piece.
 
 A piece (an algorithm, an environment, a workflow) is a class whose fields are its settings and whose
 field `name` identifies it; `runtime/plugins.py` finds the class for a name.
@@ -52,7 +52,7 @@ class Settings(pydantic.BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, /, *values: object, **settings: object) -> None:
-            """Take settings by name; an unknown one is answered with the one that was meant."""
+            """Take settings by name; the error of an unknown one suggests the closest known name."""
             if values:
                 raise TypeError(_by_name(type(self)))
             try:
@@ -60,7 +60,7 @@ class Settings(pydantic.BaseModel):
             except pydantic.ValidationError as error:
                 raise _with_hints(type(self), error) from None
 
-        # What pydantic reads of its own `__init__`: sections inside of others are validated without calling it.
+        # pydantic reads these of `__init__`: it validates nested sections without calling it.
         __init__.__pydantic_base_init__ = True
         __init__.__signature__ = signature(pydantic.BaseModel.__init__)
 
@@ -74,17 +74,17 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
     """Return the error with the closest known name for every unknown one, and without links to pydantic's pages."""
     details: list[InitErrorDetails] = []
     for problem in error.errors(include_url=False):
-        said = problem["msg"]
+        message = problem["msg"]
         if problem["type"] == "extra_forbidden":
             *path, key = map(str, problem["loc"])
-            said = f"Unknown key '{key}'.{did_you_mean(key, known_keys(model, path))}"
-        kind = PydanticCustomError(problem["type"], "{said}", {"said": said})
+            message = f"Unknown key '{key}'.{did_you_mean(key, known_keys(model, path))}"
+        kind = PydanticCustomError(problem["type"], "{message}", {"message": message})
         details.append({"type": kind, "loc": problem["loc"], "input": problem["input"]})
     return pydantic.ValidationError.from_exception_data(model.__name__, details)
 
 
 def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section at a path; parts of the path that name no section are passed over."""
+    """Return the keys of the section at a path; parts of the path that name no section are skipped."""
     models: list[type[pydantic.BaseModel]] = [model]
     for part in path:
         models = [inner for found in fields_at(models, part) for inner in models_in(found)] or models
@@ -105,7 +105,7 @@ def models_in(annotation: Any) -> list[type[Settings]]:
 
 # -------- Addresses of servers in settings: without secrets, because settings are stored, shown and quoted in errors.
 
-NO_URL = "it is no http(s) URL, such as http://localhost:8000/v1"
+NO_URL = "it is no http(s) URL such as http://localhost:8000/v1"
 
 
 def open_address(value: str) -> str:
@@ -149,7 +149,7 @@ class Section(Protocol):
     def model_dump(
         self, *, mode: str = "python", exclude: Any = None, exclude_unset: bool = False
     ) -> dict[str, Any]:
-        """Return the settings as plain values, without those in `exclude`, or without defaults that nobody has set."""
+        """Return the settings as plain values, without those in `exclude`, or without defaults."""
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:

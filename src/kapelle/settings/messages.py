@@ -33,15 +33,15 @@ _PLAIN = {
     **dict.fromkeys(_MAPPINGS, "write a mapping of keys to values"),
     **dict.fromkeys(_LISTS, "write a list, such as [a, b]"),
 }
-"""Kind of a fault → what to do about it, in plain words; pydantic's own words for the others."""
+"""Kind of a fault → how to fix it; for other kinds pydantic's message is used."""
 _RARELY_MEANT = ("warmup", "trackers", "ray")
-"""Sections of which a key without its section is taken last."""
+"""Sections that are suggested last for a key without its section."""
 _NAMES = ("name", "path")
-"""Keys that a section is known by, of which people write the value in place of the section."""
+"""Keys whose value people write in place of the whole section."""
 
 
 MISSING = " is missing. Add it to the recipe."
-"""How what is said of a missing key ends."""
+"""End of the message on a missing key."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -52,9 +52,9 @@ def checked(
     faults: list[ConfigError],
     at: str = "",
 ) -> S | None:
-    """Return the settings that values make; None where something is wrong, of which every fault is added to `faults`.
+    """Return the settings that values make; None if they are wrong, with every fault added to `faults`.
 
-    A value that is wrong is taken out, and the rest checked again. Null in place of a mapping with defaults is taken out too: they hold.
+    A wrong value is removed, and the rest validated again. Null in place of a mapping with defaults is removed too.
     """
     left: Any = dict(values)
     taken: list[str] = []
@@ -66,12 +66,12 @@ def checked(
             if reset:
                 left = without(left, reset)
                 continue
-            keys, said = _likeliest(model, left, error, origin, at)
-            missing = said.endswith(MISSING)
-            # What was taken out, or stands beside a misspelt key, is not missing.
+            keys, message = _likeliest(model, left, error, origin, at)
+            missing = message.endswith(MISSING)
+            # A key that was removed, or has a misspelt neighbour, is not missing.
             if not missing or not any(_beside(key, ".".join(keys)) for key in taken):
-                faults.append(ConfigError(said))
-            # What lacks a key is taken out whole, and an entry of a list with the list, in which others would move up.
+                faults.append(ConfigError(message))
+            # A mapping that lacks a key is removed, and an entry of a list with its list, so that indices stay valid.
             place = keys[:-1] if missing else keys
             while place and place[-1].isdigit():
                 place = place[:-1]
@@ -85,7 +85,7 @@ def checked(
 
 
 def _reset(model: type[Settings], values: Any, error: pydantic.ValidationError) -> list[str]:
-    """Return the dotted keys at which null stands where a mapping with defaults must stand."""
+    """Return the dotted keys with null in place of a mapping with defaults."""
     kinds: dict[tuple[str, ...], set[str]] = {}
     for problem in error.errors(include_url=False):
         if problem["input"] is None:
@@ -125,7 +125,7 @@ def without(values: Any, keys: Collection[str], at: str = "") -> Any:
 
 
 def made(model: type[S], values: Mapping[str, Any], at: str) -> S:
-    """Return the settings that values make; ConfigError with all that is wrong."""
+    """Return the settings that values make; raise one ConfigError with all faults."""
     faults: list[ConfigError] = []
     settings = checked(model, values, {}, faults, at)
     raise_all(faults)
@@ -140,17 +140,16 @@ def _likeliest(
     origin: Mapping[str, str],
     at: str,
 ) -> tuple[list[str], str]:
-    """Return the keys of the most likely fault and a sentence; a setting of several possible kinds has faults as each of them.
+    """Return the keys of the most likely fault and its message; a union reports faults for each of its members.
 
-    The kind that fits best is the one whose faults lie deepest in `values`, then the one with the fewest faults.
-    Among its faults, an unknown key comes first.
+    The best member has the deepest faults in `values`, then the fewest. Among its faults, an unknown key comes first.
     """
     found = error.errors(include_url=False)
     beside = Counter(problem["loc"][:-1] for problem in found)
     ranked = [
         (_keys(p["loc"], values, missing=p["type"] == "missing"), -beside[p["loc"][:-1]], p) for p in found
     ]
-    # A key that one kind does not know and another does, with a wrong value, is wrong by its value.
+    # If one member knows the key, its value is wrong.
     known = {tuple(reached) for reached, _, p in ranked if p["type"] != "extra_forbidden"}
     keys, _, problem = max(
         ranked,
@@ -166,7 +165,7 @@ def _likeliest(
         value = without_secrets(repr(problem["input"]))
         return [
             first
-        ], f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_said(problem)}."
+        ], f"The default of `{first}` in the class {model.__name__} cannot be {value}: {_fix(problem)}."
     path = ".".join([at, *keys] if at else keys)
     source = next((name for key, name in origin.items() if key == path or key.startswith(f"{path}.")), "")
     where = _set_by(source)
@@ -187,7 +186,7 @@ def _likeliest(
             keys,
             f"'{path}' cannot be {value}{where}: it must be {words[0]}.{close if 'mean' in close else ''}",
         )
-    advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _said(problem)
+    advice = _advice(path, problem["input"], _fields(model, keys), kinds) or _fix(problem)
     return keys, f"'{path}' cannot be {value}{where}: {advice.rstrip('.')}."
 
 
@@ -214,9 +213,9 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
     return f"Unknown key '{path}'{where}.{hint}"
 
 
-def _sentence(said: str) -> str:
+def _sentence(phrase: str) -> str:
     """Return a phrase as a sentence that follows another one."""
-    return f" {said[0].upper()}{said[1:]}."
+    return f" {phrase[0].upper()}{phrase[1:]}."
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
@@ -244,17 +243,17 @@ def _inside(annotation: Any) -> list[str]:
     return [key for model in models_in(annotation) for key in model.model_fields]
 
 
-def _said(problem: Any) -> str:
-    said = _PLAIN.get(problem["type"])
-    if said is None:
-        said = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
-    if problem["type"] == "string_pattern_mismatch" and "A-Za-z" in said:
-        said = "use letters, digits and _, and begin with a letter"
-    return said
+def _fix(problem: Any) -> str:
+    advice = _PLAIN.get(problem["type"])
+    if advice is None:
+        advice = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be")
+    if problem["type"] == "string_pattern_mismatch" and "A-Za-z" in advice:
+        advice = "use letters, digits and _, and begin with a letter"
+    return advice
 
 
 def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str]) -> str:
-    """Return how to write what was probably meant; empty where that is not known."""
+    """Return how to write what was probably meant; empty if unknown."""
     if "string_type" in kinds and isinstance(value, bool):
         return "YAML reads yes, no, on and off as true and false. Put the text in quotes"
     models = [model for annotation in annotations for model in models_in(annotation)]
@@ -277,7 +276,7 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
-    """Return the keys of a location; its other parts name the kind that pydantic tried."""
+    """Return the keys of a location; its other parts name the member of a union."""
     keys: list[str] = []
     for part in location[:-1] if missing else location:
         if isinstance(values, Mapping) and part in values:
@@ -291,7 +290,7 @@ def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> li
 
 
 def _fields(model: type[Settings], path: Sequence[str]) -> list[Any]:
-    """Return the types of the field at a path, of an entry where the path ends in its number."""
+    """Return the types of the field at a path; of an entry if the path ends in an index."""
     models: list[type[Settings]] = [model]
     found: list[Any] = []
     for part in path:
@@ -306,7 +305,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, ConfigError]:
-    """Return what is wrong with each of a run's values that is no section, by key."""
+    """Return the error of each of a run's values that is no section, by key."""
     known = list(RunConfig.model_fields)
     found = {}
     for key in values:
@@ -316,14 +315,14 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
     return found
 
 
-# -------- Keywords of `Trainer` and `kapelle.train` that do not exist: what was probably meant.
+# -------- Unknown keywords of `Trainer` and `kapelle.train`.
 
 ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps")
 """Arguments of `kapelle.train` that a `Trainer` does not have."""
 
 
 def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
-    """Return what is wrong with each word that is no section of a run, no keyword of the call, and no library's name for a setting."""
+    """Return the error of each word that is no section of a run, no keyword of the call, and no library's name for a setting."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     known = {*RunConfig.model_fields, *ROOTS, *(alias.name for alias in TABLE)}

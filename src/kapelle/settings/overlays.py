@@ -1,4 +1,4 @@
-"""Nested settings laid over one another, with the origin of every value."""
+"""Merging of nested settings, with the origin of every value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLUGGED = (
     "algorithm.order",
     "algorithm.base.order",
 )
-"""Sections whose keys belong to the class that their `name` finds; with another name they start empty."""
+"""Sections whose keys belong to the class of their `name`; with another name they start empty."""
 
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000
@@ -64,9 +64,9 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
 
 
 class _QuickLoader(Composer, SafeConstructor, Resolver):
-    """`yaml.SafeLoader` in a sixth of the time: libyaml reads the text, and Python nests what it finds.
+    """`yaml.SafeLoader` in a sixth of the time: libyaml parses the text, and Python nests the events.
 
-    libyaml's own way to nest it runs over the end of the C stack where a text is nested deeply.
+    libyaml's own nesting overflows the C stack for a deeply nested text.
     """
 
     def __init__(self, text: str) -> None:
@@ -88,14 +88,14 @@ def parse_yaml(text: str) -> Any:
             try:
                 return _value(_QuickLoader(text), text)
             except (yaml.YAMLError, UnicodeEncodeError):
-                pass  # Python's reader says better what is wrong
+                pass  # Python's reader has better errors
         return _value(yaml.SafeLoader(text), text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
-        raise ValueError(_in_words(error, text)) from None
+        raise ValueError(_describe(error, text)) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        # The library fails in many ways on a text that only looks like a date, a number or a key.
+        # The library raises many kinds of errors for invalid dates, numbers and keys.
         raise ValueError(" ".join(str(error).split())) from None
 
 
@@ -105,14 +105,14 @@ def _value(loader: yaml.SafeLoader | _QuickLoader, text: str) -> Any:
     return None if root is None else loader.construct_document(root)
 
 
-def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return what is wrong with a YAML text and in which line, which is quoted."""
-    mark, said = error.problem_mark or error.context_mark, " ".join(str(error.problem or error).split())
+def _describe(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Return what is wrong with a YAML text, with the number and text of the line."""
+    mark, problem = error.problem_mark or error.context_mark, " ".join(str(error.problem or error).split())
     if mark is None:
-        return said
+        return problem
     lines = text.splitlines()
     quoted = lines[mark.line].strip()[:60] if mark.line < len(lines) else ""
-    return f"line {mark.line + 1}{f' (`{quoted}`)' if quoted else ''}: {said}"
+    return f"line {mark.line + 1}{f' (`{quoted}`)' if quoted else ''}: {problem}"
 
 
 def _once(node: yaml.MappingNode) -> None:
@@ -129,9 +129,9 @@ def _once(node: yaml.MappingNode) -> None:
 
 
 def _bound(root: yaml.Node | None, length: int) -> None:
-    """Raise ValueError where a short text would take very long.
+    """Raise ValueError for a short text that would take very long to read.
 
-    Aliases repeat all that was said before, numbers may have many digits, and keys that are no texts hashes that are chosen.
+    Aliases repeat earlier values, numbers may have very many digits, and numeric keys may have colliding hashes.
     """
     left: list[yaml.Node] = [] if root is None else [root]
     most = max(MOST_CHARACTERS, length)
@@ -162,9 +162,9 @@ def _bound(root: yaml.Node | None, length: int) -> None:
 def merge(
     into: dict[str, Any], over: Mapping[str, Any], source: str, origin: dict[str, str], at: str = ""
 ) -> None:
-    """Lay a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
+    """Merge a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
     if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
-        # Another class: the old one's settings mean nothing to it.
+        # Another class does not have the settings of the old one.
         forget_origin(origin, at[:-1])
         into.clear()
     for key, value in over.items():

@@ -1,4 +1,4 @@
-"""The weights that act for an agent: shared, an adapter, a model of its own, a past self, an endpoint."""
+"""The weights of an agent: shared, an adapter, its own model, an earlier checkpoint, an endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 class OwnModel(Settings):
-    """A model of the agent's own: trained in full, by adapter, or not at all."""
+    """The agent's own model: trained in full, by an adapter, or frozen."""
 
     model: str
     """A folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""

@@ -1,4 +1,4 @@
-"""An environment as plain data from which another process makes an equal one: its class by name, and its settings."""
+"""An environment as plain data, from which another process makes an equal one: the name of its class, and its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kapelle.settings.schema import timed
 def environment_form(environment: Environment) -> dict[str, Any]:
     """Return an environment as JSON that `environment_from` reads.
 
-    ConfigError where another process could not import its class, or would make another one of its settings.
+    Raises ConfigError if another process could not import its class, or would make a different environment.
     """
     if not isinstance(environment, Settings):
         raise ConfigError(f"The environment '{environment.name}' must be a subclass of kapelle.Settings.")
@@ -26,9 +26,9 @@ def environment_form(environment: Environment) -> dict[str, Any]:
         made = environment_from(form)
         same = isinstance(made, Settings) and made.model_dump(mode="json") == settings
     except (pydantic.ValidationError, ConfigError) as error:
-        raise _refused(environment, f"cannot be made anew from its own settings: {error}") from None
+        raise _refused(environment, f"cannot be made from its settings: {error}") from None
     if not same:
-        raise _refused(environment, "is another one when it is made anew from its own settings")
+        raise _refused(environment, "differs when it is made from its settings")
     return form
 
 
@@ -46,18 +46,18 @@ def _importable_name(environment: Settings, name: object) -> str:
     own = type(environment)
     found = f"{own.__module__}:{own.__qualname__}"
     if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
-        raise _refused(environment, "is made in a function, or in the program that was started")
+        raise _refused(environment, "is defined in a function or in the main program")
     for each in (name, found):
         try:
             if isinstance(each, str) and _is(own, environment_class(each)):
                 return each
-        except ConfigError:  # it is called otherwise than it is found
+        except ConfigError:  # its name finds another class
             pass
     raise _refused(environment, f"is not what `{found}` imports")
 
 
 def _is(own: type, found: type) -> bool:
-    """Return whether settings of a class are those of the class that was found, but for what `timed` adds."""
+    """Return whether a class is the one that was found, except for what `timed` adds."""
     return issubclass(own, found) and (own.__module__, own.__qualname__) == (
         found.__module__,
         found.__qualname__,
@@ -67,7 +67,6 @@ def _is(own: type, found: type) -> bool:
 def _refused(environment: Settings, why: str) -> ConfigError:
     kind = type(environment)
     return ConfigError(
-        f"`episode.environment_workers` plays in other processes, but the environment {kind.__qualname__} {why}. Move its "
-        "class to the top of a module of its own, and name it `module:Class` in `environment.name`; or set "
-        "`episode.environment_workers: 0`."
+        f"`episode.environment_workers` needs an importable environment, but {kind.__qualname__} {why}. Define it in a module, and name it "
+        "`module:Class`; or set `episode.environment_workers: 0`."
     )

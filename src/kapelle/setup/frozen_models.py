@@ -1,4 +1,4 @@
-"""Frozen models that an environment asks beside the team, such as judges: each is loaded once, when it is first asked."""
+"""Frozen models that an environment calls, such as judges: each is loaded once, at its first call."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from kapelle.team import Agent, Policy, Team
 from kapelle.types import Message, Sampling
 
 FROZEN = "frozen"
-"""Name of the policy that answers."""
+"""Name of the policy of such a model."""
 
 
 class FrozenModels:
-    """The models that were asked so far, each in an engine of its own, which samples greedily."""
+    """Frozen models, each in its own engine, which samples greedily."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Take the section `model`: its type, its device and the rest hold for these models too."""
+        """Take the section `model`, whose settings hold for these models too."""
         self._config = config
         self._engines: dict[str, RolloutEngine] = {}
 
     def ask(self, model: FrozenModel) -> Callable[[Sequence[Message]], Awaitable[str]]:
-        """Return what asks a model: it takes a conversation and returns the reply's text."""
+        """Return a function that passes a conversation to a model and returns the text of its reply."""
         sampling = Sampling(max_tokens=model.max_tokens, temperature=0.0)
 
-        async def asked(messages: Sequence[Message]) -> str:
+        async def reply(messages: Sequence[Message]) -> str:
             if model.path not in self._engines:
                 self._engines[model.path] = self._load(model.path)
             return await ask_engine(self._engines[model.path], FROZEN, sampling)(messages)
 
-        return asked
+        return reply
 
     def close(self) -> None:
         """Free the models."""
@@ -47,8 +47,8 @@ class FrozenModels:
         self._engines.clear()
 
     def _load(self, path: str) -> RolloutEngine:
-        """Load a model, or an adapter on its base; EngineError, which no episode can be blamed for, where that fails."""
-        before = capture_random()  # the run goes on as if nothing had been loaded
+        """Load a model, or an adapter on its base; raise EngineError if that fails, which no episode has caused."""
+        before = capture_random()  # loading must not change the random draws of the run
         try:
             base, adapter = base_and_adapter(path)
             lora = None if adapter is None else read_lora(Path(adapter))

@@ -1,4 +1,4 @@
-"""Models in memory for a team, and the engines that play its policies."""
+"""Models in memory for a team, and the engines of its policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kapelle.team import Place, Team
 from kapelle.types import Message
 
 ENDPOINT_SECONDS = 120.0
-"""Maximum seconds of one attempt to get an endpoint's answer; `engine.timeout` bounds all attempts together."""
+"""Maximum seconds of one request to an endpoint; `engine.timeout` bounds all its retries together."""
 IN_MEMORY = "in-memory"
 """Path of a model that the caller passed in instead of a path."""
 
@@ -45,8 +45,7 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
         raise ConfigError("`model` is None. Name a folder, a hub model or 'embedded', the tiny one.")
     if model is not None and not isinstance(model, str | Path | Mapping | Settings):
         raise ConfigError(
-            f"`model` is {type(model).__name__}. Name a folder or a hub model; one in memory is made of a transformers model and "
-            "its tokeniser: kapelle.LanguageModel(model, tokenizer)."
+            f"`model` is {type(model).__name__}. Name a folder or a hub model, or give kapelle.LanguageModel(model, tokenizer)."
         )
     return {**sections, "model": {"path": str(model)}} if isinstance(model, str | Path) else dict(sections)
 
@@ -54,9 +53,10 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
 def load_models(
     team: Team, config: ModelConfig, given: Mapping[str, LanguageModel]
 ) -> dict[str, LanguageModel]:
-    """Return every base of a team, where the team has its place; those in `given` are used as they are, others loaded.
+    """Return every base of a team on its device; those in `given` are used as they are, others are loaded.
 
-    Frozen bases of one path and place are one model in memory. Where one is on CUDA, `config.tf32` counts for this process.
+    Frozen bases with the same path, type and device share one model in memory. With a base on CUDA, `config.tf32` is set for this
+    process.
     """
     models: dict[str, LanguageModel] = {}
     frozen: dict[tuple[str, Place], LanguageModel] = {}
@@ -69,11 +69,11 @@ def load_models(
         elif model is None:
             own = {"path": path, "dtype": place.dtype, "device": place.device}
             model = load_language_model(config.model_copy(update=own), trained=trained)
-        elif id(model) in taken:  # a base with weights of its own: they are trained, or on another device
+        elif id(model) in taken:  # a second base of this model, trained or on another device
             if model.bank.adapters:
                 raise ModelError(
                     f"The team needs the model '{path}' twice, but the one in memory still has adapters of an earlier use. "
-                    "Pass a fresh model."
+                    "Pass a new model."
                 )
             model = copy_language_model(model, path)
         if not trained:
@@ -81,7 +81,7 @@ def load_models(
         taken.add(id(model))
         models[base] = model.to(place.device)
     if any(model.device.type == "cuda" for model in models.values()):
-        # By this name, both of torch's ways of asking agree, and products on the CPU stay as they are.
+        # This flag agrees with torch's other one, and leaves products on the CPU unchanged.
         torch.backends.cuda.matmul.allow_tf32 = config.tf32
     return models
 
@@ -89,10 +89,10 @@ def load_models(
 def load_weights(
     team: Team, models: Mapping[str, LanguageModel], folders: Mapping[str, Path], seed: int
 ) -> Callable[[str], Mapping[str, torch.Tensor]]:
-    """Give a team's models its adapters, and policies the weights saved for them, for a team that only plays.
+    """Add a team's adapters to its models and load saved weights, for a team that does not train.
 
-    `models` are by base name; `folders` are by policy and come on top of what `policy.past` names. Returns what gives a policy's
-    weights by name. Raises ModelError for weights that do not fit or were trained on another base.
+    `models` are by base name; `folders` are by policy, and have precedence over `policy.past`. Returns a function from a policy's
+    name to its weights. Raises ModelError for weights that do not fit or were trained on another base.
     """
     for policy in team.policies.values():
         if policy.endpoint is None and policy.lora is not None:
@@ -120,7 +120,7 @@ def build_engine(
     team: Team,
     others: RolloutEngine | None = None,
 ) -> RolloutEngine:
-    """Return the engine that plays all policies of a team: the recipe's engine, and one for endpoints where needed.
+    """Return the engine of all policies of a team: the recipe's engine, and one for endpoints if needed.
 
     `others` samples for the policies that it holds.
     """
@@ -174,7 +174,7 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
     """Return an engine that answers for every agent from the environment's records or script, in the models' tokens."""
     environment = config.environment
     assert offers(environment, Recorded) or offers(environment, Scripted), (
-        "`check_run` refuses environments without demonstrations"
+        "`check_run` raises an error without demonstrations"
     )
 
     def demonstrate(request: Request) -> str | Message:
@@ -186,11 +186,11 @@ def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) 
     local = {name: policy for name, policy in team.policies.items() if policy.endpoint is None}
     renderers = {name: models[policy.base].renderer for name, policy in local.items()}
 
-    def answer(request: Request) -> str:
+    def demonstration(request: Request) -> str:
         what, seconds = "`script` of the environment", config.patience.environment
-        said = call(what, "environment", seconds, demonstrate, request)
-        if isinstance(said, str):
-            return said
-        return renderers[request.policy].answer(said) if request.policy in renderers else said.content
+        answer = call(what, "environment", seconds, demonstrate, request)
+        if isinstance(answer, str):
+            return answer
+        return renderers[request.policy].answer(answer) if request.policy in renderers else answer.content
 
-    return ScriptedEngine(dict.fromkeys(team.policies, answer), renderers)
+    return ScriptedEngine(dict.fromkeys(team.policies, demonstration), renderers)

@@ -1,11 +1,10 @@
-"""Which problems a run is tested on, and that it trains on none of them.
+"""Which problems a run is tested on, and the check that it trains on none of them.
 
-Two problems are the same where their words, numbers and signs are: spaces, capitals and the punctuation of sentences do not count.
-Where pictures are shown, these count too, as the same is asked about many. Games have no questions, and are the same for everybody.
+Two problems are equal if their words, numbers and signs are: spaces, capitals and punctuation of sentences do not count. Images
+count, because one question may be about many. Games have no questions, and are never compared.
 
-A training split that ends is compared with every further test set (`evaluation.sets`) before anything is loaded, and a run whose rows
-are in both is refused. Of a split without end each task is looked at when it is drawn, and another one is drawn in the place of a
-problem that is tested.
+A finite training split is compared with every further test set (`evaluation.sets`) before a model loads; rows in both are an error.
+Tasks of a generated split are compared when they are drawn, and another task replaces a problem of a test set.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from kapelle.types import Split, Task
 Fits = Callable[[Task], bool]
 
 SIGNS = frozenset("+-*/^%()[]{}!.")
-"""Kept beside letters, numbers and mathematical symbols: other characters are punctuation."""
+"""Characters that are kept, with letters, numbers and mathematical symbols; others are punctuation."""
 KEPT = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Sm"})
 """Unicode's categories of letters with their marks, of numbers, and of mathematical symbols."""
 LOOKED_AT = 256
-"""Tasks of a training split without end that are drawn to see how many of them are tested."""
+"""Tasks of a generated training split that are compared with the test sets."""
 
 
 def same_words(question: str) -> str:
-    """Return a question as it is compared: `What's  2,000 + 3?` as `what s 2000+3`."""
+    """Return a question in normal form: `What's  2,000 + 3?` as `what s 2000+3`."""
     raised = (
         f"^{each}" if unicodedata.decomposition(each).startswith("<super>") else each for each in question
     )
@@ -54,7 +53,7 @@ def _unspaced(found: re.Match[str]) -> str:
 
 
 def problem_of(environment: Environment, task: Task) -> str | None:
-    """Return what a task has in common with all that ask the same; None for one without a question."""
+    """Return the normal form of a task, which equal problems share; None for a task without a question."""
     if not task.question:
         return None
     shown = f" {task.data}" if offers(environment, ShowsImages) else ""
@@ -64,9 +63,9 @@ def problem_of(environment: Environment, task: Task) -> str | None:
 def choose_tasks(
     environment: Environment, split: Split, count: int, seed: int = 0, fits: Fits | None = None
 ) -> list[Task]:
-    """Return the same `count` tasks of a split every time: a seeded draw, without repetition if the split is finite.
+    """Return `count` tasks of a split by a seeded draw, without repetition if the split is finite.
 
-    Of tasks that `fits` is false for, none is taken.
+    Tasks for which `fits` is false are excluded.
     """
     size = environment.size(split)
     if size == 0:
@@ -79,7 +78,7 @@ def choose_tasks(
         chosen: dict[str, Task] = {}
         for index in range(20 * count):
             task = task_of(environment, split, index)
-            # What is asked about a picture is often the same text.
+            # Questions about images often have the same text.
             shown = f" {task.data}" if offers(environment, ShowsImages) else ""
             if fits is None or fits(task):
                 chosen.setdefault(f"{task.question}{shown}" if task.question else task.id, task)
@@ -96,7 +95,7 @@ def choose_tasks(
 def problems_of(
     environment: Environment, settings: EvaluationConfig, fits: Fits | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each problem of a test set, with its question: all of a split that ends, else those that a run plays."""
+    """Yield each problem of a test set, with its question: of a finite split all, else those that an evaluation draws."""
     size = environment.size("test")
     played = max(settings.problems, settings.problems_while_training)
     tasks = (
@@ -111,7 +110,7 @@ def problems_of(
 
 
 def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
-    """Return whether a task of training is in none of the further test sets, and `fits`; None where everything may be trained on."""
+    """Return a filter of training tasks: in none of the further test sets, and `fits`; None without test sets and `fits`."""
     settings = config.evaluation
     if not settings.sets:
         return fits
@@ -119,7 +118,7 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 
     def free(task: Task) -> bool:
         nonlocal known
-        if known is None:  # read when the first task is drawn, and not by whoever draws none
+        if known is None:  # read when the first task is drawn
             known = frozenset(
                 problem
                 for tested in settings.sets.values()
@@ -131,9 +130,9 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 
 
 def check_sets(config: RunConfig, team: Team) -> list[str]:
-    """Refuse a further test set that this team cannot play, or that holds what is trained on; return what is left out of training.
+    """Check the further test sets; return notes on the problems that training excludes.
 
-    Raises ConfigError where rows of a training split that ends are tested, or all that a generator draws.
+    Raises ConfigError for a set that this team cannot play, that holds training rows, or all problems of a generator.
     """
     if not config.evaluation.sets:
         return []
@@ -167,20 +166,20 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
         first = f"the first one {next(iter(known.values()))!r:.60}"
         if size is not None:
             raise ConfigError(
-                f"{where}: {len(known)} of its {len(problems)} problems are trained on too ({source}), {first}. Take them out of the "
-                "training rows, or test on others."
+                f"{where}: {len(known)} of its {len(problems)} problems are trained on too ({source}), {first}. Remove them from the "
+                "training rows."
             )
         if trained <= known.keys():
             raise ConfigError(
                 f"{where} holds all {len(trained)} problems of {LOOKED_AT} tasks that training draws ({source}), {first}. Give the set "
-                "other settings than `environment`, so that something is left to train on."
+                "other settings than `environment`."
             )
         notes.append(
-            f"{where} holds {len(known)} of {len(trained)} problems that training would draw, {first}; training leaves out what it holds"
+            f"{where} holds {len(known)} of {len(trained)} problems that training would draw, {first}; training excludes them"
         )
     return notes
 
 
 def drawn(seed: int, cursor: int, *again: int) -> int:
-    """Return the index of a task that training draws of a split without end; `again` gives others in its place."""
+    """Return the index of a task that training draws from a generated split; `again` gives replacements."""
     return derive_seed(seed, "task", cursor, *again) >> 16

@@ -1,7 +1,4 @@
-"""From settings to a team: which agent acts with which weights, and which critic judges it.
-
-No model is loaded here; `validation.py` checks the result before anything expensive starts.
-"""
+"""From settings to a team: the weights and the critic of each agent. No model is loaded here."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from kapelle.setup.feature import plans_of
 from kapelle.team import VERIFIER, Agent, Critic, Endpoint, Lora, Policy, Rate, Team
 
 REWARD_BASE = "base@reward"
-"""The base of a reward model that runs on a device of its own."""
+"""The base of a reward model on its own device."""
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm's row with what the run's features add to it; ConfigError where they do not go together."""
+    """Return the algorithm's row with what the run's features add; raise ConfigError if they exclude each other."""
     row = row_of(config.algorithm.name, config.algorithm.build)
     for plan in plans_of(config):
         row = plan.extend(row)
@@ -37,9 +34,9 @@ OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | Past
 
 
 def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None = None) -> Team:
-    """Return the team map that a recipe describes; ConfigError when it makes no sense, or when a device is missing.
+    """Return the team map of a recipe; raise ConfigError for contradictions and missing devices.
 
-    With `absent` devices that are missing are added to it.
+    With `absent`, missing devices are added to it instead.
     """
     seats = seats_of(config.team)
     bases = Bases(config.model, config.team, absent)
@@ -67,7 +64,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         if model is not None and (model.device, model.dtype) != (None, None):
             base = REWARD_BASE
             bases.add(base, config.model.path, model.dtype, model.device, "reward_model.device")
-        else:  # it was trained on a frozen base, and stands on one here
+        else:  # it was trained on a frozen base
             moving = next((p for p in policies.values() if p.base == BASE and p.trained), None)
             base = bases.frozen(BASE) if moving is None else bases.untrained(moving)
         from kapelle.models.adapters import read_lora
@@ -82,9 +79,9 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
         sampling = (seat.sampling or config.team.sampling).build()
         if seat.chat_template_kwargs and policies[policy_of[seat.name]].endpoint is not None:
             raise ConfigError(
-                f"Agent '{seat.name}' is behind an endpoint, whose server renders prompts. Leave out its `chat_template_kwargs`."
+                f"Agent '{seat.name}' is an endpoint, whose server renders prompts. Remove its `chat_template_kwargs`."
             )
-        # Those of the section `model` are of its template alone.
+        # Arguments of the section `model` are for its own chat template.
         shared = bases.paths.get(policies[policy_of[seat.name]].base) == config.model.path
         arguments = {**(config.model.chat_template_kwargs if shared else {}), **seat.chat_template_kwargs}
         agents.append(Agent(seat.name, seat.system, seat.prompt, sampling, arguments))
@@ -97,7 +94,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
 
 
 def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
-    """Return the agents in seat order; a number stands for that many identical ones."""
+    """Return the agents in order; a number is that many identical ones."""
     if isinstance(team.agents, int):
         if team.agents < 1:
             raise ConfigError(f"`team.agents` is {team.agents}. A team has at least one agent.")
@@ -106,11 +103,11 @@ def seats_of(team: TeamConfig) -> tuple[AgentConfig, ...]:
 
 
 def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
-    """Return the policy of each of an agent's turns, with its rate; only one where all turns have the same."""
+    """Return the policies of an agent with their rates: one, or one for each of its turns."""
     weights = seat.weights or team.sharing
     if isinstance(weights, PerTurn):
         listed = weights.per_turn
-        # "@" is in no agent's name, so that no other policy can be called the same.
+        # No agent's name has "@", so these names are unique.
         names = [f"{seat.name}@{k + 1}" for k in range(listed)] if isinstance(listed, int) else listed
         made = tuple(Policy(name, BASE, _lora(seat.lora or team.lora)) for name in names)
     else:
@@ -119,13 +116,13 @@ def _policies(seat: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
         return made
     if not all(policy.trained for policy in made):
         raise ConfigError(
-            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains what acts for it. Remove it."
+            f"`optimizer` of agent '{seat.name}' sets a learning rate, but nothing trains its weights. Remove it."
         )
     return tuple(replace(policy, rate=_rate(seat.optimizer, seat.optimizer.lr)) for policy in made)
 
 
 def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
-    """Return the policy that an agent's weights describe; adds the model that they name to `bases`."""
+    """Return the policy of an agent's weights, and add the model that they name to `bases`."""
     lora = _lora(seat.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
@@ -137,8 +134,8 @@ def policy_for(seat: AgentConfig, weights: OneForAll, team: TeamConfig, bases: B
 
         return Policy(seat.name, BASE, read_lora(Path(weights.past)), past=weights.past, trained=False)
     if isinstance(weights, OwnModel):
-        # A model that is trained in full belongs to its agent; others are loaded once for all agents. The prefixes
-        # keep both apart from `base`, whatever an agent or a folder is called.
+        # A model that trains in full belongs to its agent; others are loaded once for all agents. The prefixes keep both
+        # names different from `base`.
         kind = "".join(f"@{each}" for each in (weights.dtype, weights.device) if each is not None)
         base = f"own:{seat.name}" if weights.train == "full" else f"model:{weights.model}{kind}"
         setting = f"weights.device` of agent `{seat.name}"
@@ -166,8 +163,8 @@ def _critics(
             raise ConfigError(
                 f"`{algorithm.name}` has no critics. Remove `share_critic_with` and `team.critic_sharing`."
             )
-        pays = algorithm.need(VerifierScores) is not None
-        if (team.critic_model is not None and not pays) or team.critic_train != "lora":
+        scores = algorithm.need(VerifierScores) is not None
+        if (team.critic_model is not None and not scores) or team.critic_train != "lora":
             key = "critic_train" if team.critic_train != "lora" else "critic_model"
             raise ConfigError(
                 f"`{algorithm.name}` has no critics. Remove `team.{key}`, or use ppo, ippo, mappo or marft."
@@ -186,9 +183,9 @@ def _critics(
     critics: dict[str, Critic] = {}
     critic_of: dict[str, str] = {}
     for seat in learning:
-        owner = _critic_owner(seat, seats)  # checks the setting, also where all share one critic
+        owner = _critic_owner(seat, seats)  # checks the setting, even if all share one critic
         owner = first if shared else owner
-        name = f"critic:{owner}"  # no agent, and so no policy, can have this name
+        name = f"critic:{owner}"  # no policy can have this name
         critic_of[seat.name] = name
         policy, whole = policies[policy_of[owner]], team.critic_train == "full"
         base = bases.moving(policy, name) if whole else bases.untrained(policy)
@@ -209,7 +206,7 @@ def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
     names = [other.name for other in seats]
     owner, wanted = seat.name, seat.share_critic_with
     for _ in seats:
-        if wanted is None:  # seat number 0 is a seat
+        if wanted is None:  # 0 is an index too
             return owner
         if isinstance(wanted, int):
             if not 0 <= wanted < len(seats):
@@ -224,13 +221,11 @@ def _critic_owner(seat: AgentConfig, seats: tuple[AgentConfig, ...]) -> str:
         owner, wanted = wanted, seats[names.index(wanted)].share_critic_with
     if wanted is None:
         return owner
-    raise ConfigError(
-        f"`share_critic_with` of agent '{seat.name}' goes in a circle. Let one of them own the critic."
-    )
+    raise ConfigError(f"`share_critic_with` of agent '{seat.name}' goes in a circle. Remove one of them.")
 
 
 def _critic_rate(owner: str, critic_of: Mapping[str, str], seats: tuple[AgentConfig, ...]) -> Rate:
-    """Return the rate of an agent's critic; ConfigError where another agent that it judges asks for another one."""
+    """Return the rate of an agent's critic; raise ConfigError if another agent of that critic sets a different one."""
     of = {seat.name: seat.optimizer for seat in seats}
     own = of[owner]
     for agent, critic in critic_of.items():
@@ -255,13 +250,13 @@ def _lora(config: LoraConfig) -> Lora:
 
 
 def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
-    """Return the policies that each pool of sampling workers holds, by its name; ConfigError for what cannot be in a pool."""
+    """Return the policies of each pool of sampling workers, by name; raise ConfigError for agents that cannot be in a pool."""
     found: dict[str, tuple[str, ...]] = {}
     held: dict[str, str] = {}
     """Base → the pool that holds it."""
-    for pool, said in config.ray.pools.items():
+    for pool, settings in config.ray.pools.items():
         where = f"ray.pools.{pool}.agents"
-        for agent in said.agents:
+        for agent in settings.agents:
             if agent not in team.names:
                 raise ConfigError(
                     f"`{where}` names '{agent}', which is no agent of this team.{did_you_mean(agent, team.names)}"
@@ -269,17 +264,17 @@ def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
             policy = team.policy(agent)
             if policy.endpoint is not None:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', which a server plays ({policy.endpoint.url}): no model of it is held. Leave it out."
+                    f"`{where}` names '{agent}', an endpoint ({policy.endpoint.url}). Remove it."
                 )
             if held.setdefault(policy.base, pool) != pool:
                 raise ConfigError(
-                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' already. Name all its agents in one pool."
+                    f"`{where}` names '{agent}', whose model is in the pool '{held[policy.base]}' too. Name all its agents in one pool."
                 )
-        bases = {team.policy(agent).base for agent in said.agents}
-        left = [name for name in team.names if team.policy(name).base in bases and name not in said.agents]
+        bases = {team.policy(agent).base for agent in settings.agents}
+        left = [
+            name for name in team.names if team.policy(name).base in bases and name not in settings.agents
+        ]
         if left:
-            raise ConfigError(
-                f"`{where}` leaves out '{left[0]}', which shares a model with the agents that it names. Name it there too."
-            )
+            raise ConfigError(f"`{where}` lacks '{left[0]}', which shares a model with its agents. Add it.")
         found[pool] = tuple(name for name, policy in team.policies.items() if policy.base in bases)
     return found

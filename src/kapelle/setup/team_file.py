@@ -6,9 +6,9 @@
       planner: {folder: ./planner, form: peft, rank: 16, base: ./base, agents: [planner]}
     settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
 
-A path that begins with `./` is relative to the file, so that the folder may be moved or sent to a hub. The settings are the run's own, so
-that the team plays as it did there: its prompts, sampling, workflow and environment. Settings that only training or one machine needs
-(warm-up, league, optimiser, devices) are left out.
+A path that begins with `./` is relative to the file, so that the folder can be moved or sent to a hub. The team acts as in the run,
+with its prompts, sampling, workflow and environment. Settings of training and of one machine (warm-up, league, optimiser, devices)
+are excluded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEPT = (
     "grader",
     "evaluation",
 )
-"""Sections of a run's settings that say how its team plays; `engine` too where it is this package's own."""
+"""Sections of a run's settings that the team needs to act; `engine` too if it is `local`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TeamFile:
     step: int
     """Updates behind the weights."""
     adapters: Mapping[str, Path]
-    """Policy → folder of the adapter with which it acts, on a base of `config`. Whole models are bases of `config` themselves."""
+    """Policy → folder of its adapter, on a base of `config`. Whole models are bases of `config` themselves."""
 
 
 def is_team(folder: Path) -> bool:
@@ -64,7 +64,7 @@ def is_team(folder: Path) -> bool:
 
 
 def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
-    """Read a folder's `team.yaml`, with `settings` laid over the team's; DataError for another form, ConfigError for a wrong setting."""
+    """Read a folder's `team.yaml`, with `settings` merged over the team's; raise DataError for another form, ConfigError for a wrong setting."""
     file = folder / TEAM_FILE
     values, step, policies = _read(file)
     for section in _models_in(values):
@@ -75,7 +75,7 @@ def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
-    """Return settings, step and policies of a `team.yaml`; DataError where it is none."""
+    """Return settings, step and policies of a `team.yaml`; raise DataError for another form."""
     try:
         found = parse_yaml(file.read_text("utf-8"))
         if found["format"] != FORMAT:
@@ -94,7 +94,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
 
 
 def _models_in(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every section that names a model beside the file, to be changed in place."""
+    """Return every section that names a model relative to the file, to be changed in place."""
     agents = values.get("team", {}).get("agents")
     weights = [agent.get("weights") for agent in agents] if isinstance(agents, list) else []
     sections = [values.get("model"), *weights]
@@ -114,40 +114,38 @@ def write_team(
     bases: Mapping[str, Path],
     unpublished: Collection[str],
 ) -> str | None:
-    """Write `team.yaml` into an export, and return None; or why the export is no whole team, and write nothing.
+    """Write `team.yaml` into an export and return None; or write nothing and return why the export is no whole team.
 
-    `bases` are the folders of bases that were written beside the adapters, and `unpublished` those that exist nowhere else.
+    `bases` are the folders of bases that were written with the adapters, and `unpublished` bases that exist nowhere else.
     """
     folder_of = {each.policy: f"./{each.folder}" for each in exported}
     form_of = {each.policy: each.form for each in exported}
     left_out = [name for name in team.trained if name not in folder_of]
     if left_out:
-        return f"the weights of {', '.join(left_out)} were left out"
+        return f"the weights of {', '.join(left_out)} are missing"
     whole = [name for name in folder_of if form_of[name] != "peft"]
     seats = []
     for seat in seats_of(config.team):
         names = team.policies_of(seat.name)
         policy = team.policies[names[0]]
         if isinstance(seat.weights, PastAdapter):
-            return f"{seat.name} acts with the adapter {seat.weights.past}, which lies elsewhere"
+            return f"{seat.name} acts with the adapter {seat.weights.past}, which is elsewhere"
         if len(names) > 1 and names[0] in whole:
-            return (
-                f"{seat.name} has other weights in each turn, and whole models take no turns. Export adapters"
-            )
+            return f"{seat.name} has different weights in each turn, which only adapters support. Export adapters"
         if names[0] in whole:
             model = OwnModel(model=folder_of[names[0]], train="none")
             seats.append(seat.model_copy(update={"weights": model, "lora": None, "optimizer": None}))
             continue
         if policy.endpoint is None and policy.base in unpublished:
             if policy.base not in bases:
-                return f"{seat.name} acts with a base of this run alone, which whole models do not need. Export adapters"
+                return f"{seat.name} acts with a base that only this run has. Export adapters"
             if isinstance(seat.weights, OwnModel):
                 own = OwnModel(model=f"./{bases[policy.base].name}", train=seat.weights.train)
                 seats.append(seat.model_copy(update={"weights": own}))
                 continue
         seats.append(seat)
 
-    # The path of the team's own base is read even where every agent has a model of its own.
+    # The path of the team's base is read even if every agent has its own model.
     path = config.model.path
     if "base" in bases:
         path = f"./{bases['base'].name}"
@@ -194,7 +192,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
     """Return the commands by which vLLM serves a team's agents under their names: one for each base, from `port` on.
 
-    Adapters of one base share a server. What makes them a team (prompts, turns, rewards) stays with `kapelle serve policy`.
+    Adapters of one base share a server. Prompts, turns and rewards of the team need `kapelle serve policy`.
     """
     values, _, policies = _read(folder / TEAM_FILE)
     dtype = values["model"]["dtype"]
