@@ -108,5 +108,5 @@ def test_a_recipe_without_a_judge_is_refused(tmp_path: Path, capsys: pytest.Capt
     graded = tmp_path / "graded.jsonl"
     graded.write_text(json.dumps({"question": "q", "text": "t", "score": 1}) + "\n")
     assert main(["validate", "demo", "--judge", str(graded)]) != 0
-    assert "this one has none" in capsys.readouterr().err
+    assert "no judge" in capsys.readouterr().err
     assert main(["validate", "demo", "--json"]) != 0

@@ -101,7 +101,7 @@ def test_who_is_talked_with_is_one_line_where_it_cannot_be(kapelle: Kapelle, no_
     for words, told in (
         (["model", "--agent", "ada"], "--agent names the unknown agent 'ada'. Known: agent_0."),
         (["--model", "./gone"], "Model folder './gone' does not exist"),
-        (["--model", "model", "runs/mine"], "--model takes the place of a run directory"),
+        (["--model", "model", "runs/mine"], "--model and a run directory"),
         (["--environment", "demo"], "or a model: `kapelle chat --model PATH [--environment NAME]`"),
         (["model", "team.samplin.max_tokens=4"], "Unknown key 'team.samplin'"),
     ):

@@ -17,7 +17,7 @@ def test_what_cannot_be_exported_is_one_line(
     for words, told in (
         ([], "Name one run directory"),
         (["nowhere"], "nowhere"),
-        (["nowhere", "--merge", "--format", "peft"], "Leave one of them out"),
+        (["nowhere", "--merge", "--format", "peft"], "exclude each other"),
         (["nowhere", "--public"], "Add --push OWNER/NAME"),
         (["nowhere@first"], "is not a checkpoint"),
         (["nowhere", "--push", "../x/y"], "--push takes a repository"),

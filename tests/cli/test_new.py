@@ -73,7 +73,7 @@ def test_its_own_test_and_mypy_pass(made: Path) -> None:
         (["enviroment", "mine"], "`kapelle new` cannot create 'enviroment'. Did you mean 'environment'?"),
         (["workflow", "../there"], "cannot be a module's name"),
         (["algorithm", "class"], "'class' is already a name"),
-        (["project", "there"], "There is a 'there' here already, which is kept as it is"),
+        (["project", "there"], "There is a 'there' here already"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(

@@ -3,7 +3,7 @@
     from kapelle.cli import main
     main(["train", "demo", "training.steps=3"])
 
-This is the boundary where errors of `errors.py`, and requests that the machine refuses, become one line and exit code 2.
+Here errors of `errors.py`, and failures of the machine such as a full disk, become one line and exit code 2.
 Any other error is a defect and shows its traceback.
 """
 
@@ -48,7 +48,7 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
     raise_descriptor_limit()
     with termination():
         try:
-            if own and "RANK" in os.environ:  # imported here, because `--help` is to be quick
+            if own and "RANK" in os.environ:  # imported here, so that `--help` is quick
                 from kapelle.runtime.process_tree import join_launcher
 
                 join_launcher()
@@ -76,13 +76,13 @@ def _code(argv: Sequence[str], *, own: bool) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
         except Exception as error:
-            asked = stopped_by()
-            if asked is not None:  # a Ctrl-C in the middle of a library's code can surface as any error
+            stop_signal = stopped_by()
+            if stop_signal is not None:  # a Ctrl-C in the middle of a library's code can surface as any error
                 complain_of_stop()
-                return exit_code(asked)
-            refused = refusal(error)
-            if refused is not None:
-                complain(refused)
+                return exit_code(stop_signal)
+            failure = refusal(error)
+            if failure is not None:
+                complain(failure)
                 return EXIT_WRONG
             if not is_rank():
                 raise  # Python prints the traceback

@@ -1,6 +1,6 @@
 """`kapelle validate RECIPE --judge GRADED.jsonl`: how far the judges of a recipe agree with graded answers.
 
-Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows of one question are its attempts.
+Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows of one question are its answers.
 Intervals (95 %) are bootstrapped over questions, because answers to one question depend on one another.
 """
 
@@ -115,7 +115,7 @@ class JudgeReport:
     def __str__(self) -> str:
         """Return a table."""
         lines = [
-            f"{self.answers} graded answers to {self.questions} questions; asked {self.calls} times, {self.cached} replies were kept"
+            f"{self.answers} graded answers to {self.questions} questions; {self.calls} calls of judges, {self.cached} replies from the cache"
         ]
         for each in self.rewards:
             parts = [f"{each.graded} scored, {each.ungraded} without a verdict"]
@@ -167,7 +167,7 @@ def _estimated(
         return None
     if len(by_question) < 2:
         return Estimate(found, None)
-    # A resample may miss one kind of answers altogether; it then says nothing, and counts as the whole does.
+    # A resample may miss one kind of answers altogether; it then counts as the whole.
     numbers = list(range(len(by_question)))
 
     def again(drawn: Sequence[float]) -> float:
@@ -214,11 +214,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(other < value for other in values) + (values.count(value) + 1) / 2 for value in values]
 
 
-# -------- Asking the judges
+# -------- Calls of the judges
 
 
-async def asked(environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]) -> list[JudgeAgreement]:
-    """Let every judge of an environment score the answers, and return how far each agrees, rubrics by criterion too."""
+async def judge_answers(
+    environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]
+) -> list[JudgeAgreement]:
+    """Score the answers with every judge of an environment; return the agreement of each, of rubrics by criterion too."""
     found: list[JudgeAgreement] = []
     for reward, label in zip(environment.rewards, environment.labels, strict=True):
         name = label.removeprefix("reward/")
@@ -286,12 +288,12 @@ async def _ask_ranking(
         ]
         missing += len(answers) - len(pairs)
         scored += [pairs] if pairs else []
-    told = [verdict for verdict in compared if verdict.disagreement is not None]
+    both = [verdict for verdict in compared if verdict.disagreement is not None]
     base = agree(name, scored, missing)
     return replace(
         base,
-        disagreement=fmean(verdict.disagreement or 0.0 for verdict in told) if told else None,
-        reversed=fmean(verdict.reversed or 0.0 for verdict in told) if told else None,
+        disagreement=fmean(verdict.disagreement or 0.0 for verdict in both) if both else None,
+        reversed=fmean(verdict.reversed or 0.0 for verdict in both) if both else None,
     )
 
 
@@ -306,20 +308,19 @@ def _reference(reward: Rubric | Ranking, answer: GradedText) -> str | None:
 
 
 def report(config: RunConfig, file: Path) -> JudgeReport:
-    """Ask the judges of a recipe about graded answers; ConfigError where it has none."""
+    """Score graded answers with the judges of a recipe; raise ConfigError if it has none."""
     environment = config.environment
     if not isinstance(environment, Rewarded) or not any(
         isinstance(each, Rubric | Ranking) for each in environment.rewards
     ):
         raise ConfigError(
-            "--judge asks the judges of a recipe, and this one has none. Add a `rubric` or a `rank` to `environment.rewards` (environment "
-            "`rewarded`)."
+            "This recipe has no judge for --judge. Add a `rubric` or a `rank` to `environment.rewards` (environment `rewarded`)."
         )
     graded = read_graded(file)
     frozen = FrozenModels(config.model)
     judged = environment.asking(frozen)
     try:
-        found = run_async(lambda: asked(judged, graded))
+        found = run_async(lambda: judge_answers(judged, graded))
     finally:
         frozen.close()
     costs = judged.costs()

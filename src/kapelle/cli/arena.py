@@ -1,4 +1,4 @@
-"""`kapelle arena`: every player against every other, in every seat, on the same deals."""
+"""`kapelle arena`: every pair of players, in every role, on the same deals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the pairs that are missing, and print who is how good."""
+    """Play the missing pairs, and print ratings."""
     hush()
     from kapelle.comparison.arena import arena, draw
     from kapelle.errors import ConfigError
@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt as stop:
         say(
-            f"stopped; what is played is kept. Repeat the command with --output {folder} to continue.", stream
+            f"stopped; finished pairs are kept. Repeat the command with --output {folder} to continue.",
+            stream,
         )
         return exit_code(stop)
     if arguments.json:
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(str(result))
     try:
         picture = f", picture: {draw(folder, result)}"
-    except ConfigError as error:  # the numbers are complete without the drawing
+    except ConfigError as error:  # the numbers are complete without the picture
         say(str(error), stream)
         picture = ""
     say(f"kept in {folder}{picture}", stream)

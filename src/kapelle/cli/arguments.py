@@ -164,14 +164,14 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "doctor": command(
-        "say what is wrong with the machines of a run, before it starts",
+        "find faults of the machines of a run, before it starts",
         option(
             "--launch torchrun|ray",
             "torchrun: several processes on this machine; ray: on the machines of a cluster. With a launcher of your "
             "own start `kapelle doctor` in its place of `kapelle train`",
         ),
         option("--processes N", "number of processes (default: one for each GPU; with ray 1)", type=whole(1)),
-        option("--address A", "the Ray cluster: auto, or host:port (default: a Ray of its own)"),
+        option("--address A", "the Ray cluster: auto, or host:port (default: start Ray here)"),
         option("--gpus N", "GPUs of each process on Ray", type=whole(0), default=0),
         option("--run-dir DIR", "the folder that all machines have to share", default="runs"),
         option("--timeout SECONDS", "how long to wait for all processes", type=float, default=60.0),
@@ -211,7 +211,9 @@ COMMANDS: Mapping[str, Command] = {
     "eval": command(
         "measure a run or a model on unseen problems",
         *_PLAYER,
-        option("--no-baselines", "leave out one agent alone, and majority votes with as many tokens"),
+        option(
+            "--no-baselines", "skip the baselines: one agent alone, and majority votes with as many tokens"
+        ),
         option("--num-episodes -n N", "unseen problems to play, as evaluation.problems=N", type=whole(1)),
         option("--output -o FILE", ".json for results and episodes, .jsonl for the episodes alone"),
         option("--samples K", "answers to each problem: avg@K, pass@1 to pass@K, maj@K", type=whole(1)),
@@ -225,8 +227,8 @@ COMMANDS: Mapping[str, Command] = {
         "find out which agent's turns lost the episodes that a run failed",
         words(
             "RUN …",
-            "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with some, "
-            "episodes are played anew",
+            "a run directory, RUN@best or RUN@STEP, then settings of `environment`, `episode` and `evaluation`; with settings, "
+            "new episodes are sampled",
         ),
         option("--split eval|train", "episodes of the evaluation, or of training tasks", default="eval"),
         option("--episodes N", "most failed episodes, and most solved ones", type=whole(1), default=50),
@@ -240,7 +242,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "arena": command(
-        "let runs, models, servers and a game's own players meet in every seat, and rate them",
+        "let runs, models, servers and a game's own players meet in every role, and rate them",
         words(
             "PLAYER …",
             "RUN, RUN@best, RUN@STEP, a model's or adapter's folder, OWNER/NAME of a hub, http://HOST/v1#MODEL, or a player of the "
@@ -248,7 +250,7 @@ COMMANDS: Mapping[str, Command] = {
             "`workflow`, `team.sampling`, `episode`, `engine` and `model`",
         ),
         option("--environment NAME", "environment, recipe or game of OpenSpiel (default: the first run's)"),
-        option("--games N", "deals of each pair, in every assignment of seats", type=whole(1), default=100),
+        option("--games N", "deals of each pair, in every assignment of roles", type=whole(1), default=100),
         option("--jobs J", "pairs at a time, each in a process", type=whole(1), default=1),
         option("--seed N", "seed of deals and sampling", type=whole(0), default=0),
         option("--output -o FOLDER", "folder of results (default: runs/…); its pairs are not played again"),
@@ -278,7 +280,7 @@ COMMANDS: Mapping[str, Command] = {
         option(
             "--metric NAME",
             "what is drawn: success, return or return/SEAT (default: success, or the returns of one task that has none); without a "
-            "success in any run, `success` draws returns and says so",
+            "success in any run, `success` draws returns",
         ),
         option("--seed N", "seed of the bootstrap", type=whole(0), default=0),
     ),
@@ -307,7 +309,7 @@ COMMANDS: Mapping[str, Command] = {
             "shows it (outcome=right&from=10&re=carry); an empty one takes all of training",
         ),
         option("--traces PATH", "read a program's conversations from OpenTelemetry's spans (OTLP as JSON)"),
-        option("--metric NAME", "traces: the evaluation that says what a call is worth (default: any)"),
+        option("--metric NAME", "traces: the evaluation that scores a call (default: any)"),
         option("--show FILE", "summarise a file of graded answers instead of collecting"),
         option("--tasks N", "training tasks to play (default: 200)", type=whole(1)),
         option("--samples K", "episodes for each task (default: 4)", type=whole(1)),
@@ -349,17 +351,17 @@ COMMANDS: Mapping[str, Command] = {
             "an environment, a recipe, a game of OpenSpiel such as kuhn_poker, or a run directory; then "
             "settings such as environment.digits=1, with YAML values",
         ),
-        option("--seat N", "your seat", type=whole(1), default=1),
+        option("--seat N", "your role, counted from 1", type=whole(1), default=1),
         option(
             "--against WHO",
-            "who plays the other seats: random (the environment's script), mcts, cfr, nash or a run directory "
+            "who plays the other roles: random (the environment's script), mcts, cfr, nash or a run directory "
             "(default: random; a run plays its own)",
         ),
         option("--seed S", "which game is dealt", type=int, default=0),
         option("--exact", "print exact values of the run's checkpoints instead: NashConv, returns"),
     ),
     "chat": command(
-        "chat with a run's team, or with a model, in the terminal and read what each agent says",
+        "chat with a run's team, or with a model, in the terminal and read each agent's texts",
         words("RUN …", "a run directory, or a folder of a model or adapter; then settings for a model"),
         _PLAYER[1],
         option("--environment -e NAME", "whose team the model plays (default: it answers alone)"),
@@ -386,11 +388,11 @@ COMMANDS: Mapping[str, Command] = {
         option("--environments NAMES", "environments: which to serve, as name or name=what, …"),
         option(
             "--workers N",
-            "environments: processes for their worlds; 0 for the server's own",
+            "environments: processes for their episodes; 0 for the server's own",
             type=whole(0),
             default=0,
         ),
-        option("--sessions N", "environments: most worlds at once", type=whole(1), default=4096),
+        option("--sessions N", "environments: most episodes at once", type=whole(1), default=4096),
         option(
             "--idle S",
             "seconds without a call before a recorded session may be closed",
@@ -431,7 +433,7 @@ COMMANDS: Mapping[str, Command] = {
         positional("place", "RUN", "a run directory; for ls a folder of runs (default: runs)", nargs="?"),
         option("--to STEP", "rollback: the step of the checkpoint to go back to", type=int),
         option("--dry-run", "rollback: only show what would be moved"),
-        option("--text NOTE", "note: what is to be remembered of the run; replaces its note"),
+        option("--text NOTE", "note: a text about the run; replaces its note"),
         option("--tag TAG …", "note: add a tag"),
         option("--untag TAG …", "note: remove a tag"),
         _JSON,
@@ -447,7 +449,7 @@ COMMANDS: Mapping[str, Command] = {
         "check a recipe and everything it names, or an environment alone, without loading a model",
         _RECIPE,
         option("--environment NAME", "check an environment alone: a name or module:Class"),
-        option("--agents A,B", "the team of an environment that is checked alone, in seat order"),
+        option("--agents A,B", "the team of an environment that is checked alone, in order"),
         _REAL,
         option("--start", "start or ask the MCP servers that the recipe names, and check their tools too"),
         option("--judge FILE", "compare the recipe's judges with graded answers {question, text, score}"),
@@ -471,7 +473,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         option(
             "--max-unusable X",
-            "most rows that may be left out as unusable, as a share",
+            "largest share of rows that may be unusable",
             type=share,
             default=0.01,
         ),

@@ -1,4 +1,4 @@
-"""`kapelle blame`: which agent's turns lost the episodes that a run failed, by playing on from each of them."""
+"""`kapelle blame`: which agent's turns made episodes fail, by continuations from before and after each turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kapelle.cli.named import check_changeable
-from kapelle.cli.output import command, new_file, writing
+from kapelle.cli.output import command, new_file, table, writing
 from kapelle.cli.parser import split_words
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import exit_code
@@ -32,19 +32,19 @@ LEGEND = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and print who lost what."""
+    """Measure, and print the drop of each agent's turns."""
     hush()
     named, settings = split_words(arguments.words)
     out = None if arguments.json in (None, STDOUT) else Path(arguments.json)
     if out is not None and out.suffix != ".json":
         raise ConfigError(
-            f"--json {out}: the result is one JSON object. Name a file that ends in .json, or put --json last to print it."
+            f"--json {out}: name a file that ends in .json, or put --json last to print the result."
         )
     if len(named) != 1:
         raise ConfigError("Name one run directory, for example `kapelle blame runs/mine`.")
     check_changeable(settings)
     try:
-        # An unusable file is found before anything is played.
+        # An unusable file is an error before anything is sampled.
         with nullcontext() if out is None else new_file(out, "--json") as file:
             from kapelle.one_call import blame
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(result: Blame, name: str) -> list[str]:
-    """Return the result for people: a table by agent and turn, and the most costly turns with what was said."""
+    """Return the result for people: a table by agent and turn, and the most costly turns with their texts."""
     about, spent = result.measured, sum(each.tokens for each in result.episodes)
     count = sum(each.continuations for each in result.episodes)
     title = (
@@ -80,16 +80,14 @@ def lines(result: Blame, name: str) -> list[str]:
         f"{about['environment']}, {count:,} continuations, {spent:,} tokens"
     )
     found = [title, "", *_table(result), LEGEND]
-    nobody = sum(each.culprit is None for each in result.failed)
-    if nobody:
-        found.append(
-            f"{nobody} of the failed episodes {'was' if nobody == 1 else 'were'} lost by no turn: the chance was no better before any of them"
-        )
+    unexplained = sum(each.culprit is None for each in result.failed)
+    if unexplained:
+        found.append(f"{unexplained} failed episodes have no turn with a drop")
     broken = sum(each.failed for each in result.episodes)
     if broken:
         found.append(f"{broken:,} continuations ended in an error and are in no mean")
     for reason, episodes in result.left_out.items():
-        found.append(f"{episodes} episodes are left out, because they do not repeat: {printable(reason)}")
+        found.append(f"{episodes} episodes are excluded, because they do not repeat: {printable(reason)}")
     costly = result.costliest()
     if costly:
         found += ["", "the most costly turns"]
@@ -106,8 +104,11 @@ def _quoted(episode: BlamedEpisode, turn: BlamedTurn) -> list[str]:
     assert turn.before is not None, "it has a drop"
     assert turn.after is not None
     chances = f"{turn.before:.2f} → {turn.after:.2f}"
-    asked = printable(episode.question, QUOTED) if episode.question else episode.task
-    found = [f"  {chances}  {turn.agent}{own}: {printable(turn.text, QUOTED)}", f"{'':15}asked: {asked}"]
+    question = printable(episode.question, QUOTED) if episode.question else episode.task
+    found = [
+        f"  {chances}  {turn.agent}{own}: {printable(turn.text, QUOTED)}",
+        f"{'':15}question: {question}",
+    ]
     better = [each for each in turn.instead if each.success is not None and each.success > turn.after]
     if better:
         best = max(better, key=lambda each: (each.success or 0.0, each.times))
@@ -116,21 +117,10 @@ def _quoted(episode: BlamedEpisode, turn: BlamedTurn) -> list[str]:
 
 
 def _table(result: Blame) -> list[str]:
-    import io
-
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("agent")
-    for heading in ("turn", "drop, failed", "drop, solved", "before, failed", "lost"):
-        table.add_column(heading, justify="right")
+    rows = [("agent", "turn", "drop, failed", "drop, solved", "before, failed", "lost")]
     for row in result.rows():
         before: Any = row["failed"]["before"]
-        cells = [str(row["turn"]), drop_text(row["failed"]), drop_text(row["solved"])]
-        cells += ["–" if before is None else f"{before:.3f}", str(row["lost"])]
-        table.add_row(Text(printable(row["agent"], 30)), *map(Text, cells))
-    drawn = io.StringIO()
-    Console(file=drawn, width=120, color_system=None).print(table)
-    return [line.rstrip() for line in drawn.getvalue().splitlines()]
+        chance = "–" if before is None else f"{before:.3f}"
+        drops = drop_text(row["failed"]), drop_text(row["solved"])
+        rows.append((printable(row["agent"], 30), str(row["turn"]), *drops, chance, str(row["lost"])))
+    return table(rows)

@@ -1,4 +1,4 @@
-"""`kapelle chat`: chat with a run's team, or with a model, in the terminal; each agent's words are printed as they are sampled."""
+"""`kapelle chat`: chat with a run's team, or with a model, in the terminal; tokens are printed as they are sampled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIT = ("/quit", "/exit")
 COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answer"
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 ANY_QUESTION = "arithmetic"
-"""An environment that needs no data and in which one agent answers: nothing of it is seen where somebody else asks."""
+"""An environment of one agent without data; chats use none of its questions."""
 EMPTY = "(an empty answer)"
 _COMMAND = re.compile(r"/[a-z]+")
 
@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.agent is None and (first := spokesman(play)) is not None:
         arguments.agent = first
         others = " or ".join(f"--agent {name}" for name in play.team.names[1:])
-        asked = f"; to talk with another agent: {others}" if others else ""
-        say(f"An outside program played this team. Here {first} answers{asked}.", sys.stderr)
+        hint = f"; to talk with another agent: {others}" if others else ""
+        say(f"An outside program played this team. Here {first} answers{hint}.", sys.stderr)
     say(
         f"Chat with {arguments.agent or ', '.join(play.team.names)}. {COMMANDS}.",
         sys.stderr,
@@ -105,7 +105,7 @@ def _of_run(arguments: argparse.Namespace) -> Play:
 
 
 def _of_model(arguments: argparse.Namespace) -> Play | None:
-    """Load the model or adapter that the words name, alone or as a recipe's team; None where they name a run."""
+    """Load the model or adapter that the words name, alone or as a recipe's team; None for a run."""
     from kapelle.cli.named import is_model
 
     named, settings = split_words(arguments.words)
@@ -114,7 +114,7 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     if arguments.model is None:
         return None
     if named:
-        raise ConfigError("--model takes the place of a run directory: name the one or the other.")
+        raise ConfigError("--model and a run directory exclude each other. Name one of them.")
     hush()
     from kapelle.rollout.evaluation.playing import model_config, open_play
     from kapelle.setup.team_builder import seats_of
@@ -129,13 +129,13 @@ def _of_model(arguments: argparse.Namespace) -> Play | None:
     )
     names = [seat.name for seat in seats_of(config.team)]
     arguments.agent = _agent(arguments.agent, names, config.name)
-    if alone and len(names) == 1:  # it reads the conversation as such, not as one question
+    if alone and len(names) == 1:  # it reads the whole conversation
         arguments.agent = names[0]
     return open_play(config)
 
 
 def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
-    """Return the agent that is meant, by any name that a server knows it by; None for the whole team."""
+    """Return the agent of a name that a server accepts; None for the whole team."""
     if given is None or (given in (ANY_TEAM, team) and given not in names):
         return None
     found = own_name(given, team)
@@ -158,8 +158,8 @@ def _lines() -> Iterator[str]:
 async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None:
     """Return an answer; None if Ctrl-C interrupted it, after which the chat continues."""
     task, before = asyncio.ensure_future(answer), signal.getsignal(signal.SIGINT)
-    heard = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-    if heard:
+    handles = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if handles:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
     try:
         return await task
@@ -168,13 +168,13 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
         say("interrupted; the question is forgotten", sys.stderr)
         return None
     finally:
-        if heard:
+        if handles:
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             signal.signal(signal.SIGINT, before)
 
 
 def _name(agent: str) -> None:
-    """Print who speaks, in the agent's colour if this is a terminal."""
+    """Print an agent's name, in its colour if this is a terminal."""
     if not sys.stdout.isatty():
         print(f"{agent}: ", end="", flush=True)
         return
@@ -206,30 +206,30 @@ async def _of_team(agents: Agents, request: Any) -> str:
         if isinstance(each, PlayedAnswer):
             final = each.text
         else:
-            turns.hear(each)
+            turns.add(each)
     _name("team")
     say(cleaned(final))
     return final
 
 
 class _Turns:
-    """Prints turns one after another, the first one as it comes; agents that speak at the same time wait for it."""
+    """Prints turns one after another, the first one as it is sampled; simultaneous turns wait for it."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[str]]] = []
         self._ended: set[int] = set()
 
-    def hear(self, said: Spoken) -> None:
-        """Take a piece of a turn, and print what is next in order."""
-        if said.begins:
-            self._open.append((said.agent, []))
+    def add(self, piece: Spoken) -> None:
+        """Add a piece of a turn, and print what is next in order."""
+        if piece.begins:
+            self._open.append((piece.agent, []))
             if len(self._open) == 1:
-                _name(said.agent)
-        turn = next(each for each in reversed(self._open) if each[0] == said.agent)
-        turn[1].append(cleaned(said.text))
+                _name(piece.agent)
+        turn = next(each for each in reversed(self._open) if each[0] == piece.agent)
+        turn[1].append(cleaned(piece.text))
         if turn is self._open[0]:
             print(turn[1].pop(), end="", flush=True)
-        if said.ends:
+        if piece.ends:
             self._ended.add(id(turn))
         while self._open and id(self._open[0]) in self._ended:
             self._ended.discard(id(self._open.pop(0)))

@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     for place, left in manifest["left_out"].items():
         if left["count"]:
             say(
-                f"{place}: {left['count']} of {left['of']} rows cannot be used and are left out: {' | '.join(left['first'])}"
+                f"{place}: {left['count']} of {left['of']} rows are unusable and excluded: {' | '.join(left['first'])}"
             )
     if manifest["train_rows_that_are_tested"]:
-        say(f"{manifest['train_rows_that_are_tested']} train rows that are tested are left out")
+        say(f"{manifest['train_rows_that_are_tested']} train rows are test rows too, and excluded")
     say(f"licence of the data: {manifest['licence']}")
     say(f"train on it with: {command('train', 'RECIPE', *prepared.use)}")
     return 0

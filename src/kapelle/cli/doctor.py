@@ -1,4 +1,4 @@
-"""`kapelle doctor`: what is wrong with the machines of a run, before it starts; one table, the faults first."""
+"""`kapelle doctor`: faults of the machines of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kapelle.cli.output import command, is_first
+from kapelle.cli.output import command, is_first, table
 from kapelle.cli.quiet import hush
 from kapelle.cli.stopping import EXIT_WRONG
 from kapelle.errors import ConfigError
@@ -23,7 +23,7 @@ PATIENCE = 15.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine this machine, or all machines of the ranks that a launcher starts; 2 where something would break a run."""
+    """Examine this machine, or the machines of all ranks; return 2 for a fault that would break a run."""
     hush()
     if arguments.timeout <= 0:
         raise ConfigError(
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_json: bool) -> None:
-    """Print the faults, a row for each rank, and what all of them have alike."""
+    """Print the faults, a row for each rank, and what all ranks have in common."""
     if as_json:
         found = [{"wrong": each.wrong, "what": each.what, "mend": each.mend} for each in findings]
         say(json.dumps({"findings": found, "ranks": [each.to_json() for each in every]}, indent=1))
@@ -74,20 +74,9 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
     if not findings:
         say("Nothing is wrong.")
     say()
-    rows = [
-        (
-            "rank",
-            "machine",
-            "device",
-            "free memory",
-            "cores",
-            "run directory",
-        ),
-        *(_row(each) for each in every),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    head = ("rank", "machine", "device", "free memory", "cores", "run directory")
+    for line in table([head, *map(_row, every)]):
+        say(line)
     say()
     first = every[0]
     versions = {

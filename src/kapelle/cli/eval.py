@@ -1,4 +1,4 @@
-"""`kapelle eval`: how good a team is on unseen problems, and what the same tokens achieve without a team."""
+"""`kapelle eval`: a team's success on unseen problems, and that of the same number of tokens without a team."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.words = [*arguments.words, f"evaluation.temperature={arguments.temperature}"]
     if arguments.samples is not None:
         arguments.words = [*arguments.words, f"evaluation.samples={arguments.samples}"]
-        # Several answers are sampled, unless the words say how.
-        said = ("evaluation.temperature=", "evaluation.greedy=")
-        if arguments.samples > 1 and not any(str(word).startswith(said) for word in arguments.words):
+        # Several answers are sampled, unless the words set how.
+        keys = ("evaluation.temperature=", "evaluation.greedy=")
+        if arguments.samples > 1 and not any(str(word).startswith(keys) for word in arguments.words):
             arguments.words = [*arguments.words, "evaluation.greedy=false"]
     each = [arguments]
     if arguments.environment is not None:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--output {out}: name it .json for one object with the results and every episode, or .jsonl for a line each episode."
         )
-    with new_file(out, "--output") as file:  # an unusable file is found before anything is played
+    with new_file(out, "--output") as file:  # an unusable file is an error before anything is sampled
         code, rows = _run(arguments, each)
         with writing(out, "--output"):
             text = json.dumps(whole(rows), indent=2) + "\n" if out.suffix == ".json" else lines_of(rows)
@@ -111,7 +111,7 @@ def _run(
         row = _row(player, result, baselines)
         rows.append({**row, "episodes": _episodes(result)})
         run, _ = split_run(player.name)
-        if player.steps is not None and is_run(run):  # an exported team stays as it was sent
+        if player.steps is not None and is_run(run):  # an exported team stays unchanged
             keep_evaluation(run, row, split_words(own.words)[1])
         if not arguments.json and arguments.table is None:
             for line in [*([""] if number else []), *_lines(player, result, baselines)]:
@@ -129,7 +129,7 @@ def _run(
 
 
 def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
-    """Play the unseen problems, and the baselines unless they are left out."""
+    """Evaluate on unseen problems, and the baselines unless `--no-baselines` is set."""
     from kapelle.rollout.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.preparation import short_enough
@@ -150,7 +150,7 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
 
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
-    """Return each episode: its task, what its agents earned and said, and why it failed if it did."""
+    """Return each episode: its task, rewards and texts, and its error if it failed."""
     from kapelle.rollout.evaluation.evaluate import tokens_of
 
     return [
@@ -239,7 +239,7 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         *(_line(f"  length of {agent}", *_length(each)) for agent, each in result.lengths.items()),
     ]
     if result.cost is not None:
-        lines.append(_line("  cost", f"{result.cost:.6g} an attempt"))
+        lines.append(_line("  cost", f"{result.cost:.6g} an episode"))
     if result.reason:
         lines.append(f"  not scored: {result.reason}")
     if baselines:
@@ -248,8 +248,8 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         who = ", ".join(each.agents)
         name = f"  {who} alone" if each.answers == 1 else f"  {who}, majority of {each.answers}"
         spent = f"{each.result.tokens:.1f} tokens a problem"
-        asked = each.answers * each.result.problems
-        failed = [f"{each.failed_answers} of {asked} answers failed"] if each.failed_answers else []
+        answers = each.answers * each.result.problems
+        failed = [f"{each.failed_answers} of {answers} answers failed"] if each.failed_answers else []
         lines.append(_line(name, *_team(each.result), spent, *failed))
     return lines
 
@@ -286,14 +286,14 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
     environment = player.play.environment
     questions = asks_questions(environment)
     low, high = environment.reward_range
-    shares = questions and 0.0 <= low <= high <= 1.0  # what functions of a user pay is no share
+    shares = questions and 0.0 <= low <= high <= 1.0  # rewards of user functions are no shares
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.play.team.names:
         if agent not in own and result.failed == result.problems:
             continue
         if agent not in own:
-            lines.append(_line(f"  {agent}", "gives no answer of its own"))
+            lines.append(_line(f"  {agent}", "gives no graded answer"))
         elif shares:
             lines.append(_line(f"  {agent}", *_rate(own[agent])))
         else:

@@ -30,9 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("Name one run directory: `kapelle export RUN`.")
     form: Form = arguments.format or ("hf" if arguments.merge else "peft")
     if arguments.merge and form == "peft":
-        raise ConfigError(
-            "--merge puts adapters into their base, and --format peft keeps them apart. Leave one of them out."
-        )
+        raise ConfigError("--merge and --format peft exclude each other. Remove one of them.")
     if arguments.public and arguments.push is None:
         raise ConfigError("--public is about the repository of --push. Add --push OWNER/NAME.")
     if arguments.push is not None:

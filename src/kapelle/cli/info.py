@@ -98,7 +98,7 @@ def extras() -> dict[str, list[str]]:
         extra = marker.rpartition("==")[2].strip().strip("\"'")
         package, *inner = re.split(r"[<>=!~\[\] ]", needed.strip())
         packages = [package]
-        if package == "kapelle" and inner:  # `kapelle[peft,games]` stands for the packages of these extras
+        if package == "kapelle" and inner:  # `kapelle[peft,games]` means the packages of these extras
             packages = list(
                 dict.fromkeys(name for each in inner[0].split(",") for name in found.get(each, ()))
             )
@@ -129,11 +129,11 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    asked = os.environ.get("OMP_NUM_THREADS", "")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "threads": int(asked) if asked.isdigit() else os.cpu_count(),
+        "threads": int(threads) if threads.isdigit() else os.cpu_count(),
         "memory": _memory(),
         "gpus": _gpus(),
         **({"note": ON_WINDOWS} if os.name == "nt" else {}),
@@ -144,11 +144,11 @@ ON_WINDOWS = "kapelle is made for Linux and macOS. On Windows, sandboxes and wor
 
 
 def _gpus() -> str:
-    """Return the names of NVIDIA's GPUs; asked of their driver, because torch takes seconds to import."""
-    asks = shutil.which("nvidia-smi")
-    if asks is None:
+    """Return the names of NVIDIA's GPUs from nvidia-smi, because torch takes seconds to import."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
         return "none found (nvidia-smi is not installed)"
-    words = [asks, "--query-gpu=name", "--format=csv,noheader"]
+    words = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - fixed words
     except (OSError, subprocess.SubprocessError) as error:
@@ -168,8 +168,8 @@ def _sandbox() -> dict[str, str]:
     try:
         from kapelle.environments.sandbox import layers
     except ModuleNotFoundError as error:  # Windows
-        return {"all layers": f"MISSING, model-written code is refused: {error}"}
-    absent = {True: "MISSING, model-written code is refused", False: "no (optional)"}
+        return {"all layers": f"MISSING, model-written code cannot run: {error}"}
+    absent = {True: "MISSING, model-written code cannot run", False: "no (optional)"}
     return {
         layer.name: f"{'yes' if layer.present else absent[layer.required]}: {layer.detail}"
         for layer in layers()

@@ -26,11 +26,11 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """What a scheduler is asked for."""
+    """Resources and words of a job."""
 
     name: str
     files: tuple[str, ...]
-    """The recipe, by name or as a file, and files laid over it."""
+    """The recipe, by name or as a file, and overlays."""
     settings: tuple[str, ...]
     """`key.path=value`."""
     real: bool
@@ -45,7 +45,7 @@ class LaunchedJob:
     memory_gb: int | None
     """On each node; None leaves it to the scheduler."""
     seconds: int | None
-    """After which it is ended; None for the scheduler's own limit."""
+    """Time limit; None for the scheduler's own limit."""
     image: str | None
     volume: str | None
 
@@ -57,7 +57,7 @@ class LaunchedJob:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the recipe as a dry run does, then write what starts it."""
+    """Check the recipe like a dry run, then write the script or manifest."""
     hush()
 
     if arguments.slurm == arguments.kubernetes:
@@ -144,11 +144,11 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
 
 PORT = 29500
 RECIPES = "/recipe"
-"""Where the files of the recipe lie in a container."""
+"""Folder of the recipe's files in a container."""
 MOST_BYTES = 1 << 20
 """Most bytes of a ConfigMap."""
 STOPPING_S = 120
-"""Seconds that a pod which is asked to stop has to save."""
+"""Seconds that a pod has to save when it is stopped."""
 
 
 def manifest(job: LaunchedJob) -> str:
@@ -178,7 +178,7 @@ def manifest(job: LaunchedJob) -> str:
         things.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}, "data": found})
     for thing in things:
         thing["metadata"] = {"name": job.name, "labels": labels}
-    lost = "#\n# Without --volume CLAIM the run lies in its pod and is lost with it.\n"
+    lost = "#\n# Without --volume CLAIM the run is in its pod and is lost with it.\n"
     return _text("kubernetes") + ("" if job.volume else lost) + _dumped(things)
 
 
@@ -262,8 +262,8 @@ def _resources(job: LaunchedJob) -> dict[str, Any]:
     if job.memory_gb is not None:
         wanted["memory"] = f"{job.memory_gb}G"
     limits = {"nvidia.com/gpu": job.gpus} if job.gpus else {}
-    asked = {name: each for name, each in (("requests", wanted), ("limits", limits)) if each}
-    return {"resources": asked} if asked else {}
+    resources = {name: each for name, each in (("requests", wanted), ("limits", limits)) if each}
+    return {"resources": resources} if resources else {}
 
 
 # -------- A batch script for SLURM, to be submitted by `sbatch`

@@ -1,4 +1,4 @@
-"""Names on the command line: who plays (a run's checkpoint, or a model as it is), and environments."""
+"""Names on the command line: players (a run's checkpoint, or a model), and environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAY_CHANGE = ("environment.", "evaluation.", "episode.")
-"""Settings of a run that affect what is played, not what was trained."""
+"""Settings of a run that may change for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,20 @@ class Player:
     play: Play
     config: RunConfig
     returns: Returns
-    """How the team's reward is shared."""
+    """How returns are computed from rewards."""
     steps: int | None
     """Steps of training behind the weights; None for a model."""
 
 
 def open_player(arguments: argparse.Namespace) -> Player:
-    """Return who plays; raises ConfigError unless either a run or a model is named."""
+    """Return the named player; raise ConfigError unless either a run or a model is named."""
     from kapelle.runs.definitions import own_returns
 
     named, settings = split_words(arguments.words)
     if arguments.model is None and len(named) == 1 and is_model(named[0], arguments.environment):
         # A folder without a run in it: a model's own, or an adapter's.
         if arguments.environment is None:
-            raise ConfigError(
-                f"{named[0]} is a model and no run, so nothing says what it plays. Add --environment NAME."
-            )
+            raise ConfigError(f"{named[0]} is a model and no run. Add --environment NAME.")
         arguments.model, named = named[0], ()
     if arguments.model is None:
         if len(named) != 1 or arguments.environment is not None:
@@ -75,7 +73,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
 
 
 def check_playable(arguments: argparse.Namespace, environment: str | None) -> None:
-    """Raise the errors of what a model is to play, before anything is loaded; ConfigError unless a model is named."""
+    """Raise the errors of a model's environment before anything is loaded; ConfigError unless a model is named."""
     from kapelle.rollout.evaluation.playing import model_config
 
     named, settings = split_words(arguments.words)
@@ -88,7 +86,7 @@ def check_playable(arguments: argparse.Namespace, environment: str | None) -> No
 def is_model(name: str, environment: str | None = None) -> bool:
     """Return whether a folder holds a model or a PEFT adapter, and is no run.
 
-    An exported team of one policy is both, and a model only where an `environment` is named that it is to play instead of its own.
+    An exported team of one policy counts as a model only with an `environment`.
     """
     if is_run(split_run(name)[0]) or (environment is None and is_team(Path(name))):
         return False
@@ -96,11 +94,11 @@ def is_model(name: str, environment: str | None = None) -> bool:
 
 
 def check_changeable(settings: Sequence[str]) -> None:
-    """Raise ConfigError for a setting of a run that says what was trained, not what is played."""
+    """Raise ConfigError for a setting of a run that must stay as it was trained."""
     for setting in settings:
         if not setting.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"'{setting}' would change what was trained. For a run, set keys of `environment`, `evaluation` and `episode`."
+                f"'{setting}' would change what was trained. Set keys of `environment`, `evaluation` and `episode`."
             )
 
 

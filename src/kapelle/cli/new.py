@@ -26,11 +26,11 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
 """Framework → what to install for it, and the module that it brings."""
 
 WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps: 200, batch: 24")
-"""Framework → its warm-up, where it differs from `examples/apps/recipe.yaml`, as the command in its program says: as many turns, in smaller steps."""
+"""Framework → its warm-up, if it differs from `examples/apps/recipe.yaml`."""
 
 
 def _template(name: str, **words: str) -> str:
-    """Return a file of the folder `programs` with words replaced; `NAME_` stands for the piece's name, `CLASS_` for its class."""
+    """Return a file of the folder `programs` with words replaced; `NAME_` is the piece's name, `CLASS_` its class."""
     text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
     for word, value in words.items():
         text = text.replace(word, value)
@@ -68,13 +68,13 @@ _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and say what to do with them."""
+    """Write the files and print the next commands."""
     kind, name = arguments.kind, arguments.name
     if kind not in KINDS:
         raise ConfigError(f"`kapelle new` cannot create '{kind}'.{did_you_mean(kind, KINDS)}")
     framework = arguments.framework
     if framework is not None and kind != "app":
-        raise ConfigError(f"--framework is for `kapelle new app`; '{kind}' has none. Leave it out.")
+        raise ConfigError("--framework is for `kapelle new app`. Remove it.")
     if framework is not None and framework not in FRAMEWORKS:
         raise ConfigError(
             f"`kapelle new app` knows no framework '{framework}'.{did_you_mean(framework, FRAMEWORKS)}"
@@ -143,8 +143,6 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text, encoding="utf-8")
     except FileExistsError:
-        raise OutputError(
-            f"There is a '{folder}' here already, which is kept as it is. Choose another name or folder."
-        ) from None
+        raise OutputError(f"There is a '{folder}' here already. Choose another name or folder.") from None
     except OSError as error:
         raise OutputError(f"'{folder}' cannot be written: {error.strerror}.") from error

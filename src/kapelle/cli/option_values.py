@@ -1,4 +1,4 @@
-"""Readers of the values of options: each returns what a text means, or says why it means nothing. Standard library only."""
+"""Types of options for argparse: each converts a text or raises ArgumentTypeError. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` on."""
+    """Return a converter to whole numbers of at least `least`."""
 
     def read(text: str) -> int:
         try:

@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -16,7 +16,7 @@ from kapelle.runtime.console import printable
 
 
 def complain(reason: str) -> None:
-    """Print on standard error why a command ends, as one line, or one for each of several faults; secrets in addresses are removed.
+    """Print the reason why a command ends on standard error, one line per fault, without secrets in addresses.
 
     If several ranks end, one of them prints.
     """
@@ -44,7 +44,7 @@ def complain_of_stop() -> None:
 
 @contextmanager
 def writing(path: Path, other: str) -> Iterator[None]:
-    """Turn the disk's errors inside the block into an OutputError, which asks for another `other`."""
+    """Turn the disk's errors inside the block into an OutputError, which suggests another `other`."""
     try:
         yield
     except FileExistsError as error:
@@ -57,7 +57,8 @@ def writing(path: Path, other: str) -> Iterator[None]:
 def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
     """Yield a file to write to; it becomes `out` when the block ends, and is removed when the block fails.
 
-    The folder of `out` is made where it alone is missing, and removed again with the file. Raises OutputError, which names the `option`, before the block begins when `out` exists or cannot be written.
+    A missing folder of `out` is made, and removed again with the file. Raises OutputError, which names the `option`, before the
+    block begins if `out` exists or cannot be written.
     """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     if out.exists():
@@ -78,7 +79,14 @@ def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
             beside.unlink()
         with suppress(OSError):
             if made:
-                out.parent.rmdir()  # refuses to remove a folder that holds anything
+                out.parent.rmdir()  # fails for a folder that is not empty
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns; control characters are escaped."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def program() -> str:

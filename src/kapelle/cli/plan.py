@@ -61,7 +61,7 @@ def lines(found: Plan) -> Iterator[str]:
         f"{work.longest} tokens"
     )
     if not work.played:
-        yield "  worlds that rely on servers were not opened; the plan assumes that every agent answers its first prompt once"
+        yield "  environments on servers were not opened; the plan assumes one answer of every agent to its first prompt"
     yield from questions.describe(found.run.asked, work.tasks, work.group)
     yield from _computing(found)
     for process in found.processes:
@@ -83,7 +83,7 @@ def _computing(found: Plan) -> Iterator[str]:
         tokens = f"at most {run.pass_tokens(base)} tokens"
         if run.left_open and not cpu:
             fits = "what fits" if base in run.chosen_tokens else "with --gpu-memory, what fits"
-            tokens += f" ({fits}, as `training.microbatch_tokens: auto` says)"
+            tokens += f" ({fits}, `training.microbatch_tokens: auto`)"
         yield f"{base} on {run.device(base)}: computes in {place.dtype}{products}; passes of {tokens}"
 
 

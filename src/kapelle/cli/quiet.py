@@ -1,7 +1,7 @@
-"""Makes other libraries behave under the command line: they print only errors, without control characters, and wait without spinning.
+"""Restricts the output of other libraries to errors, without control characters, and lets waiting threads sleep.
 
-Names in a model's folder, a data set or an answer reach warnings, logs and tracebacks unchanged, and a terminal would obey
-control characters in them.
+Names in a model's folder, a data set or a completion reach warnings, logs and tracebacks unchanged, and a terminal would obey
+their control characters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _write(text: str, file: TextIO | None = None) -> None:
 
 
 _DEFAULTS = {
-    # Waiting threads must sleep: beside another busy process, spinning costs ten times the work itself.
+    # Waiting threads must sleep: with another busy process, spinning takes ten times the time of the work.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.name is not None:
         raise ConfigError(
-            f"`kapelle recipes ls` lists all recipes. Leave '{arguments.name}' out, or print it with `show`."
+            f"`kapelle recipes ls` lists all recipes. Remove '{arguments.name}', or print it with `show`."
         )
     from kapelle.settings.overlays import parse_yaml
     from kapelle.setup.recipe import REAL, builtin_recipes

@@ -61,7 +61,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
         from kapelle.runtime.foreign_code import asked
 
         environment = source.config.environment
-        # Asked before the checks of a run: the environment may be anybody's code.
+        # The environment may be foreign code, and is not checked yet.
         opposed = asked("constant_sum", Patience.environment, lambda: is_opposed(environment))
         watch = Watch(view, constant_sum=opposed)
         try:
@@ -82,8 +82,8 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
         except KeyboardInterrupt as stop:
             stopped_by = exit_code(stop)
             leave_ranks_here(
-                "a stop has broken it off"
-            )  # the others would wait for this rank at their next meeting
+                "a stop signal has ended it"
+            )  # the other ranks would wait for this one at their next collective call
     if not is_first():
         return stopped_by
     report = _report(watch, summary, run_dir, parameters, stopped_by)
@@ -131,7 +131,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
 
 def _verdict(run_dir: Path) -> Verdict | None:
-    """Return the verdict on a run; None where there is none or it cannot be read."""
+    """Return the verdict on a run; None if there is none or it cannot be read."""
     from kapelle.errors import KapelleError
     from kapelle.runs.summary import verdict_of
 
@@ -142,7 +142,7 @@ def _verdict(run_dir: Path) -> Verdict | None:
 
 
 def _about(source: Source) -> list[str]:
-    """Return the recipe's description and notes, and a word on the embedded model."""
+    """Return the recipe's description and notes, and a note on the embedded model."""
     from kapelle.cluster.planning.weights_map import amount
     from kapelle.models.outline import read_outline
 
@@ -196,7 +196,7 @@ class Report:
     """Of all base models together."""
     run_dir: Path
     length: str
-    """The setting of `training` that says how long the run is."""
+    """The setting of `training` that sets the length of the run."""
     stopped_by: int
     """0, or the exit code of the signal that stopped it."""
     notes: tuple[tuple[str, str], ...] = ()
@@ -204,7 +204,7 @@ class Report:
     changes: tuple[str, ...] = ()
     """What has changed for a resumed run."""
     verdict: Verdict | None = None
-    """Whether the run is healthy; None where nothing of it can be read."""
+    """Whether the run is healthy; None if it cannot be read."""
 
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
@@ -268,8 +268,8 @@ class Report:
             *(line for change in self.changes for line in _row("changed", change)),
             *(
                 line
-                for said in (self.verdict.lines() if self.verdict else ())
-                for line in _row("health", said)
+                for text in (self.verdict.lines() if self.verdict else ())
+                for line in _row("health", text)
             ),
             *_row("run", run),
             *_row("see it", command("view", run)),
@@ -339,7 +339,7 @@ def learned(
 ) -> tuple[ShownConversation, ShownConversation] | None:
     """Return the conversations before and after training on one problem that was wrong and became right.
 
-    The first such problem; None without one. Attempts that failed or were not scored count neither as wrong nor as right.
+    The first such problem; None without one. Failed and unscored episodes are neither.
     """
     first = {group.task.id: group.episodes[0] for group in before}
     for group in after:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kapelle.cli.output import command
+from kapelle.cli.output import command, table
 from kapelle.errors import ConfigError, RunDirectoryError, did_you_mean
 from kapelle.runtime.console import printable, say
 
@@ -19,19 +19,14 @@ ACTIONS = ("ls", "show", "note", "rollback")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, show or go back."""
+    """List, show, annotate or roll back."""
     action = arguments.action or "ls"
     if action not in ACTIONS:
         raise ConfigError(f"Unknown action '{action}' of `kapelle runs`.{did_you_mean(action, ACTIONS)}")
     if action != "rollback" and (arguments.to is not None or arguments.dry_run):
-        raise ConfigError(
-            f"--to and --dry-run are for `kapelle runs rollback`, not for `kapelle runs {action}`."
-        )
-    noted = bool(arguments.text is not None or arguments.tag or arguments.untag)
-    if noted and action != "note":
-        raise ConfigError(
-            f"--text, --tag and --untag are for `kapelle runs note`, not for `kapelle runs {action}`."
-        )
+        raise ConfigError("--to and --dry-run are for `kapelle runs rollback`. Remove them.")
+    if action != "note" and (arguments.text is not None or arguments.tag or arguments.untag):
+        raise ConfigError("--text, --tag and --untag are for `kapelle runs note`. Remove them.")
     if action == "ls":
         return _list(Path(arguments.place or "runs"), as_json=arguments.json)
     if arguments.place is None:
@@ -42,9 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if action == "note":
         return _note(place, arguments)
     if arguments.to is None:
-        raise ConfigError(
-            f"Name the step to go back to: `{command('runs', 'rollback', str(place), '--to', 'STEP')}`."
-        )
+        raise ConfigError(f"Name the step to go back to: `kapelle runs rollback {place} --to STEP`.")
     from kapelle.cli.quiet import hush
 
     hush()
@@ -64,9 +57,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
     from kapelle.runs.summary import find_runs, in_words, summarise
 
     if not folder.is_dir():
-        raise RunDirectoryError(
-            f"There is no folder {folder}. Name one that holds runs: `kapelle runs ls FOLDER`."
-        )
+        raise RunDirectoryError(f"There is no folder {folder}. Name one with runs: `kapelle runs ls FOLDER`.")
     found = [summarise(place) for place in find_runs(folder)]
     if as_json:
         say(json.dumps([each.row() for each in found], indent=1))
@@ -76,16 +67,13 @@ def _list(folder: Path, *, as_json: bool) -> int:
         return 0
     rows = [("run", "state", "health", "recipe", "algorithm", "step", "size", "last metrics")]
     for each in found:
-        last = each.wrong or in_words(each.metrics, 4)
-        steps = f"{each.step}/{each.steps}"
         health = "?" if each.verdict is None else each.verdict.word
+        steps, last = f"{each.step}/{each.steps}", printable(each.wrong or in_words(each.metrics, 4), 120)
         rows.append(
             (str(each.path), each.state, health, each.recipe, each.algorithm, steps, amount(each.size), last)
         )
-    widths = [max(len(printable(row[k])) for row in rows) for k in range(7)]
-    for row in rows:
-        cells = [f"{printable(cell):{width}}" for cell, width in zip(row, widths, strict=False)]
-        say("  ".join([*cells, printable(row[-1], 120)]).rstrip())
+    for line in table(rows):
+        say(line)
     return 0
 
 
@@ -180,9 +168,9 @@ def _show(place: Path, *, as_json: bool) -> int:
         say(f"  {in_words(telling(rows[-1]))}")
     if evaluation:
         point = point_of(read_evaluations(place)[-1])
-        said = judged(point.verifier) if point.verifier else f"{point.text()}, {point.counts()}"
-        said += f": {point.reason}" if point.reason else ""
-        say(f"evaluation after step {point.step} on unseen problems: {printable(said, 400)}")
+        scores = judged(point.verifier) if point.verifier else f"{point.text()}, {point.counts()}"
+        scores += f": {point.reason}" if point.reason else ""
+        say(f"evaluation after step {point.step} on unseen problems: {printable(scores, 400)}")
     for line in failures(place):
         say(f"warning: {line}")
     for name in aside:

@@ -1,4 +1,4 @@
-"""`kapelle serve`: offer what a run has learned to other programs."""
+"""`kapelle serve`: serve a trained team, a verifier or environments to other programs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Drains(Protocol):
     """A listening server: of chat completions, of scores or of environments."""
 
     def drain(self, seconds: float) -> bool:
-        """Refuse new calls, answer the accepted ones, and return whether all were answered within `seconds`."""
+        """Reject new calls, finish the accepted ones, and return whether all finished within `seconds`."""
         ...
 
 
@@ -66,10 +66,10 @@ D = TypeVar("D", bound=Drains)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal asks to stop; then answer the accepted calls and return the signal's exit code."""
+    """Serve until a signal; then finish the accepted calls and return the signal's exit code."""
     named, settings = split_words(arguments.words)
     if len(named) == 1 and named[0] not in KINDS and _plays(split_run(named[0])[0]):
-        named = ("policy", named[0])  # what most callers mean who name a run alone
+        named = ("policy", named[0])  # the default for a run
     if named == ("environments",):
         arguments.port = 50_051 if arguments.port is None else arguments.port
         return serve_worlds(arguments, settings)
@@ -149,7 +149,7 @@ def _reward(folder: Path, binding: Binding, arguments: argparse.Namespace) -> in
     from kapelle.services.reward.service import RewardLimits, serve_reward
 
     if arguments.record is not None:
-        raise ConfigError("--record keeps sessions with agents. Leave it out for a reward server.")
+        raise ConfigError("--record is for `kapelle serve policy`. Remove it.")
     scorer: Scorer
     if (folder / "config.json").is_file():
         from kapelle.services.reward.scores import open_reward_model
@@ -179,11 +179,10 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
     environment = environment_named(name, settings)
     if offers(environment, PaysEpisodes):
         raise ConfigError(
-            f"`{environment.name}` pays an episode by all of its turns, which a client of OpenEnv does not hand in. Serve the "
-            "environment that asks instead."
+            f"`{environment.name}` rewards whole episodes, which OpenEnv does not support. Serve the environment of its questions."
         )
     teams = (tuple(f"agent_{k}" for k in range(size)) for size in range(1, 9))
-    # Where it takes none of these, its own `check` says which team it takes.
+    # If none of these fits, the environment's `check` raises the reason.
     agents = next((names for names in teams if accepts(environment, names)), ("agent_0",))
     check_free(binding)
     hush()
@@ -198,7 +197,7 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
 def until_stopped(
     serving: AbstractContextManager[D], where: Callable[[D], str], seconds: float = DRAIN_SECONDS
 ) -> int:
-    """Serve, say where, and drain at a signal; return its exit code."""
+    """Serve, print the address, and drain at a signal; return its exit code."""
     stop = threading.Event()
     with catch_interrupts(lambda _: stop.set()) as stopped, unbroken(), serving as server:
         say(where(server))
@@ -208,7 +207,7 @@ def until_stopped(
     return stopped.exit_code
 
 
-# -------- `kapelle serve environments`: offer worlds to runs on this and other machines, and replace one while they play
+# -------- `kapelle serve environments`: serve environments to runs on any machine, and replace one while they sample
 
 SHORT = {"debate": "debate_topics"}
 """Common names → the environments' own."""
@@ -216,7 +215,7 @@ HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml ma
 
 
 def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Serve environments until a signal asks to stop, or replace one on a server that runs."""
+    """Serve environments until a signal, or replace one on a running server."""
     check_installed("serve", "starlette", "uvicorn", "websockets")
     if arguments.replace is not None:
         return _replace(arguments, settings)
@@ -231,7 +230,7 @@ def serve_worlds(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
     return until_stopped(
         serve_environments(environments, binding, limits, processes=arguments.workers),
         lambda server: f"{', '.join(environments)} served at {server.address}",
-        2 * arguments.drain,  # half of it for episodes, half for the calls that are left
+        2 * arguments.drain,  # half of it for episodes, half for the remaining calls
     )
 
 
@@ -263,14 +262,13 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
             raise type(error)(f"Environment '{name}': {error}") from None
         if offers(found[name], PaysEpisodes):
             raise ConfigError(
-                f"Environment '{name}' pays whole episodes, which happens where the agents are played. Name it as the run's own "
-                "environment instead of serving it."
+                f"Environment '{name}' rewards whole episodes, which a server cannot do. Use it as the run's own environment."
             )
     return found
 
 
 def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Replace an environment on a running server; runs that play it use the new one from their next episodes on."""
+    """Replace an environment on a running server; runs use it from their next episodes on."""
     if arguments.at is None:
         raise ConfigError(
             "--replace needs the running server whose environment it replaces: --at localhost:50051."

@@ -48,16 +48,15 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
         if place is None:
             raise ConfigError("Name the run to resume: `kapelle train --resume RUN`.")
         if real:
-            raise ConfigError("--real is for a recipe; a run continues with the settings that it began with.")
+            raise ConfigError("--real is for a recipe. Remove it.")
         if not is_run(place) and (str(place) in builtin_recipes() or place.suffix in (".yaml", ".yml")):
             raise RunDirectoryError(
-                f"There is no run of kapelle at {place}. It is a recipe: name the run that began with it, `kapelle train --resume RUN`, or "
-                f"both, `kapelle train {place} --resume --run-dir RUN`. `kapelle runs ls` lists runs."
+                f"There is no run of kapelle at {place}. It is a recipe: name a run, `kapelle train --resume RUN`. `kapelle runs ls` lists them."
             )
         read_config(place)  # raises when there is no run
         config = str(place / "config.yaml")
         recipe = load_recipe(config, files[1:], settings)
-        # Values come from where the run's own record says, except for those given now.
+        # Origins are those of the run's record, except for settings of this command.
         try:
             before, notes = read_provenance(place), recipe.notes
         except RunDirectoryError as error:
@@ -81,7 +80,7 @@ def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
-            "Name a recipe: one that comes with kapelle (`kapelle recipes ls` lists them), or a YAML file of yours."
+            "Name a recipe: a built-in one (`kapelle recipes ls` lists them), or your own YAML file."
         )
     return load_recipe(files[0], files[1:], settings, real=real)
 
@@ -126,7 +125,7 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
-    """Check all stages, then yield each unfinished one with a title; the caller trains it before it asks for the next.
+    """Check all stages, then yield each unfinished one with a title; the caller trains it before it takes the next.
 
     Of several ranks, the first one opens the folder and reports which stages are done.
     """

@@ -57,7 +57,7 @@ def leave(code: int) -> None:
 def take_signals() -> None:
     """Let a Ctrl-C before and after `termination` end this process with one line, in background jobs too.
 
-    A shell starts background jobs with SIGINT ignored. Ours obey it, because whoever sends it to one names this process.
+    A shell starts background jobs with SIGINT ignored. kapelle handles it, because such a signal is sent to this process on purpose.
     """
 
     def report_all_but_stops(raised: sys.UnraisableHookArgs) -> None:

@@ -87,13 +87,13 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     values = config.model_dump(mode="json")
     changed = {key: origin for key, origin in source.origin.items() if origin != "default"}
     notes = [*source.notes, *prepared.notes, *prepared.doubts]
-    asked = questions.asked_by(prepared.config.environment)
+    calls = questions.asked_by(prepared.config.environment)
     step = prepared.config.training.tasks_per_step, questions.episodes_of(prepared.algorithm)
     if as_json:
         weights = None if found is None else found.row()
         row = {
             "weights": weights,
-            "judges": questions.rows(asked, *step),
+            "judges": questions.rows(calls, *step),
             "config": values,
             "origin": changed,
             "notes": notes,
@@ -104,16 +104,14 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     for note in notes:
         say(f"# {note}")
     if absent:
-        say(
-            "# not looked at, because this machine lacks it; where the run is to be, `kapelle validate` checks it"
-        )
+        say("# not checked, because this machine lacks it; run `kapelle validate` where the run will be")
         for line in absent:
             say(f"# - {printable(' '.join(line.split()))}")
     if found is not None:
         say("# weights: which agent acts with which, and what trains (nothing is loaded)")
         for line in describe(found):
             say(f"# {line}".rstrip())
-    for line in questions.describe(asked, *step):
+    for line in questions.describe(calls, *step):
         say(f"# {printable(line)}")
     say()
     say("# settings; values that were set show where they come from")
@@ -121,7 +119,7 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
     return 0
 
 
-# -------- Resolved settings as YAML, with a comment on the origin of each value that is set
+# -------- Resolved settings as YAML, with the origin of each set value as a comment
 
 
 def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 LOOK = 0.1
 """Seconds between two looks at the processes."""
 GRACE = 8.0
-"""Seconds that the others have to end by themselves once one has failed; then they are killed."""
+"""Seconds that the other ranks have to end after one has failed; then they are killed."""
 LEAVING = 60.0
-"""Seconds that the others have to end once one has left, which it does after their last meeting."""
+"""Seconds that the other ranks have to end after one has ended."""
 AT_ONCE = 3.0
 """Seconds that all have to end after the second Ctrl-C."""
 STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
-"""Exit codes of a process that was asked to stop and has saved."""
+"""Exit codes of a process that saved after a stop signal."""
 
 
 def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
@@ -67,7 +67,7 @@ def refuse_second_launcher() -> None:
     """Raise ConfigError in a process that a launcher has started."""
     if os.environ.keys() >= set(VARIABLES):
         raise ConfigError(
-            "`--launch` starts processes, but a launcher has already started this one (RANK is set). Leave one of them out."
+            "`--launch` starts processes, but a launcher has already started this one (RANK is set). Remove one of them."
         )
 
 
@@ -150,7 +150,7 @@ class Rank:
 def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> Iterator[list[Rank]]:
     """Start all ranks, and end inside out whatever is left of them."""
     ranks: list[Rank] = []
-    # Rank 0 keeps the store at a socket that is bound here, so that nobody takes the port in between.
+    # Rank 0 serves the store on a socket that is bound here, so that no other program takes the port in between.
     with socket.create_server(("127.0.0.1", 0)) as listening:
         try:
             for number in range(processes):
@@ -201,7 +201,7 @@ class _Launcher:
         self._until = float("inf")
         """Time at which those that still run are killed."""
         self._asked: list[int] = []
-        """Signals that have asked the run to stop."""
+        """Stop signals so far."""
 
     def follow(self) -> int:
         """Wait until all have ended; return the run's exit code."""
@@ -231,7 +231,7 @@ class _Launcher:
             self._lost(rank, how_it_ended(code), memory_hint(code))
         else:
             if code in STOPS and not self._asked and rank.pulse.doing != LAST:
-                # This one alone was asked to stop, before its last meeting; the others would wait for it.
+                # Only this rank got a stop signal, before its last collective call; the others would wait for it.
                 self._asked.append(code - 128)
                 for other in self._ranks:
                     other.stop(code - 128)
@@ -288,9 +288,9 @@ class _Launcher:
             if self._ranks[0].gave_up and not self._ranks[0].pulse.beats:  # killed before it could print that
                 complain("stopped.")
             return 128 + self._asked[0]
-        said = [code for code in codes if code > 0 and code != EXIT_ALONE]
-        if said:
-            return int(said[0])
+        failed = [code for code in codes if code > 0 and code != EXIT_ALONE]
+        if failed:
+            return int(failed[0])
         late = ", ".join(f"{rank}, at: {rank.at}" for rank in self._ranks if rank.gave_up)
         if late:
             complain(
@@ -308,7 +308,7 @@ class _Launcher:
 
 def launch_ray(arguments: argparse.Namespace) -> int:
     """Check the recipe here, then run the command without `--launch` on a cluster, and return its exit code."""
-    # Imported here alone, so that the launcher of torchrun's ranks stays small.
+    # Imported here, so that the launcher of torchrun's ranks stays small.
     from kapelle.cli.source import find_stages, read_source
     from kapelle.cluster.launcher import check_installed, launch
     from kapelle.cluster.placement import check_pools, check_workers
@@ -327,7 +327,7 @@ def launch_ray(arguments: argparse.Namespace) -> int:
     prepared: list[PreparedRun] = []
     for (
         config
-    ) in configs:  # one at a time: stages stand in for what those before them have yet to train only here
+    ) in configs:  # one at a time: `checked` provides each stage with files that earlier stages will train
         check_workers(config, processes)
         prepared.append(prepare(config))
     check_pools(prepared)

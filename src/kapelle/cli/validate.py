@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             findings = run_async(lambda: conform(environment, team))
         except Absent:
-            raise  # a team of other names would not mend it
+            raise  # other names of agents would not help
         except ConfigError as error:
-            said = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
+            reason = str(error) if str(error).endswith((".", "!", "?")) else f"{error}."
             hint = "" if team else " If it needs certain agents, name them: --agents A,B."
-            raise ConfigError(f"{said}{hint}") from error
+            raise ConfigError(f"{reason}{hint}") from error
         except (asyncio.CancelledError, RuntimeError) as error:
             raise ConfigError(
                 f"The code of `{environment.name}` cancelled the checks or stopped their event loop ({type(error).__name__}: "
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _looked_at(settings: S, *, start: bool) -> S:
-    """Return the settings that are checked; without `start`, the programs that they name are left out."""
+    """Return the settings that are checked; without `start` they exclude the programs that they name."""
     if start:
         return settings
     from kapelle.setup.preparation import without_programs
@@ -119,7 +119,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
-    """Return the environment if one is named by itself; None if a recipe is named."""
+    """Return the environment that is named alone; None for a recipe."""
     from kapelle.rollout.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes, names_environment
 
@@ -142,7 +142,7 @@ def draw(words: list[str]) -> str:
         from kapelle.workflows.dag_file import is_workflow_file
 
         values = None
-        with suppress(OSError, ValueError):  # reading the recipe will report what is wrong with the file
+        with suppress(OSError, ValueError):  # reading the recipe reports it
             values = parse_yaml(Path(files[0]).read_text("utf-8"))
         if isinstance(values, dict) and is_workflow_file(values):
             return _drawn_file(values, files[0])

@@ -14,7 +14,7 @@ from kapelle.services.binding import check_installed
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show runs until a signal asks to stop; return the signal's exit code."""
+    """Serve the viewer until a signal; return the signal's exit code."""
     check_installed("viewer", "starlette", "uvicorn")
     from kapelle.services.http import HttpServer
     from kapelle.viewer.library import Library
