@@ -155,15 +155,3 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path, whole: An
     code, said = train(run)
     assert code == 0, said
     assert_same(run, whole)
-
-
-def test_sharded_weights_and_whole_groups_run_ahead_alike(tmp_path: Path) -> None:
-    ends = []
-    for name, words in (("alone", ()), ("ahead", (OVERLAP,))):
-        code, said = train(
-            tmp_path / name, "train_engine.name=fsdp", "algorithm.redraw=2", "training.steps=4", *words
-        )
-        assert code == 0, said
-        ends.append(end_of(tmp_path / name))
-    assert ends[0][1] == ends[1][1]
-    assert same_bits(ends[0][0], ends[1][0])

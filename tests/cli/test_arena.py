@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle
 
-from kapelle.comparison.arena import _digest, _keep_settings
-from kapelle.errors import ConfigError
 from kapelle.rollout.episodes import play_seats
-from kapelle.types import Task
 
 GAME = ("--environment", "kuhn_poker", "--games", "12")
 
@@ -91,20 +86,6 @@ def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
     assert "b holds other files than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
 
 
-def test_questions_that_have_changed_are_no_continuation(tmp_path: Path) -> None:
-    """A file of questions may change under its name, and pairs would then be compared on different ones."""
-    asked = [Task("0", "1 + 1?", {"answer": "2"}), Task("1", "2 + 2?", {"answer": "4"})]
-    _keep_settings(tmp_path, {"tasks": _digest(asked)}, {})
-    _keep_settings(tmp_path, {"tasks": _digest(asked)}, {})
-    for changed in (
-        [*asked, Task("2", "3 + 3?")],
-        [asked[0], Task("1", "2 + 2 ?", {"answer": "4"})],
-        [asked[0], Task("1", "2 + 2?", {"answer": "5"})],
-    ):
-        with pytest.raises(ConfigError, match="holds an arena with other tasks"):
-            _keep_settings(tmp_path, {"tasks": _digest(changed)}, {})
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("edit", "reason"),
@@ -152,43 +133,3 @@ def test_bad_input_is_one_line_before_anything_loads(
     assert reason in said.err
     assert said.err.count("\n") == 1
     assert not Path("a").exists()
-
-
-class Passer(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server whose model passes, always."""
-
-    def do_GET(self) -> None:
-        self._answer({"data": [{"id": "passer"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        message = {"role": "assistant", "content": "Pass"}
-        self._answer({"choices": [{"message": message, "finish_reason": "stop"}]})
-
-    def _answer(self, body: object) -> None:
-        sent = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(sent)))
-        self.end_headers()
-        self.wfile.write(sent)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-def test_a_server_takes_part(kapelle: Kapelle) -> None:
-    """Who always passes, behind a URL, plays as the script that always passes, and on the same deals."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Passer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}/v1#passer"
-        said = kapelle("arena", url, "nash", "scripted", *GAME, "--output", "a", "--json")
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert said.code == 0, said.err
-    found = said.json
-    assert [each["label"] for each in found["players"]] == ["passer", "nash", "scripted"]
-    assert found["players"][0]["invalid"] == 0.0
-    assert found["payoffs"][0][1] == found["payoffs"][2][1]

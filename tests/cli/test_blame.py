@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Kapelle, Said
+from tests.cli.conftest import Kapelle
 
-import kapelle as library
 from kapelle.rollout import episodes as playing
 from kapelle.rollout.evaluation import blame as measuring
 from kapelle.runs.blamed import blame_files, read_blamed
@@ -64,15 +63,6 @@ def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> 
     file.write_bytes(bytes_before[:-20])
     assert kapelle("blame", str(run), *FEW).code == 0
     assert file.read_bytes() == bytes_before, "the broken line is measured again"
-
-
-def test_python_asks_the_same(kapelle: Kapelle, finished: tuple[Path, Said], run: Path) -> None:
-    found = library.blame(run, episodes=2, samples=3)
-    assert isinstance(found, library.Blame)
-    said = kapelle("blame", str(run), *FEW, "--json")
-    row = json.loads(json.dumps(found.row()))
-    assert row == {**said.json, "file": row["file"]}
-    assert "<table>" in found._repr_html_()
 
 
 @pytest.mark.parametrize(

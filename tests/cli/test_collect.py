@@ -48,18 +48,6 @@ def test_episodes_of_train_tasks_become_rows_for_sft(kapelle: Kapelle, finished:
     assert [path.name for path in Path().iterdir()] == ["sft.jsonl"]
 
 
-def test_what_is_played_together_changes_nothing(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said]
-) -> None:
-    words = ("collect", str(finished[0]), "--min-reward", "0", "--tasks", "5", "--samples", "1")
-    assert kapelle(*words, "--out", "at_once.jsonl").code == 0
-    monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
-    assert kapelle(*words, "--out", "in_parts.jsonl.zst").code == 0
-    packed = read_rows(Path("in_parts.jsonl.zst"))
-    assert rows("at_once.jsonl") == [row.fields for row in packed], "the compressed form holds the same rows"
-    assert Path("in_parts.jsonl.zst").stat().st_size < Path("at_once.jsonl").stat().st_size
-
-
 def test_what_a_further_set_tests_is_not_collected(kapelle: Kapelle) -> None:
     save_model(Path("model"), tiny_model())
     words = (
@@ -108,15 +96,6 @@ class TestWithoutSettings:
         said = kapelle("collect", str(run), *words)
         assert said.code == 0, said.err
         return rows_of(words[words.index("-o") + 1])
-
-    def test_everything_is_kept_without_a_filter_in_the_form_of_the_name(
-        self, kapelle: Kapelle, finished: tuple[Path, Said]
-    ) -> None:
-        array = self.collected(kapelle, finished[0], "-n", "5", "-o", "trajectories.json")
-        lines = self.collected(kapelle, finished[0], "-n", "5", "-o", "trajectories.jsonl")
-        assert array == lines, "two forms of the same rows"
-        assert Path("trajectories.json").read_text()[:2] == "[\n"
-        assert [(row["agent"], row["episode"]) for row in array] == [("reasoner", 0), ("actor", 0)] * 5
 
     def test_sft_imitates_what_a_model_said_when_it_played_alone(self, kapelle: Kapelle) -> None:
         save_model(Path("model"), tiny_model())

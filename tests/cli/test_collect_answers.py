@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.conftest import Kapelle, call
-from tests.support.stopping import interrupt_at
 from tests.support.tiny import SIZE, sections, tiny_model
 
-from kapelle.cli import collect
-from kapelle.cli import collect as collect_answers
 from kapelle.models.weights import save_model
 from kapelle.runs.exports import balance
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
@@ -68,27 +65,6 @@ class TestWriting:
         assert all(row["task"].startswith("train-") for row in rows)
         assert len({(row["question"], row["solution"]) for row in rows}) == len(rows)
 
-    def test_ctrl_c_keeps_what_was_graded(
-        self, kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(collect, "TASKS_AT_ONCE", 2)
-        interrupt_at("4/", collect_answers, monkeypatch)
-        said = kapelle(
-            "collect",
-            run,
-            "--for",
-            "verifier",
-            "--out",
-            "a.jsonl",
-            "--tasks",
-            "8",
-            "--samples",
-            "6",
-            "--json",
-        )
-        assert (said.code, said.json["stopped_by"], said.json["graded"]) == (130, 130, 4 * 6 * 4)
-        assert Path("a.jsonl").is_file()
-
 
 def row(question: str, solution: str, right: float, agent: str = "a", number: int = 1) -> dict[str, Any]:
     return {"question": question, "solution": solution, "is_correct": right, "agent": agent, "round": number}
@@ -117,24 +93,6 @@ class TestBalance:
         kept = Counter(each["solution"] for seed in range(200) for each in balance(rows, seed).rows)
         assert kept["1"] == 200
         assert 160 <= kept["2"] <= 198
-
-
-class TestShowing:
-    def test_counts_balance_splits_and_examples(self, kapelle: Kapelle) -> None:
-        Path("a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in MIXED))
-        found = kapelle("collect", "--show", "a.jsonl", "--json").json
-        assert (found["answers"], found["right"], found["questions"]) == (9, 4, 3)
-        assert (found["both"], found["only_right"], found["only_wrong"]) == (1, 1, 1)
-        assert found["per_question"] == [1, 2, 6]
-        assert found["by_agent"] == {
-            "a": {"answers": 6, "right": 4 / 6}, "b": {"answers": 3, "right": 0.0},
-        }  # fmt: skip
-        assert found["by_round"]["2"] == {"answers": 3, "right": 0.0}
-        assert found["examples"] == [{"question": "q", "right": "1", "wrong": "2"}]
-        said = kapelle("collect", "--show", "a.jsonl").out
-        assert "9 answers to 3 questions, 4 right, 5 wrong" in said
-        assert "1 answered both ways, 1 only rightly, 1 only wrongly" in said
-        assert "q → right: 1 → wrong: 2" in said
 
 
 class TestRefusals:

@@ -132,16 +132,3 @@ def test_a_given_up_episode_is_counted_and_too_many_stop_the_run(kapelle: Kapell
         "`step` of environment 'tests.support.stuck:Stuck' took more than 0.2 s (`environment.timeout`)"
         in said.err
     )
-
-
-def test_a_task_that_never_comes_is_an_error_that_names_it(kapelle: Kapelle) -> None:
-    recipe()
-    stuck = (
-        "environment.way=spin",
-        "environment.place=task",
-        "environment.tell=null",
-        "environment.timeout=0.2",
-    )
-    said = kapelle("train", "stuck.yaml", *stuck, "--run-dir", "run")
-    assert said.code == 2
-    assert "`task('train', 0)` took more than 0.2 s (`environment.timeout`)" in said.err

@@ -42,19 +42,6 @@ def test_a_run_is_measured_as_it_measured_itself_and_gets_one_row(
         assert each["interval"][0] <= each["success"] <= each["interval"][1]
 
 
-def test_several_environments_have_settings_of_their_own(kapelle: Kapelle) -> None:
-    own = ("arithmetic.digits=1", "arithmetic.operators=['+']", "algebra.difficulty=[1,1]")
-    small = ("evaluation.problems=3", "team.sampling.max_tokens=2", "--output", "found.json")
-    said = kapelle("eval", "--model", "embedded", "--environment", "arithmetic,algebra", *own, *small)
-    assert said.code == 0, said.err
-    first, second = json.loads(Path("found.json").read_text())["evaluations"]
-    assert [first["environment"], second["environment"]] == ["arithmetic", "algebra"]
-    assert all(len(each["question"]) == len("1+2") for each in first["episodes"])
-    assert "baselines" not in said.err, "one agent has no team to be compared with"
-    wrong = kapelle("eval", "--model", "embedded", "--environment", "arithmetic,algebra", "algebra.digits=1")
-    assert "digits" in wrong.err
-
-
 def test_a_model_plays_an_environment_or_a_recipe(kapelle: Kapelle) -> None:
     save_model(Path("model"), tiny_model())
     small = ("evaluation.problems=3", "team.sampling.max_tokens=4")

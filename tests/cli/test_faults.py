@@ -247,36 +247,6 @@ def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, fiel
     assert b'"error":null' in lines_in(Path("run"))["train/1"]
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("field", ["question", "answer", "another"])
-def test_a_row_of_50_megabytes_is_met_without_counting_its_tokens(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
-    from kapelle.models.renderer import ChatRenderer
-
-    longest = [0]
-    real = ChatRenderer._ids
-
-    def ids(self: ChatRenderer, text: str) -> tuple[int, ...]:
-        found = real(self, text)
-        longest[0] = max(longest[0], len(text))
-        return found
-
-    monkeypatch.setattr(ChatRenderer, "_ids", ids)
-    rows_of("data", {field: "A " * 25_000_000})
-    said = kapelle(
-        "train",
-        *DATA,
-        f"environment.path={Path('data').resolve()}",
-        "environment.max_unusable=0.05",
-        "--run-dir",
-        "run",
-    )
-    assert said.code == 0, said.err
-    assert longest[0] < 10_000
-
-
 def test_a_text_beyond_every_context_is_refused_before_its_tokens_are_counted(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

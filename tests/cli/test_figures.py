@@ -13,8 +13,6 @@ from tests.cli.conftest import Kapelle, Said
 from tests.support.plain_server import answering
 
 from kapelle.runs.reader import read_evaluations, read_metrics
-from kapelle.training.console import point_of
-from kapelle.training.trainer import Trainer
 
 TINY = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32, "context": 96}
 BASE = {
@@ -158,23 +156,3 @@ def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
     assert "not scored: the answers are not recorded" in tail
     counted = kapelle("eval", "run", "--no-baselines").out
     assert counted.count(f"scored {last['scored']} of 8") == 2, "beside the team's rate and the agent's"
-
-
-def test_what_python_prints_and_trackers_take_says_what_it_is_the_mean_of(
-    kapelle: Kapelle, records: Path
-) -> None:
-    with Trainer.from_recipe(
-        on_records(records), "training.steps=0", "evaluation.before_and_after=false"
-    ) as t:
-        result = t.evaluate(4)
-        everything, by_default = t.evaluate(99), t.evaluate(500)
-    assert str(result) == ("no score, scored 0 of 4: the answers are not recorded, so they have no reward")
-    assert "groups" not in repr(result)
-    assert everything.row()["fewer"] == f"99 asked, its test split has {everything.problems}"
-    assert f"scored 0 of {everything.problems} (99 asked, its test split has" in str(everything)
-    assert by_default.row()["fewer"] == "all of its test split", "500 is the usual number"
-    assert point_of({"step": 0, **everything.row()}).counts() in str(everything)
-    counts = {"problems": 4.0, "scored": 0.0, "failed": 0.0, "tokens": result.tokens}
-    lengths = {f"length/{name}": lengths.mean for name, lengths in result.lengths.items()}
-    cut = {f"cut/{name}": lengths.cut for name, lengths in result.lengths.items()}
-    assert result.scalars() == counts | lengths | cut

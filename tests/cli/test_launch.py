@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import yaml
 
 from kapelle.cli import main
 from kapelle.cli.launch import LaunchedJob, manifest, script, seconds_of
-from kapelle.errors import ConfigError
 
 HOSTILE = ('description=it\'s $(touch pwned) `id` "x" $HOME $$(A) \\', "team.agents=2;rm -rf /", "a=é\nb: |")
 
@@ -59,7 +57,6 @@ def started(text: str, folder: Path, **programs: str) -> list[str]:
     return done.stdout.decode().split("\0")[:-1]
 
 
-SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 TRAIN = ["demo", "--real", *HOSTILE, "--run-dir", "runs/my $(run)", "--no-rich"]
 
 
@@ -79,27 +76,6 @@ class TestSlurm:
         words = started(script(job(nodes=1, processes=1, image="mine.sif")), tmp_path)
         container = ["apptainer", "exec", "--nv", "--bind", str(tmp_path), "mine.sif"]
         assert words == ["--kill-on-bad-exit=1", *container, "kapelle", "train", *TRAIN, "--resume"]
-
-    def test_what_is_asked_of_the_scheduler(self) -> None:
-        lines = script(job()).splitlines()
-        assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
-            "--job-name=mine",
-            "--nodes=2",
-            "--ntasks-per-node=1",
-            "--gpus-per-node=4",
-            "--cpus-per-task=12",
-            "--mem=64G",
-            "--time=25:01:01",
-            "--signal=TERM@120",
-            "--output=%x-%j.log",
-            "--open-mode=append",
-        ]
-        assert "export KAPELLE_STOP_WITHIN=90" in lines  # of the 120 s, for the step
-
-    def test_shellcheck_has_nothing_to_say(self, tmp_path: Path) -> None:
-        path = tmp_path / "job.sh"
-        path.write_text(script(job(settings=("training.steps=3",), run_dir="runs/mine")))
-        assert subprocess.run([SHELLCHECK, path], capture_output=True, check=False).stdout == b""
 
 
 class TestKubernetes:
@@ -153,10 +129,6 @@ class TestKubernetes:
         broken["spec"]["completion"] = 2
         with pytest.raises(validate.ValidationError):
             validate.validate(broken, "1.30", strict=True)
-
-    def test_an_image_is_needed(self) -> None:
-        with pytest.raises(ConfigError, match="--image"):
-            manifest(job())
 
 
 @pytest.mark.parametrize(

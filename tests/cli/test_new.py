@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kapelle.cli import main
-from kapelle.cli.arguments import FRAMEWORKS, KINDS
+from kapelle.cli.arguments import KINDS
 from kapelle.setup.recipe import load_recipe
 from kapelle.training.trainer import Trainer
 
@@ -58,15 +57,6 @@ def test_two_steps_of_training(made: Path) -> None:
         assert [step.number for step in trainer.steps()] == [1, 2]
 
 
-@pytest.mark.types
-def test_its_own_test_and_mypy_pass(made: Path) -> None:
-    for words in (["pytest", "-q", "-p", "no:cacheprovider"], ["mypy", "."]):
-        done = subprocess.run(
-            [sys.executable, "-m", *words], capture_output=True, text=True, check=False, cwd=made
-        )
-        assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -89,42 +79,6 @@ def test_what_cannot_be_written_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(said, line)
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
-
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_programs_are_the_examples_by_another_name(
-    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`cli/programs` holds them formatted for a line of 88 letters: after a change, format them anew."""
-    pytest.importorskip("ruff", reason="ruff is not installed: it comes with `make check`")
-    monkeypatch.chdir(tmp_path)
-    assert main(["new", "app", "tickets", "--framework", framework]) == 0
-    example = f"{'plain' if framework == 'openai' else framework}_team.py"
-    shown = (ROOT / "examples" / "apps" / example).read_text("utf-8")
-    shown = re.sub(
-        r"kapelle train examples/apps/recipe\.yaml environment\.command='[^']*'( \S+)*",
-        "kapelle train tickets.yaml",
-        shown,
-    )
-    for text, made in (
-        (shown, "tickets.py"),
-        ((ROOT / "examples" / "apps" / "teacher.py").read_text("utf-8"), "teacher.py"),
-    ):
-        words = [sys.executable, "-m", "ruff", "format", "--isolated", "--stdin-filename", "x.py", "-"]
-        done = subprocess.run(words, input=text, capture_output=True, text=True, check=True)
-        assert (tmp_path / "tickets" / made).read_text("utf-8") == done.stdout
-    assert "examples/" not in (tmp_path / "tickets" / "tickets.py").read_text("utf-8")
-    # What the example's command sets besides the recipe stands in the recipe.
-    recipe = yaml.safe_load((ROOT / "examples" / "apps" / "recipe.yaml").read_text("utf-8"))
-    command = re.search(r"kapelle train .*", (ROOT / "examples" / "apps" / example).read_text("utf-8"))
-    assert command
-    for section, key, value in re.findall(r" (\w+)\.(\w+)=(\w+)(?!\S)", command[0]):
-        recipe[section][key] = yaml.safe_load(value)
-    made_of = yaml.safe_load((tmp_path / "tickets" / "tickets.yaml").read_text("utf-8"))
-    assert made_of["warmup"] == recipe["warmup"]
 
 
 def test_a_framework_is_one_of_those_and_for_programs_alone(

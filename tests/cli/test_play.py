@@ -104,17 +104,3 @@ def test_every_recipe_can_be_played(
     assert (said.code, said.err) == (0, "")
     assert " reads:\n" in said.out
     assert "\nyou " in said.out
-
-
-@pytest.mark.parametrize(("held_out", "seed"), [("none", "0"), ("share", "50")])
-def test_questions_of_a_small_data_set_are_played_at_any_seed(
-    kapelle: Kapelle, typed: Type, tmp_path: Path, held_out: str, seed: str
-) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"question": "{k}+1?"}}\n' for k in range(20)))
-    (tmp_path / "pays.py").write_text("def one(completion):\n    return 1.0\n")
-    words = [f"environment.path={rows}", f"environment.eval_path={held_out}", "environment.test_share=0.3"]
-    reward = f'environment.rewards=[{{"function": "{tmp_path}/pays.py:one"}}]'
-    typed("2")
-    said = kapelle("play", "rewarded", *words, reward, "--seed", seed)
-    assert (said.code, "+1?" in said.out) == (0, True), said.err

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kapelle
-from tests.cli.test_stages import write
 from tests.support.five_steps import files, run, trained
-
-from kapelle.runs.lock import RunLock
 
 __all__ = ["run", "trained"]
 
@@ -120,31 +117,3 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     shown = kapelle("runs", "show", run, "--json").json
     assert [each["step"] for each in shown["checkpoints"]] == [0, 1, 2, 3, 4]
     assert shown["last"]["step"] == 4
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_stage_goes_back_with_those_that_went_on_from_it(tmp_path: Path, kapelle: Kapelle) -> None:
-    said = kapelle("train", write(tmp_path), "--run-dir", "three", "--no-rich")
-    assert said.code == 0, said.err
-    whole = tmp_path / "three"
-    before = files(whole)
-    said = kapelle("runs", "rollback", "three", "--to", "1")
-    assert said.code == 2
-    assert "It holds stages; name one of them: three/01-sft, three/02-judge, three/03-debate" in said.err
-    held = RunLock(whole / "lock")  # as between two stages, when neither of them is
-    said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
-    assert said.code == 2
-    assert "three is in use by process" in said.err
-    held.release()
-    said = kapelle("runs", "rollback", "three/01-sft", "--to", "1")
-    assert said.code == 0, said.err
-    assert "stages that continued from here: 02-judge, 03-debate" in said.out
-    assert "train --resume" in said.out
-    assert sorted(p.name for p in whole.iterdir()) == ["01-sft", "lock", "stages.yaml"]
-    said = kapelle("train", "--resume", "three", "--no-rich")
-    assert said.code == 0, said.err
-    after = files(whole)
-    weights = [name for name in before if name.endswith("00000002/train.safetensors")]
-    assert len(weights) == 3
-    assert all(after[name] == before[name] for name in weights)

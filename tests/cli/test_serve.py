@@ -33,13 +33,6 @@ def test_what_cannot_be_served_is_one_line(kapelle: Kapelle, words: list[str], s
     assert re.search(said, done.err)
 
 
-def test_the_extra_is_named_where_it_is_missing(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    done = kapelle("serve", "policy", "run")
-    assert done.code == 2
-    assert done.err == "kapelle: Serving needs an extra: pip install 'kapelle[serve]'.\n"
-
-
 def test_what_cannot_be_is_refused_before_anything_is_loaded(
     kapelle: Kapelle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,25 +101,6 @@ def test_a_signal_before_training_leaves_a_run_that_starts_at_0(
     assert read_status(Path("run")).state == "finished"
 
 
-def test_a_step_that_is_broken_off_is_said_to_be_done_again(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Twice(Watch):
-        """Two Ctrl-C after the second step, which is not saved yet."""
-
-        def step(self, step: Any, steps: int) -> None:
-            super().step(step, steps)
-            if step.number == 2:
-                signal.raise_signal(signal.SIGINT)
-                signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "Watch", Twice)
-        said = kapelle("demo", *TINY, "checkpoint.every=1", "--run-dir", "run")
-    assert said.code == 130
-    assert "stopped; steps after step 1 are repeated" in said.out.splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_loses_no_step(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch

@@ -142,50 +142,6 @@ def test_a_second_ctrl_c_ends_what_hears_none(
     assert capfd.readouterr().err == ""
 
 
-def test_a_stop_ends_a_rank_that_cannot_hear_it_yet(capfd: pytest.CaptureFixture[str]) -> None:
-    ranks = launched(DEAF, DEAF, begun=False)
-    when_deaf(ranks[0], lambda: interrupt(signal.SIGINT))
-    assert ended(ranks) == 130
-    assert capfd.readouterr().err == "kapelle: stopped.\n"
-
-
-def test_the_others_stop_with_a_rank_that_was_stopped_before_they_met(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(train_launch, "LEAVING", 5.0)
-    ranks = launched("sys.exit(143)", WAIT)
-    assert ended(ranks) == 143
-    assert ranks[1].process.returncode == -signal.SIGTERM
-    assert capfd.readouterr().err == ""
-
-
-def test_a_stopped_rank_goes_on_to_hear_a_stop(capfd: pytest.CaptureFixture[str]) -> None:
-    stopped = "signal.signal(15, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGSTOP)"
-    ranks = launched(f"{stopped}; {WAIT}")
-
-    def ask() -> None:
-        while _state(ranks[0].process.pid)[0] != "T":
-            pass
-        interrupt(signal.SIGTERM)
-
-    threading.Thread(target=ask).start()
-    assert ended(ranks) == 143
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--processes", "2"], "says how many processes `--launch` starts"),
-        (["--launch", "torchrun", "--processes", "0"], "0 is less than 1"),
-        (["--launch", "mpi"], "invalid choice"),
-    ],
-)
-def test_what_cannot_be_launched(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "demo", *words]) == 2
-    assert reason in capsys.readouterr().err
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "recipe.yaml"
@@ -410,20 +366,6 @@ def test_a_rank_that_is_lost_is_named_and_ends_the_run(
     assert all(gone(rank) for rank in ranks.values())
     if moment != "loading":
         assert resumed(run) == 0
-
-
-@linux
-@pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_rank_saves_with_the_others(recipe: Path, tmp_path: Path, number: signal.Signals) -> None:
-    one = started([str(recipe), "--run-dir", str(tmp_path / "run"), *ENDLESS])
-    ranks = ranks_at(one, "step 3/")
-    os.kill(ranks[1], signal.SIGSTOP)
-    until(lambda: _state(ranks[1])[0] == "T")
-    one.send_signal(number)
-    out, said = one.communicate(timeout=300)
-    assert (one.returncode, said) == (128 + number, "")
-    assert out.count("stopped; nothing is lost.") == 1
 
 
 @pytest.mark.ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cli.conftest import TINY, Kapelle, Said
+from tests.cli.conftest import TINY, Kapelle
 
 from kapelle.environments.data import source as data_source
 from kapelle.runs.reader import read_config, read_metrics, read_provenance
@@ -70,40 +70,6 @@ def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle)
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
 
 
-@pytest.mark.usefixtures("no_model")
-def test_a_dry_run_says_what_judges_will_be_asked(kapelle: Kapelle) -> None:
-    Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 8)
-    judge = {"endpoint": "http://localhost:1/v1", "model": "grader"}
-    rewards = [{"rubric": {"good": "Is it?"}, "judge": judge}, {"rank": "It is right.", "judge": judge}]
-    world = {"name": "rewarded", "path": "rows.jsonl", "eval_path": "none", "rewards": rewards}
-    Path("judged.json.yaml").write_text(
-        json.dumps({"environment": world, "team": {"agents": 1}, "workflow": {"name": "solo"}})
-    )
-    words = (
-        "train",
-        "demo",
-        "judged.json.yaml",
-        *TINY,
-        "algorithm.group_size=8",
-        "training.tasks_per_step=4",
-        "evaluation.before_and_after=false",
-        "evaluation.every=0",
-        "warmup=null",
-        "--dry-run",
-    )
-    said = kapelle(*words)
-    assert said.code == 0, said.err
-    # Each of 4 x 8 answers is graded once, and each group of 8 is ranked in two orders.
-    assert (
-        "# the judge grader is asked at most 40 questions in a step, 1 about each episode and 2 about each group;"
-        in said.out
-    )
-    assert kapelle(*words, "--json").json["judges"] == {
-        "grader": {"of an episode": 1, "of a group": 2, "of a step": 40}
-    }
-    assert kapelle("train", "demo", *TINY, "--dry-run", "--json").json["judges"] == {}
-
-
 def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None:
     said = kapelle("recipes", "cp", "demo", "mine.yaml")
     assert said.out == "mine.yaml is written; change it as you like. Train it with: kapelle train mine.yaml\n"
@@ -132,17 +98,6 @@ def test_a_run_goes_on_where_it_ended(kapelle: Kapelle, run: Path, words: list[s
     assert yaml.safe_load(read_config(run))["training"]["steps"] == 3
     if "run/config.yaml" not in words:
         assert read_provenance(run) == origin
-
-
-def test_a_finished_run_resumed_takes_no_step_and_writes_no_checkpoint(
-    kapelle: Kapelle, finished: tuple[Path, Said]
-) -> None:
-    run, first = finished
-    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
-    said = kapelle("train", "--resume", str(run), "--json")
-    assert (said.json["steps"], said.json["accuracy_after"]) == (2, first.json["accuracy_after"])
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == checkpoints
-    assert len(read_metrics(run)) == 2
 
 
 @pytest.mark.parametrize(

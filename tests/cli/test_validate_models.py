@@ -201,21 +201,3 @@ def test_a_model_that_processes_cannot_split_is_refused_in_each_and_said_to_one_
     launched = kapelle("validate", *RUN, *SPLIT)
     assert launched.code == 2
     assert launched.err.startswith(f"kapelle: {told}")
-
-
-def test_a_model_that_sees_needs_its_file_on_pictures(kapelle: Kapelle) -> None:
-    from kapelle.models.language_model import load_language_model
-    from kapelle.settings.schema import EmbeddedConfig, ModelConfig
-
-    embedded = EmbeddedConfig(hidden=16, heads=2, kv_heads=1, layers=1, sees=True)
-    model = load_language_model(ModelConfig(embedded=embedded))
-    model.model.save_pretrained("model")
-    model.tokenizer.save_pretrained("model")
-    assert model.vision is not None
-    model.vision.processor.save_pretrained("model")
-    assert kapelle("validate", *RUN).code == 0
-    Path("model/preprocessor_config.json").unlink()
-    said = kapelle("validate", *RUN)
-    assert said.code == 2
-    assert one_line(said)
-    assert "preprocessor_config.json" in said.err

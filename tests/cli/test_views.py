@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from kapelle.cli.panel import Panel, sparkline
+from kapelle.cli.panel import Panel
 from kapelle.training.console import Lines, Point, ProgressLine, ShownConversation, one_line, verdict
 
 RIGHT = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
@@ -62,12 +62,6 @@ def test_verdicts() -> None:
     assert verdict(ShownConversation("q", (), None, note="to be learned")) == "to be learned"
 
 
-def test_a_step_says_what_its_figures_are_not_about() -> None:
-    metrics = {"samples": 24.0, "scored": 20.0, "success": 1.0, "failed_episodes": 0.125}
-    [line] = lines(ProgressLine(event="step", step=1, steps=2, metrics=metrics, rewards={"a": 1.0}))
-    assert "reward a 1.000  scored 20 of 24  3 of 24 episodes failed" in line
-
-
 def drawn(progress: ProgressLine, width: int = 100) -> str:
     stream, clock = io.StringIO(), Clock()
     panel = Panel("kapelle demo", ["A team.", "A tiny\nmodel."], "runs/x", Console(file=io.StringIO()), clock)
@@ -104,11 +98,3 @@ def test_what_models_say_is_text_and_never_markup_or_control() -> None:
     text = drawn(ProgressLine(conversations=(evil,)))
     assert "[bold]q[/bold] → a [red]x[/red] \\x1b[31m\\x1b]0;title\\x07" in text
     assert "\x1b" not in text
-
-
-def test_sparks_go_from_the_least_to_the_greatest() -> None:
-    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
-    assert sparkline((0.0, 4.0)) == "▁█"
-    assert sparkline((-1.0, 0.0, 1.0)) == "▁▅█"
-    assert sparkline(()) == ""
-    assert len(sparkline((0.5,) * 100)) == 30

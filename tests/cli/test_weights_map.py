@@ -7,7 +7,7 @@ from tests.support.tiny import SIZE
 from kapelle.cluster.planning.weights_map import WeightsMap, describe, weights_map
 from kapelle.models.outline import read_outline
 from kapelle.settings.schema import EmbeddedConfig
-from kapelle.team import Agent, Critic, Endpoint, Lora, Place, Policy, Team
+from kapelle.team import Agent, Critic, Endpoint, Lora, Policy, Team
 
 MODEL = read_outline("embedded", EmbeddedConfig(**SIZE))
 LORA = Lora(rank=1, targets=("q_proj",))  # two layers of 16 + 16: 64 parameters
@@ -30,11 +30,25 @@ def test_each_policy_has_its_adapter() -> None:
     ]
 
 
-def test_the_type_and_device_of_a_base_are_shown() -> None:
-    policies = {"a": Policy("a", lora=LORA), "b": Policy("b", "more", trained=False)}
-    bases = {"base": "m", "more": "m"}
-    elsewhere = mapped(policies, {"a": "a", "b": "b"}, bases=bases, places={"more": Place("bfloat16", "cpu")})
-    assert [base.place for base in elsewhere.bases] == ["", "bfloat16 on cpu"]
+def test_references_are_one_more_copy_of_what_trains() -> None:
+    plain = mapped(TWO, {"a": "a", "b": "b"})
+    kept = mapped(TWO, {"a": "a", "b": "b"}, options={"references": True})
+    assert kept.training_bytes - plain.training_bytes == 2 * 4 * 64
+
+
+def test_half_precision_halves_a_frozen_base() -> None:
+    plain = mapped(TWO, {"a": "a", "b": "b"})
+    half = mapped(TWO, {"a": "a", "b": "b"}, options={"half": True})
+    assert plain.weight_bytes - half.weight_bytes == 2 * ALL
+    assert half.training_bytes == plain.training_bytes
+
+
+def test_half_precision_adds_a_cast_of_a_base_that_is_trained() -> None:
+    plain, half = (
+        mapped({"shared": Policy("shared")}, {"a": "shared"}, options={"half": half})
+        for half in (False, True)
+    )
+    assert half.weight_bytes - plain.weight_bytes == 2 * ALL
 
 
 def test_shared_weights_train_whole_and_name_all_their_agents() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.scale_bounds import SHAPES, Machine, Work, parts, tables
-from benchmarks.scale_simulator import Costs, Plan, Tale, at_steps, play_on, simulate, with_tails
+from benchmarks.scale_simulator import Costs, Plan, Tale, at_steps, play_on, simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
@@ -40,12 +40,6 @@ class TestBounds:
         assert found.update == pytest.approx(8 * SHAPES["0.6B"].read * 1000 * 300 / (0.4 * 989e12))
         assert (found.exchange, found.split) == (0.0, 1)
 
-    def test_more_processors_are_never_slower(self) -> None:
-        for name in SHAPES:
-            found = [parts(SHAPES[name], "adapters", gpus, Work(), Machine()) for gpus in (8, 64, 512)]
-            steps = [each.step for each in found if each is not None]
-            assert steps == sorted(steps, reverse=True)
-
 
 def test_the_page_shows_what_the_formulae_give() -> None:
     page = PAGE.read_text("utf-8")
@@ -66,10 +60,6 @@ class TestSimulator:
         assert step.update == pytest.approx(3.0 + 0.01 * 80)
         assert step.seconds == pytest.approx(18.0 + 3.8)
         assert step.idle == pytest.approx(0.0)
-
-    def test_agents_speak_one_after_another(self) -> None:
-        step = simulate(replace(SURE, mean=10.0, agents=2, turns=3), COSTS)
-        assert step.sampling == pytest.approx(6 * 10 * 1.8)
 
     def test_two_processes_share_rows_and_tokens_but_not_the_floor(self) -> None:
         step = simulate(replace(SURE, mean=10.0, processes=2), replace(COSTS, exchange=2.0, publish=1.0))
@@ -106,11 +96,3 @@ class TestTails:
         play_on(plan, COSTS, [tale])
         tale.leave(30)
         assert (tale.turn, tale.over) == (3, 30)
-
-    def test_where_all_take_equally_long_nothing_is_gained(self) -> None:
-        plan = replace(SURE, mean=10.0, processes=2)
-        plain = with_tails(plan, COSTS, 0.0, 0.0)
-        assert plain.sampling == pytest.approx(10 * 1.4)
-        assert plain.update == pytest.approx(3.0 + 0.01 * 80 / 2)
-        assert plain.rate == pytest.approx(8 / 17.4)
-        assert with_tails(plan, COSTS, 0.0, 0.25).rate == pytest.approx(plain.rate, rel=0.01)

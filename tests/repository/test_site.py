@@ -7,23 +7,16 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 from tools import alias_table as alias_page
-from tools.check_links import anchors
 from tools.docs_site.diagrams import DRAWINGS, file_of
 from tools.docs_site.diagrams import blocks as diagrams
-from tools.docs_site.howto import blocks, files_of
-from tools.docs_site.howto import pages as howtos
-from tools.docs_site.links import ROOT, heading_anchor, rewritten
-from tools.docs_site.notebooks import notebook, parts, shown_page
-from tools.docs_site.notebooks import pages as tutorials
+from tools.docs_site.links import ROOT, rewritten
 from tools.docs_site.reference import cli_page, keys, plugin_page, run_page, undocumented
 
 from kapelle.settings.aliases import TABLE
-from kapelle.setup.recipe import load_recipe
 
 ASSETS = ROOT / "docs" / "assets"
 
@@ -45,13 +38,6 @@ ASSETS = ROOT / "docs" / "assets"
 )
 def test_links_to_files_lead_to_pages_of_the_site(text: str, shown: str) -> None:
     assert rewritten(text, "docs/page.md") == shown
-
-
-@pytest.mark.parametrize(
-    "heading", ["Start: five minutes", '"The run at … has another config"', "Weights, by turn", "`a_b`"]
-)
-def test_an_anchor_is_that_of_git_hosts(heading: str) -> None:
-    assert anchors(f"# {heading}\n") == {heading_anchor(heading)}
 
 
 def test_every_diagram_has_its_drawing_and_nothing_else_is_kept() -> None:
@@ -94,55 +80,6 @@ def test_the_reference_says_what_a_setting_means_its_default_and_its_bounds() ->
     assert "### algorithm.loss" in grpo
     assert "## kapelle rollback" not in cli_page()
     assert "## kapelle runs" in cli_page()
-
-
-def test_a_tutorial_becomes_a_notebook_and_shows_what_was_printed() -> None:
-    page = "# T\n\nwords\n\n```python\n# m.py\nx = 1\n```\n\n```sh\nkapelle info\n```\n\n```text\nold\n```\n\n<!-- check: assert x -->\n\nend\n"
-    kinds = [piece.kind for piece in parts(page)]
-    assert kinds == ["prose", "python", "sh", "check", "prose"]
-    sources = [cell["source"] for cell in notebook(page)["cells"]]
-    assert sources == [
-        "%pip install -q 'kapelle'",
-        "# T\n\nwords",
-        "%%writefile m.py\n# m.py\nx = 1",
-        "!kapelle info",
-        "end",
-    ]
-    first, *_ = notebook(page.replace("words", "It needs `pip install 'kapelle[games]'`."))["cells"]
-    assert first["source"] == "%pip install -q 'kapelle[games]'"
-    shown = shown_page(page, ["", "new"])
-    assert "old" not in shown
-    assert "check" not in shown
-    assert "```sh\nkapelle info\n```\n\n```text\nnew\n```" in shown
-
-
-@pytest.mark.parametrize("page", tutorials(), ids=lambda page: page.stem)
-def test_every_tutorial_asserts_what_it_prints(page: Path) -> None:
-    pieces = parts(page.read_text(encoding="utf-8"))
-    checks = [piece.text for piece in pieces if piece.kind == "check"]
-    assert len(checks) >= 3
-    assert all(check.startswith("assert ") for check in checks)
-    assert f"({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", howtos(), ids=lambda page: page.stem)
-def test_every_how_to_is_listed_and_shows_what_to_type(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    title = text.partition("\n")[0].removeprefix("# ")
-    assert f"- [{title}]({page.name})" in (page.parent / "README.md").read_text(encoding="utf-8")
-    assert list(blocks(text))
-
-
-def test_the_recipes_of_how_tos_can_be_read(tmp_path: Path) -> None:
-    read = 0
-    others = [ROOT / "docs" / f"{name}.md" for name in ("team", "programs", "grading", "vllm")]
-    for page in [*howtos(), *others]:
-        for name, text in files_of(page.read_text(encoding="utf-8")).items():
-            (tmp_path / name).write_text(text, encoding="utf-8")
-            if "\nenvironment:" in text:
-                load_recipe(str(tmp_path / name))
-                read += 1
-    assert read >= 7
 
 
 def ours(page: str) -> Iterator[str]:

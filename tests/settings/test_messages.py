@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kapelle.errors import LONGEST_LIST, ConfigError, did_you_mean
+from kapelle.errors import ConfigError
 from kapelle.setup.recipe import load_recipe
 
 REST = "environment: {name: arithmetic}\nworkflow: {name: solo}\nalgorithm: {name: grpo}\n"
@@ -92,23 +92,3 @@ def test_of_a_module_that_is_not_found_the_file_that_was_meant_is_named(
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "part.py").write_text("from .other import Env\n")
     assert error_of(f"environment: {{name: '{name}'}}\n", tmp_path).endswith(hint)
-
-
-def test_a_module_that_fails_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "fails_at_once.py").write_text("1 / 0\n")
-    message = error_of("environment: {name: 'fails_at_once:Env'}\n", tmp_path)
-    assert message.endswith(
-        "cannot be imported: ZeroDivisionError: division by zero (fails_at_once.py, line 1)."
-    )
-
-
-def test_of_many_names_the_nearest_three_are_named() -> None:
-    names = [f"name_{k:03}" for k in range(200)]
-    hint = did_you_mean("nameless", names)
-    assert len(hint) <= LONGEST_LIST
-    assert hint.count("name_") == 3
-    assert did_you_mean("xyz", names) == "", "of many, names that are nothing like it mislead"
-    assert "of 200 known" in hint
-    assert did_you_mean("xyz", ["a", "b"]) == " Known: a, b."
-    assert did_you_mean("NAME_007", names) == " Did you mean 'name_007'?"

@@ -11,7 +11,7 @@ import yaml
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError
-from kapelle.setup.recipe import LEFT_OUT, Recipe, builtin_recipes, lay_over, load_recipe, load_stages
+from kapelle.setup.recipe import LEFT_OUT, Recipe, lay_over, load_recipe, load_stages
 
 QUICK = (
     "training.steps=1",
@@ -56,14 +56,6 @@ class TestWarmup:
                 note.startswith("warm-up: of all weights of Qwen") and who in note for note in found.notes
             )
 
-    def test_a_run_s_resolved_settings_run_again_as_they_were(self, tmp_path: Path) -> None:
-        asked = load_recipe("demo", (), ("model.path=Qwen/Qwen3-0.6B", "warmup.steps=7"))
-        (tmp_path / "config.yaml").write_text(asked.yaml())
-        assert load_recipe(str(tmp_path / "config.yaml")).config == asked.config
-        left_out = load_recipe("demo", (), ("model.path=Qwen/Qwen3-0.6B",))
-        (tmp_path / "config.yaml").write_text(left_out.yaml())
-        assert load_recipe(str(tmp_path / "config.yaml")).config == left_out.config
-
     def test_python_is_warned(self, pretrained: str) -> None:
         with pytest.warns(UserWarning, match="embedded model") as caught:
             Trainer.from_recipe("kuhn", f"model.path={pretrained}").close()
@@ -81,14 +73,6 @@ class TestReal:
         assert found.origin["team.lora.rank"] == "gsm8k --real"
         assert found.origin["optimizer.lr"] == over
         assert found.notes == ()
-
-    def test_a_recipe_without_one_says_so(self, tmp_path: Path) -> None:
-        values = yaml.safe_load(builtin_recipes()["demo"])
-        del values["real"]
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
-        assert load_recipe(str(tmp_path / "mine.yaml"), (), ("model.path=a/b", "warmup=null")).notes == ()
-        with pytest.raises(ConfigError, match="has no section `real`"):
-            load_recipe(str(tmp_path / "mine.yaml"), real=True)
 
 
 def mappings(values: Mapping[str, Any], at: str = "") -> list[str]:

@@ -23,8 +23,6 @@ from kapelle.engines.train.protocol import Objective
 from kapelle.errors import ConfigError, ParityError
 from kapelle.models.weights import save_model
 from kapelle.rows import Column, Sample
-from kapelle.setup.preparation import prepare
-from kapelle.setup.recipe import resolve
 from kapelle.team import Policy
 from kapelle.training.trainer import Trainer
 
@@ -64,17 +62,6 @@ class TestTypes:
             f"{own}@critic": {torch.float16},
         }
         assert {f"lr/{name}" for name in ("a", "b", "critic:a", "critic:b")} <= step.metrics.keys()
-
-    def test_two_agents_may_hold_one_model_in_two_types(self, other: str) -> None:
-        weights = {"model": other, "train": "none"}
-        team = agents(a="lora", b={**weights, "dtype": "bfloat16"}, c=weights, d=weights)
-        prepared = prepare(resolve(settings(algorithm={"name": "grpo", "group_size": 2}, team=team)))
-        loaded = prepared.load()
-        assert {base: model.dtype for base, model in loaded.items()} == {
-            "base": torch.float32,
-            f"model:{other}@bfloat16": torch.bfloat16,
-            f"model:{other}": torch.float32,
-        }
 
     def test_one_in_half_precision_excuses_no_other(self) -> None:
         """0.01 nats are rounding in bfloat16 and a wrong adapter in float32."""

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import call
-from tests.support.tiny import tiny_model
 
 from kapelle.errors import KapelleError
-from kapelle.models.outline import outline_of
 from kapelle.rollout.evaluation.playing import open_play
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.preparation import DOUBT, prepare
@@ -108,13 +106,3 @@ def test_a_central_critic_that_cannot_read_a_first_round_is_doubted(name: str, t
     doubts = [words for what, words in heard if what == DOUBT]
     assert any("central critic reads what all agents read" in each for each in doubts) is told
     assert any("its model reads 192" in each for each in doubts) is told
-
-
-def test_a_model_in_memory_stands_for_its_path() -> None:
-    model = tiny_model()
-    prepared = prepare(config_of("model.path=in-memory"), {"in-memory": model})
-    assert prepared.team.bases == {"base": "in-memory"}
-    assert prepared.outlines["base"] == outline_of(model.model)
-    elsewhere = prepared.on_bases({"base": "warmed"}, {"warmed": model})
-    assert (elsewhere.team.bases, prepared.team.bases) == ({"base": "warmed"}, {"base": "in-memory"})
-    assert elsewhere.given == {"in-memory": model, "warmed": model}

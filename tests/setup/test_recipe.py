@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 from kapelle.errors import ConfigError, for_command
-from kapelle.runtime import plugins
 from kapelle.setup.recipe import (
     Recipe,
     builtin_recipes,
@@ -77,13 +75,6 @@ class TestPrecedence:
         overlay = "algorithm: {name: ippo, epochs: 3}"
         assert load(base, overlay=overlay).config.algorithm.model_dump()["epochs"] == 3
 
-    def test_one_entry_of_a_list_can_be_set(self, base: str) -> None:
-        agents = load(base, "team.agents.0.sampling.max_tokens=3").config.team.agents
-        assert not isinstance(agents, int)
-        assert agents[0].sampling is not None
-        assert agents[0].sampling.max_tokens == 3
-        assert agents[1].sampling is None
-
 
 class TestSettings:
     @pytest.mark.parametrize(
@@ -137,18 +128,6 @@ class TestOrigin:
         assert found.origin["team.agents.1.prompt"].endswith("base.yaml")
         assert found.origin["seed"].endswith("overlay.yaml")
         assert found.origin["optimizer.eps"] == "default"
-
-
-def test_a_built_in_recipe_is_found_by_its_file_too_unless_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_recipe("recipes/kuhn.yaml").config == load_recipe("kuhn").config
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "kuhn.yaml").write_text(builtin_recipes()["kuhn"].replace("seed: 0", "seed: 5"))
-    assert load_recipe("recipes/kuhn.yaml").config.seed == 5
-    with pytest.raises(ConfigError, match=r"recipes/none\.yaml cannot be read"):
-        load_recipe("recipes/none.yaml")
 
 
 class TestRerun:
@@ -277,22 +256,3 @@ class TestWrongKeys:
         (tmp_path / "evil.yaml").write_text("name: !!python/object/apply:os.system ['true']")
         with pytest.raises(ConfigError, match="is not YAML"):
             load_recipe(str(tmp_path / "evil.yaml"))
-
-
-@pytest.mark.parametrize("called", ["called_otherwise.py:Mine", "called_otherwise:Mine", "installed"])
-def test_a_piece_of_ones_own_has_the_name_that_the_recipe_gives_it(
-    called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its class declares: a file, a module and an entry point are named alike."""
-    (tmp_path / "called_otherwise.py").write_text(
-        "from typing import Literal\nfrom kapelle.workflows import Parallel\n\n"
-        "class Mine(Parallel):\n    name: Literal['something_else'] = 'something_else'\n"
-    )
-    point = EntryPoint("installed", "called_otherwise:Mine", "kapelle.workflows")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    config = load_recipe("demo", (), (f"workflow.name={called}",)).config
-    assert config.workflow.name == called
-    assert type(config.workflow).__name__ == "Mine"
-    assert load_recipe("demo", (), (f"workflow={{name: '{called}'}}",)).config == config

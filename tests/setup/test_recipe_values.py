@@ -176,14 +176,6 @@ def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path
     assert said.code == 0, said.err
 
 
-@pytest.mark.data
-@pytest.mark.parametrize("name", HUB_DATA)
-def test_so_do_those_on_the_real_files(name: str, pretrained: str, files: Path, data_folder: Path) -> None:
-    settings = data_of(name, kind_of(name, real=True), files, data_folder)
-    said = call("train", name, "--real", f"model.path={pretrained}", *settings, "--dry-run")
-    assert said.code == 0, said.err
-
-
 SETTING = re.compile(r"(?<![\w.])([a-z_]+(?:\.\w+)*=(?:\{[^}]*\}|[^\s;,)]+))")
 
 
@@ -226,11 +218,6 @@ def local(setting: str, group: tuple[str, ...], files: Path, pretrained: str) ->
     return f"{key}={files / place.get(kind or value, 'gsm8k')}"
 
 
-def test_the_comments_name_settings_at_all() -> None:
-    assert len(COMMENTED) > 12
-    assert {name for name, _ in COMMENTED} > {"cory_gsm8k", "marft_math_duo", "mrlm_dpo", "mrlm_sft"}
-
-
 @pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "group"), COMMENTED, ids=lambda each: str(each)[:60])
@@ -253,14 +240,3 @@ def test_what_a_comment_names_works_when_it_is_copied(
         own = []
     said = call("validate", name, f"model.path={pretrained}", *own, *here)
     assert said.code == 0, said.err
-
-
-def test_a_prompt_is_said_to_its_end() -> None:
-    """Unquoted, YAML takes what follows ` #` for a comment: the form of the answer was never told."""
-    for name, text in builtin_recipes().items():
-        for line in text.splitlines():
-            plain = re.match(r"\s*(?:- )?(?:system|prompt): [^\"'{|>].* #", line)
-            assert plain is None, (name, line)
-    agents = load_recipe("gsm8k").config.team.agents
-    assert not isinstance(agents, int)
-    assert (agents[1].system or "").endswith("as a number after ####.")

@@ -49,29 +49,6 @@ def test_every_agent_of_a_recipe_learns(recipe: str, tmp_path: Path) -> None:
     assert rows[0]["parity/max"] <= 1e-4
 
 
-def test_of_three_agents_each_reads_the_two_others_in_both_later_rounds(tmp_path: Path) -> None:
-    rows_of("maporl_three_agents", tmp_path / "run", "training.steps=1", "algorithm.group_size=1")
-    names = ("ada", "ben", "cem")
-    turns = next(iter(read_episodes(tmp_path / "run"))).turns
-    assert [turn.agent for turn in turns] == [*names] * 3
-    for turn in turns[3:]:
-        heard = turn.heard[-1].content
-        assert [name for name in names if f"{name}: " in heard] == [
-            name for name in names if name != turn.agent
-        ]
-
-
-def test_an_agent_has_another_model_with_a_critic_on_it(tmp_path: Path, pretrained: str) -> None:
-    rows = rows_of("maporl_two_models", tmp_path / "run", f"team.agents.1.weights.model={pretrained}")
-    assert {"loss/ada", "loss/ben", "value_error/critic:ada", "value_error/critic:ben"} <= rows[0].keys()
-    saved = tmp_path / "run" / "checkpoints" / "00000002" / "policies"
-    bases = {
-        name: json.loads((saved / name / "adapter_config.json").read_text())["base_model_name_or_path"]
-        for name in ("ada", "ben")
-    }
-    assert bases == {"ada": "embedded", "ben": pretrained}
-
-
 def test_one_rounds_weights_are_trained_at_a_time(tmp_path: Path) -> None:
     rows = rows_of("maporl_turns", tmp_path / "run", *CASES["maporl_turns"], "training.steps=3")
     rounds = ("opening", "reply", "closing")

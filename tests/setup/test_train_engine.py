@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,8 @@ from tests.support.tiny import frozen_copy, sections
 from kapelle import Trainer
 from kapelle.engines.train.protocol import TrainSetup
 from kapelle.engines.train.settings import Torch
-from kapelle.engines.train.torch.engine import TorchTrainEngine
-from kapelle.errors import CheckpointError, ConfigError, ModelError
-from kapelle.features.warmup.key import warmup_key
-from kapelle.features.warmup.stage import train_stage
+from kapelle.errors import ConfigError, ModelError
 from kapelle.models.language_model import load_language_model
-from kapelle.runtime import plugins
 from kapelle.setup.recipe import resolve
 from kapelle.training import starting
 from kapelle.training.warmup import train_stage
@@ -35,11 +30,6 @@ class TestName:
 
     def test_a_module_and_a_class_find_one(self) -> None:
         assert resolve(sections(train_engine=PLAIN)).train_engine == Plain()
-
-    def test_an_entry_point_finds_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        point = EntryPoint("plain", PLAIN["name"], "kapelle.train_engines")
-        monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == point.group else [])
-        assert resolve(sections(train_engine={"name": "plain"})).train_engine == Plain(name="plain")
 
     @pytest.mark.parametrize(
         ("said", "match"),
@@ -85,17 +75,6 @@ class TestAnotherEngine:
                 now = again.engine.weights(name)
                 assert all(torch.equal(tensor, now[key]) for key, tensor in weights.items())
             again.train(1)
-
-    def test_the_state_of_another_engine_is_refused_with_the_way_out(self, tmp_path: Path) -> None:
-        with Trainer(run_dir=tmp_path / "run", **sections()) as trainer:
-            assert isinstance(trainer.engine, TorchTrainEngine)
-            state = trainer.engine.state()
-        with Trainer(**sections(train_engine=PLAIN)) as other:
-            with pytest.raises(CheckpointError, match="train_engine"):
-                other.engine.load_state(state)
-            mine = other.engine.state()
-        with Trainer(**sections()) as trainer, pytest.raises(CheckpointError, match=r"train_engine\.name"):
-            trainer.engine.load_state(mine)
 
 
 class TestWarmup:

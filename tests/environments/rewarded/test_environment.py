@@ -311,7 +311,7 @@ def test_it_cannot_be_inside_another_environment_or_served(tmp_path: Path) -> No
         check_paying(Mixture(parts={"rows": Part(environment=environment)}))
     check_paying(environment)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    with pytest.raises(ConfigError, match="whole episodes"):
+    with pytest.raises(ConfigError, match="rewards whole episodes"):
         named(
             "rewarded",
             [f"rewarded.path={tmp_path}/rows.jsonl", "rewarded.rewards=[{function: 'json:dumps'}]"],
