@@ -78,7 +78,9 @@ def recipe(folder: Path, rewards: object) -> str:
     return str(file)
 
 
-def test_the_recipes_judges_are_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_judges_of_a_recipe_score_graded_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     graded = tmp_path / "graded.jsonl"
     texts = {"q": {"aaaaaaaa": True, "a": False, "aa": False}, "p": {"bbbbbbb": True, "b": False}}
     rows = [
@@ -104,7 +106,7 @@ def test_the_recipes_judges_are_asked(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["rewards"][0]["disagreement"] is None
 
 
-def test_a_recipe_without_a_judge_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_a_judge_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graded = tmp_path / "graded.jsonl"
     graded.write_text(json.dumps({"question": "q", "text": "t", "score": 1}) + "\n")
     assert main(["validate", "demo", "--judge", str(graded)]) != 0

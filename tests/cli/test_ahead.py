@@ -112,7 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[str,
     return end_of(run)
 
 
-def test_what_runs_ahead_in_processes_of_its_own_is_the_same(tmp_path: Path, whole: Any) -> None:
+def test_sampling_ahead_in_other_processes_is_bitwise_identical(tmp_path: Path, whole: Any) -> None:
     code, said = train(tmp_path / "run", LEFT, OVERLAP)
     assert code == 0, said
     assert_same(tmp_path / "run", whole)
@@ -127,9 +127,7 @@ def test_a_sampling_process_that_is_killed_is_replaced(tmp_path: Path, whole: An
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_run_and_a_resume_goes_on(
-    rank: int, tmp_path: Path, whole: Any
-) -> None:
+def test_a_killed_rank_ends_the_run_which_can_be_resumed(rank: int, tmp_path: Path, whole: Any) -> None:
     run = tmp_path / "run"
     code, said = train(run, LEFT, OVERLAP, disturb=after_step(run, 2, lambda ranks: ranks[rank]))
     assert code == 2
@@ -140,7 +138,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_a_resume_goes_on(
     assert_same(run, whole)
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path, whole: Any) -> None:
+def test_a_stopped_run_saves_and_can_be_resumed(tmp_path: Path, whole: Any) -> None:
     run = tmp_path / "run"
 
     def stop(launcher: int) -> None:

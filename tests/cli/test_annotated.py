@@ -50,7 +50,7 @@ def test_a_recipe_shown_is_the_recipe_again(name: str) -> None:
         assert yaml.safe_load(shown) == yaml.safe_load(recipe.yaml())
 
 
-def test_the_origin_stands_behind_its_value_and_defaults_stay_bare() -> None:
+def test_values_that_are_set_have_their_origin_as_a_comment() -> None:
     values = {"a": 1, "team": {"agents": [{"name": "x", "prompt": None}], "stop": ["#"]}, "text": "1\n2"}
     origin = {"a": "command line", "team.agents.0.name": "mine.yaml", "team.stop": "default"}
     assert annotated_yaml(values, origin).splitlines() == [

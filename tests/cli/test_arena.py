@@ -35,7 +35,7 @@ def test_the_table_and_the_files(kapelle: Kapelle) -> None:
     assert b"<svg" in Path("a/arena.svg").read_bytes()
 
 
-def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
     kapelle("arena", "nash", "random", "scripted", *GAME, "--output", "whole")
     times = 0
     play = play_seats
@@ -68,7 +68,7 @@ def test_it_goes_on_where_it_was_stopped(kapelle: Kapelle, monkeypatch: pytest.M
     assert times == 7
 
 
-def test_what_was_played_otherwise_is_refused_by_name(kapelle: Kapelle) -> None:
+def test_other_settings_of_an_arena_are_an_error(kapelle: Kapelle) -> None:
     kapelle("arena", "nash", "other=random", *GAME, "--output", "a")
     for words, reason in (
         (("--games", "13"), "a holds an arena with games 12, not 13"),

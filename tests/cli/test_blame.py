@@ -75,7 +75,7 @@ def test_what_is_measured_is_not_measured_again(kapelle: Kapelle, run: Path) -> 
         (["run@9"], "has no whole checkpoint of step 9."),
     ],
 )
-def test_what_cannot_be_asked_is_one_line_before_a_model_is_loaded(
+def test_wrong_arguments_of_blame_end_before_a_model_loads(
     kapelle: Kapelle, run: Path, no_model: None, words: list[str], told: str
 ) -> None:
     Path("config.json").write_text("{}")
@@ -85,7 +85,7 @@ def test_what_cannot_be_asked_is_one_line_before_a_model_is_loaded(
     assert not (run / "blame").exists()
 
 
-def test_a_stop_keeps_what_is_measured_and_says_how_to_go_on(
+def test_a_stopped_measurement_is_kept_and_can_be_continued(
     kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = kapelle("blame", str(run), *FEW, "--json")

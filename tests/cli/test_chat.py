@@ -96,7 +96,7 @@ def test_a_model_or_adapter_folder_is_talked_with(kapelle: Kapelle, monkeypatch:
     assert [who for who in spoke if who in {"reasoner", "actor", "team"}] == ["reasoner", "actor", "team"]
 
 
-def test_who_is_talked_with_is_one_line_where_it_cannot_be(kapelle: Kapelle, no_model: None) -> None:
+def test_wrong_arguments_of_chat_end_with_one_line(kapelle: Kapelle, no_model: None) -> None:
     save_model(Path("model"), tiny_model())
     for words, told in (
         (["model", "--agent", "ada"], "--agent names the unknown agent 'ada'. Known: agent_0."),

@@ -97,7 +97,7 @@ class TestWithoutSettings:
         assert said.code == 0, said.err
         return rows_of(words[words.index("-o") + 1])
 
-    def test_sft_imitates_what_a_model_said_when_it_played_alone(self, kapelle: Kapelle) -> None:
+    def test_sft_trains_on_completions_of_a_single_model(self, kapelle: Kapelle) -> None:
         save_model(Path("model"), tiny_model())
         alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3")
         assert kapelle("collect", *alone, "-n", "40", "-o", "data.json").code == 0
@@ -113,7 +113,7 @@ class TestWithoutSettings:
         assert {turn.agent for turn in turns} == {"ada", "ben"}
         assert {turn.text for turn in turns} <= {row["completion"].strip() for row in rows_of("data.json")}
 
-    def test_what_one_task_was_answered_better_and_worse_are_preferences(self, kapelle: Kapelle) -> None:
+    def test_completions_with_different_rewards_become_preferences(self, kapelle: Kapelle) -> None:
         asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
         others = [{"role": "user", "content": f"{k}+2"} for k in range(40)]
         rows = [

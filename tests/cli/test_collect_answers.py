@@ -88,7 +88,7 @@ class TestBalance:
             9, 1, 3, 2, 1,
         )  # fmt: skip
 
-    def test_what_is_said_often_is_kept_often(self) -> None:
+    def test_frequent_answers_are_kept_more_often(self) -> None:
         rows = [row("q", "1", 1.0), *(row("q", "2", 0.0) for _ in range(9)), row("q", "3", 0.0)]
         kept = Counter(each["solution"] for seed in range(200) for each in balance(rows, seed).rows)
         assert kept["1"] == 200
@@ -126,7 +126,7 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-def test_a_file_is_trained_on_apart_and_its_verifier_pays_debaters(kapelle: Kapelle, run: Path) -> None:
+def test_a_verifier_trained_on_a_file_rewards_debaters(kapelle: Kapelle, run: Path) -> None:
     collected(kapelle, run, "--tasks", "60", "--samples", "6")
     tiny = [f"model.embedded.{key}={value}" for key, value in SIZE.items()]
     short = ("training.steps=4", "training.tasks_per_step=4", "evaluation.every=2")

@@ -99,7 +99,7 @@ def test_a_run_that_fails_stops_no_other(kapelle: Kapelle, tmp_path: Path) -> No
     assert not (folder / "rloo" / "seed-0.error.txt").exists()
 
 
-def test_nonsense_is_refused_before_anything_runs(kapelle: Kapelle, tmp_path: Path) -> None:
+def test_wrong_arguments_end_before_a_run(kapelle: Kapelle, tmp_path: Path) -> None:
     done = kapelle("compare", write(tmp_path), "--algorithms", "grpo,ppo", "--run-dir", str(tmp_path / "r"))
     assert done.code == 2
     assert "`ppo` cannot be compared here" in done.err

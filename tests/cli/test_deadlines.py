@@ -72,11 +72,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("way", "place", "blocking", "signals", "code"),
     [
-        ("swallow", "observe", "false", [signal.SIGTERM], 143),
+        pytest.param("swallow", "observe", "false", [signal.SIGTERM], 143, marks=pytest.mark.long),
         ("lock", "start", "true", [signal.SIGINT, signal.SIGINT], 130),
     ],
 )
-def test_a_signal_ends_a_run_that_is_stuck_and_it_goes_on_later(
+def test_a_signal_ends_a_stuck_run_which_can_be_resumed(
     kapelle: Kapelle,
     calm: dict[str, Any],
     way: str,

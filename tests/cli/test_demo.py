@@ -67,7 +67,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_the_panel_unless_it_asks_for_lines(
+def test_a_terminal_shows_the_panel_except_with_no_rich(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")

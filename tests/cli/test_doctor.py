@@ -22,7 +22,7 @@ def test_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "doctor --launch torchrun" in out
 
 
-def test_what_is_wrong_stands_first_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_printed_first_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--run-dir", "/proc/runs"]) == 2
     assert capsys.readouterr().out.startswith("wrong     /proc/runs: rank 0 cannot write there")
 
@@ -36,7 +36,9 @@ def test_what_is_wrong_stands_first_and_ends_with_2(capsys: pytest.CaptureFixtur
         (["--launch", "slurm"], "invalid choice: 'slurm'"),
     ],
 )
-def test_bad_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_end_with_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", *words]) == 2
     err = capsys.readouterr().err
     assert said in err

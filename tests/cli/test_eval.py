@@ -90,7 +90,7 @@ class TestOutput:
             (["--num-episodes", "0"], "argument --num-episodes/-n: 0 is less than 1."),
         ],
     )  # fmt: skip
-    def test_bad_words_are_one_line_before_a_model_is_loaded(
+    def test_wrong_arguments_end_with_one_line_before_a_model_loads(
         self, kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, words: list[str], problem: str
     ) -> None:
         Path("there.json").write_text("precious")
@@ -180,7 +180,7 @@ def test_what_cannot_be_measured_is_one_line(
     assert said.err.count("\n") == 1
 
 
-def test_a_run_whose_checkpoints_are_damaged_says_so(kapelle: Kapelle, run: Path) -> None:
+def test_damaged_checkpoints_are_an_error(kapelle: Kapelle, run: Path) -> None:
     for state in run.rglob("state.json"):
         state.write_bytes(state.read_bytes()[:-1] + b" ")
     said = kapelle("eval", "run")

@@ -161,7 +161,9 @@ def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recove
     assert tried
 
 
-def test_out_of_threads_files_and_memory_is_told(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_threads_files_or_memory_ends_with_one_line(
+    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = {
         "this user may start no more processes or threads": RuntimeError("can't start new thread"),
         "this process may open no more files": OSError(errno.EMFILE, "Too many open files", "some/file"),
@@ -247,7 +249,7 @@ def test_half_a_character_in_a_row_is_read_like_any_other(kapelle: Kapelle, fiel
     assert b'"error":null' in lines_in(Path("run"))["train/1"]
 
 
-def test_a_text_beyond_every_context_is_refused_before_its_tokens_are_counted(
+def test_a_text_beyond_every_context_is_an_error_before_tokenisation(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("mine.yaml").write_text(json.dumps({"team": {"agents": {"reasoner": {"system": "A " * 100_000}}}}))

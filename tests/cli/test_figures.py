@@ -133,10 +133,9 @@ def on_records(folder: Path) -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_sft_on_records_shows_its_loss_and_says_how_many_answers_were_scored(
-    kapelle: Kapelle, records: Path
-) -> None:
+def test_sft_on_records_shows_its_loss_and_the_scored_answers(kapelle: Kapelle, records: Path) -> None:
     said = kapelle("train", on_records(records), "--run-dir", "run")
     assert said.code == 0, said.err
     steps = [line for line in said.out.splitlines() if "] step " in line]

@@ -23,7 +23,7 @@ def test_a_recipes_workflow_is_drawn(kapelle: Kapelle) -> None:
         (["workflow.name=router", "workflow.handovers=2"], {"n0 --> n1", "n1 --> n0"}),
     ],
 )
-def test_who_reads_whom(kapelle: Kapelle, settings: list[str], edges: set[str]) -> None:
+def test_edges_show_which_agent_reads_which(kapelle: Kapelle, settings: list[str], edges: set[str]) -> None:
     said = kapelle("validate", "--graph", "demo", *settings)
     assert said.code == 0, said.err
     assert {line.strip() for line in said.out.splitlines() if "-->" in line} == edges

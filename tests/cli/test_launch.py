@@ -155,7 +155,7 @@ def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
         (["--slurm", "dmo"], "Did you mean 'demo'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_wrong_arguments_of_launch_end_with_one_line(
     words: list[str], why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["launch", *words]) == 2

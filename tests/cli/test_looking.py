@@ -32,7 +32,7 @@ def test_a_copied_recipe_is_the_recipe(kapelle: Kapelle, words: list[str], place
     assert (again.code, again.err) == (2, f"kapelle: {place} exists already. Name another destination.\n")
 
 
-def test_validation_says_what_it_checked(kapelle: Kapelle) -> None:
+def test_validation_prints_its_checks(kapelle: Kapelle) -> None:
     said = kapelle("validate", "demo", *TINY)
     assert said.code == 0, said.err
     lines = said.out.splitlines()

@@ -13,7 +13,7 @@ from kapelle.cli import output
 from kapelle.runtime.console import printable
 
 
-def test_what_a_model_says_moves_no_cursor() -> None:
+def test_control_characters_of_a_completion_are_escaped() -> None:
     assert printable("a\x1b[2Jb\rc\x00\x9b") == "a\\x1b[2Jb\\rc\\x00\\x9b"
     assert printable("safe\u202edesrever") == "safe\\u202edesrever"
     assert printable("\ud800") == "\\ud800"
@@ -38,7 +38,7 @@ def test_a_full_disk_behind_a_command_is_one_line_and_exit_code_2() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
+def test_a_closed_pipe_ends_a_command_without_output() -> None:
     read, write = os.pipe()
     os.close(read)
     done = recipes_into(write)

@@ -48,7 +48,7 @@ def test_a_hand_against_the_equilibrium(kapelle: Kapelle, typed: Type) -> None:
     assert returns == [float(lines[5].split()[1]), -float(lines[5].split()[1])]
 
 
-def test_the_second_seat_against_the_script(kapelle: Kapelle, typed: Type) -> None:
+def test_a_person_in_the_second_role_against_the_script(kapelle: Kapelle, typed: Type) -> None:
     typed("Bet", "Bet")
     said = kapelle("play", "kuhn_poker", "--seat", "2", "--seed", "3")
     assert said.code == 0, said.err
@@ -76,7 +76,7 @@ def test_other_environments_and_recipes_are_played_too(kapelle: Kapelle, typed: 
         (["kuhn_poker", "--exact"], "--exact takes"),
     ],
 )
-def test_what_cannot_be_played_is_said_in_one_line(kapelle: Kapelle, words: list[str], message: str) -> None:
+def test_wrong_arguments_of_play_end_with_one_line(kapelle: Kapelle, words: list[str], message: str) -> None:
     said = kapelle("play", *words)
     assert said.code == 2
     assert message in said.err

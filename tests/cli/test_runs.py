@@ -13,7 +13,7 @@ __all__ = ["run", "trained"]
 
 
 @pytest.mark.slow
-def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) -> None:
+def test_a_rollback_prints_what_it_moves(run: Path, kapelle: Kapelle) -> None:
     before = files(run)
     said = kapelle("runs", "rollback", run, "--to", "3", "--dry-run")
     assert said.code == 0, said.err
@@ -41,7 +41,7 @@ def test_it_says_what_it_would_do_then_what_it_did(run: Path, kapelle: Kapelle) 
         (["show", "nowhere"], "no run of kapelle at nowhere"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_wrong_arguments_of_runs_end_with_one_line(
     words: list[str],
     said: str,
     run: Path,
@@ -53,7 +53,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert found.err.count("\n") == 1
 
 
-def test_a_list_says_of_every_run_what_it_came_to_and_hides_none(run: Path, kapelle: Kapelle) -> None:
+def test_a_list_shows_the_state_of_every_run(run: Path, kapelle: Kapelle) -> None:
     other = shutil.copytree(run, run.parent / "deep" / "other")
     (other / "status.json").write_text("{")
     said = kapelle("runs", "ls", run.parent)

@@ -88,7 +88,7 @@ class TestChecking:
         assert "score_rounds" in wrong.err
         assert not Path("run").exists()
 
-    def test_a_verifier_of_no_stage_is_refused(self, recipe: str) -> None:
+    def test_an_unknown_stage_of_a_verifier_is_an_error(self, recipe: str) -> None:
         stages = read_stages(recipe, settings=["stages.2.algorithm.verifier=stage:juge"])
         with pytest.raises(ConfigError, match=r"'stage:juge'.*'judge'"), checkable(stages):
             pass
@@ -105,7 +105,7 @@ class TestRunning:
         assert said.code == 0, said.err
         return folder
 
-    def test_policies_go_on_from_what_an_earlier_stage_kept(self, whole: Path) -> None:
+    def test_policies_start_from_the_weights_of_an_earlier_stage(self, whole: Path) -> None:
         stages = read_stages(str(whole / "three.yaml"))
         start = start_of(stages[2], stages, whole / "run")
         kept_at = whole / "run" / "01-sft" / "checkpoints" / "00000002" / "policies"
@@ -122,9 +122,7 @@ class TestRunning:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("how", ["older"])
-    def test_a_stage_starts_from_the_newest_weights_whatever_latest_says(
-        self, whole: Path, kapelle: Kapelle, how: str
-    ) -> None:
+    def test_a_stage_starts_from_the_newest_weights(self, whole: Path, kapelle: Kapelle, how: str) -> None:
         shutil.copytree(whole / "run", "run")
         shutil.rmtree("run/03-debate")
         if how == "older":  # what a kill between the save and the pointer leaves
@@ -198,7 +196,7 @@ def told(run: Path) -> list[dict[str, float]]:
 
 class TestGate:
     @pytest.mark.slow
-    def test_a_debate_does_not_start_on_a_verifier_at_chance_unless_asked_to(
+    def test_a_debate_does_not_start_with_a_verifier_at_chance_level(
         self, tmp_path: Path, kapelle: Kapelle
     ) -> None:
         stages = json.loads(json.dumps(RECIPE["stages"]))

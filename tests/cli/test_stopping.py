@@ -55,7 +55,7 @@ def without_time(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
-def test_a_signal_in_training_saves_and_says_how_to_go_on(
+def test_a_signal_in_training_saves_and_prints_how_to_resume(
     kapelle: Kapelle,
     monkeypatch: pytest.MonkeyPatch,
     finished: tuple[Path, Said],

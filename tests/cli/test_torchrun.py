@@ -83,7 +83,7 @@ DEAF = f"[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; print('deaf', f
         (["sys.exit(143)", "sys.exit(143)"], 143),
     ],
 )
-def test_the_code_is_that_of_the_first_that_says_one(
+def test_the_exit_code_is_that_of_the_first_rank_that_failed(
     programs: list[str], code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(launched(*programs)) == code
@@ -218,7 +218,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.ranks
-def test_the_logs_of_all_ranks_say_which_one_failed_and_where(recipe: Path, tmp_path: Path) -> None:
+def test_the_logs_of_all_ranks_name_the_failed_rank(recipe: Path, tmp_path: Path) -> None:
     run, port = tmp_path / "run", free_port()
     words = [sys.executable, "-c", FAILING, "train", str(recipe), "--run-dir", str(run)]
     ranks = [

@@ -46,7 +46,7 @@ def test_a_dry_run_shows_the_weights_and_where_settings_come_from(kapelle: Kapel
         ["compare", "demo", "--algorithms", "grpo,rloo", "--seeds", "1", "start_from=missing"],
     ],
 )
-def test_weights_to_start_from_that_are_not_there_are_refused_by_what_loads_nothing(
+def test_missing_weights_to_start_from_are_an_error_before_a_model_loads(
     kapelle: Kapelle, tmp_path: Path, words: list[str]
 ) -> None:
     said = kapelle(*words)
@@ -54,7 +54,7 @@ def test_weights_to_start_from_that_are_not_there_are_refused_by_what_loads_noth
     assert f"`start_from` names 'missing', but there is no {tmp_path / 'missing'}." in said.err
 
 
-def test_validate_says_what_training_would_do_other_than_asked(kapelle: Kapelle) -> None:
+def test_validation_prints_doubts(kapelle: Kapelle) -> None:
     said = kapelle("validate", "demo", "team.sampling.max_tokens=100000", "optimizer.warmup_steps=60")
     assert said.code == 0
     doubts = [line for line in said.out.splitlines() if line.startswith("-   ")]
@@ -88,7 +88,7 @@ def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None
         ["--resume", "run", "training.steps=3"],
     ],
 )
-def test_a_run_goes_on_where_it_ended(kapelle: Kapelle, run: Path, words: list[str]) -> None:
+def test_a_run_continues_after_its_last_step(kapelle: Kapelle, run: Path, words: list[str]) -> None:
     origin = read_provenance(run)
     said = kapelle("train", *words, "--json")
     assert said.code == 0, said.err
@@ -121,7 +121,7 @@ def test_a_run_goes_on_where_it_ended(kapelle: Kapelle, run: Path, words: list[s
         (["demo", *TINY, "--resume", "--run-dir", "nowhere"], "There is no run at nowhere to resume."),
     ],
 )
-def test_what_cannot_be_trained_or_resumed_is_said(kapelle: Kapelle, words: list[str], problem: str) -> None:
+def test_wrong_arguments_of_train_end_with_one_line(kapelle: Kapelle, words: list[str], problem: str) -> None:
     Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "1+2", "answer": "3"}\n')
     said = kapelle("train", *words)
     assert said.code == 2
@@ -130,7 +130,7 @@ def test_what_cannot_be_trained_or_resumed_is_said(kapelle: Kapelle, words: list
     assert not Path("nowhere").exists()
 
 
-def test_a_resume_says_what_has_changed_since_and_its_summary_too(kapelle: Kapelle) -> None:
+def test_a_resumed_run_reports_changed_data(kapelle: Kapelle) -> None:
     folder = Path("data")
     folder.mkdir()
     for split, start in (("train", 0), ("test", 50)):

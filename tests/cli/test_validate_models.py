@@ -123,7 +123,7 @@ PLAYED = ("gpt2", "granite", "mamba2", "bert")
         for f in FAMILIES
     ],
 )
-def test_validate_says_of_every_family_what_training_does(kapelle: Kapelle, family: str) -> None:
+def test_validation_and_training_of_every_family_agree(kapelle: Kapelle, family: str) -> None:
     build(family).save_pretrained("model")
     tokenizer().save_pretrained("model")
     validated = kapelle("validate", *RUN)
@@ -151,7 +151,7 @@ SHAPES: dict[str, tuple[str | None, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("what", SHAPES)
-def test_settings_that_a_model_of_this_shape_cannot_follow_are_refused_before_it_is_loaded(
+def test_unsupported_settings_of_a_model_are_an_error_before_it_loads(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     family, changed, told = SHAPES[what]
@@ -173,7 +173,7 @@ def test_settings_that_a_model_of_this_shape_cannot_follow_are_refused_before_it
         assert (trained.code, trained.err) == (2, validated.err)
 
 
-def test_a_model_that_processes_cannot_split_is_refused_in_each_and_said_to_one_alone(
+def test_a_model_that_cannot_be_split_is_an_error_in_several_processes(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build("gpt2").save_pretrained("model")

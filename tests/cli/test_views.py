@@ -42,7 +42,7 @@ def lines(*states: ProgressLine) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_lines_say_what_happened_and_when() -> None:
+def test_lines_show_events_with_their_time() -> None:
     assert lines(
         ProgressLine(phase="warm-up", detail="cached"),
         ProgressLine(event="evaluation", phase="evaluation", points=(BEFORE,)),
@@ -93,7 +93,7 @@ def test_the_panel_shows_everything_at_once() -> None:
     assert len(hint.rstrip()) < 38, "the echo of ^C must fit behind it on the narrowest terminal"
 
 
-def test_what_models_say_is_text_and_never_markup_or_control() -> None:
+def test_completions_are_shown_without_markup_and_control_characters() -> None:
     evil = ShownConversation("[bold]q[/bold]", (("a", "[red]x[/red] \x1b[31m\x1b]0;title\x07"),), 0.0)
     text = drawn(ProgressLine(conversations=(evil,)))
     assert "[bold]q[/bold] → a [red]x[/red] \\x1b[31m\\x1b]0;title\\x07" in text

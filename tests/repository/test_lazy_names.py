@@ -72,7 +72,7 @@ def test_every_piece_of_a_recipe_is_offered_as_a_class(
         ("kapelle Trianer", "Trainer"),
     ],
 )
-def test_a_wrong_name_is_told_the_nearest_one(wrong: str, meant: str) -> None:
+def test_an_unknown_attribute_suggests_the_closest_name(wrong: str, meant: str) -> None:
     package, name = wrong.split()
     expected = f"module '{package}' has no attribute '{name}'. Did you mean '{meant}'?"
     with pytest.raises(AttributeError) as asked:

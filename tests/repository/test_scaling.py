@@ -76,7 +76,7 @@ class TestSimulator:
 
 
 class TestTails:
-    def test_an_episode_that_is_left_goes_on_where_it_was(self) -> None:
+    def test_an_unfinished_episode_continues_at_its_turn(self) -> None:
         plan = replace(SURE, agents=2, question=5)
         tale = Tale((10, 20, 30))
         clock = play_on(plan, COSTS, [tale])

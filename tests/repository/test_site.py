@@ -70,7 +70,7 @@ def test_the_menu_names_pages_that_exist_or_are_made() -> None:
 
 
 @pytest.mark.slow
-def test_the_reference_says_what_a_setting_means_its_default_and_its_bounds() -> None:
+def test_the_reference_shows_meaning_default_and_bounds_of_a_setting() -> None:
     run = run_page()
     assert "| `tasks_per_step` | integer, ≥ 1 | `32` | Tasks (groups) per step;" in run
     assert "| `microbatch_tokens` | integer, ≥ 1 or `auto` | `auto` |" in run
@@ -143,5 +143,5 @@ def test_every_setting_of_theirs_is_on_its_page(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_setting_says_what_it_means() -> None:
+def test_every_setting_has_a_docstring() -> None:
     assert undocumented() == []

@@ -38,7 +38,7 @@ WITH_SECRETS = [
     ],
     ids=["agent", "judge", "vllm", "search", "engine"],
 )
-def test_every_setting_that_takes_an_address_refuses_one_with_a_secret(make: Any, url: str) -> None:
+def test_an_address_with_a_secret_is_an_error_in_every_setting(make: Any, url: str) -> None:
     with pytest.raises((ValueError, ConfigError), match="which would be stored with the run"):
         make(url)
 

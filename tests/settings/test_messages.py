@@ -47,7 +47,7 @@ def test_an_error_names_the_setting_its_source_and_a_fix(text: str, words: str, 
     assert words in error_of(text, tmp_path)
 
 
-def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
+def test_an_error_names_the_methods_that_a_class_lacks(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import kapelle\n\nclass Env(kapelle.Settings):\n    def task(self, split, index): ...\n"
     )
@@ -55,7 +55,7 @@ def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
     assert "has no `reward_range`, no `sources`, no `check`, no `size`, no `start`" in message
 
 
-def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
+def test_a_module_in_the_working_directory_is_found_except_with_safe_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_a_module_where_kapelle_runs_is_found_unless_python_was_told_otherwise(
         ("inner/part.py:Env", "write `package.module`, from the folder above the package."),
     ],
 )
-def test_of_a_module_that_is_not_found_the_file_that_was_meant_is_named(
+def test_a_missing_module_suggests_a_fix(
     name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -43,7 +43,7 @@ class TestWarmup:
             assert plain.config.warmup is not None
             assert plain.notes == ()
 
-    def test_who_asks_for_it_gets_it_and_is_told_what_it_does(self, tmp_path: Path) -> None:
+    def test_a_warm_up_that_is_set_is_kept_with_a_note(self, tmp_path: Path) -> None:
         path = "model.path=Qwen/Qwen3-0.6B"
         typed = load_recipe("demo", (), (path, "warmup.steps=7"))
         laid = load_recipe("demo", (overlay(tmp_path, warmup={"steps": 7}),), (path,))
@@ -121,7 +121,7 @@ class TestUnset:
                     assert {again.origin[k] for k in origins} == {"default"}, path
                     assert path not in again.origin or not left
 
-    def test_what_is_said_after_it_begins_anew(self) -> None:
+    def test_settings_after_a_null_start_from_the_defaults(self) -> None:
         found = load_recipe("kuhn", (), ("model.embedded=null", "model.embedded.layers=3"))
         assert (found.config.model.embedded.layers, found.config.model.embedded.hidden) == (3, 128)
         assert found.origin["model.embedded.layers"] == "command line"

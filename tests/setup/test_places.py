@@ -93,7 +93,7 @@ class TestDevices:
             (r"team.critic_device: cuda:99", {"team": {"agents": 2, "critic_device": DEVICE}}),
         ],
     )
-    def test_one_that_is_not_there_is_refused_by_name(
+    def test_a_missing_device_is_an_error(
         self, name: str, over: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(

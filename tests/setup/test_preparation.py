@@ -66,7 +66,7 @@ def fault_of(config: RunConfig, begins: str) -> str:
 
 
 @pytest.mark.parametrize(("setting", "begins"), OF_ANY_TEAM.values(), ids=OF_ANY_TEAM)
-def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: str) -> None:
+def test_training_validation_and_playing_raise_the_same_error(setting: str, begins: str) -> None:
     config = config_of(setting)
     found = fault_of(config, begins)
     assert error_of(lambda: open_play(config)) == found
@@ -75,13 +75,13 @@ def test_a_fault_is_the_same_error_for_whoever_meets_it(setting: str, begins: st
 
 
 @pytest.mark.parametrize(("setting", "begins"), OF_ONE_THAT_LEARNS.values(), ids=OF_ONE_THAT_LEARNS)
-def test_who_only_plays_is_not_asked_whether_it_can_learn(setting: str, begins: str) -> None:
+def test_a_team_that_only_acts_skips_checks_of_training(setting: str, begins: str) -> None:
     config = config_of(setting)
     fault_of(config, begins)
     assert prepare(config, training=False).team.names == ("reasoner", "actor")
 
 
-def test_who_only_acts_needs_no_code_of_the_user(tmp_path: Path) -> None:
+def test_a_team_that_only_acts_needs_no_user_code(tmp_path: Path) -> None:
     """A run whose rewards were functions of a script is exported and chatted with; whoever trains or plays it is told."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"question": "{k}", "answer": "{k}"}}\n' for k in range(20)), "utf-8")

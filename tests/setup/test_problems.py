@@ -72,7 +72,7 @@ def drawn(config: Any, steps: int) -> list[str]:
     return [same_words(task.question) for step in range(1, steps + 1) for task in source.of(step)]
 
 
-def test_a_row_that_is_spelt_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_test_problem_in_the_training_rows_is_an_error(tmp_path: Path) -> None:
     rows = {"name": "math", "path": written(tmp_path / "own", "How much is 1,200 + 3?", split="train")}
     tested = {"name": "math", "path": written(tmp_path / "set", "how much is:  1200+3 ?", "another one?")}
     with pytest.raises(ConfigError, match=r"`evaluation.sets.held`: 1 of its 2 problems are trained on too"):
@@ -96,7 +96,7 @@ def test_a_generator_leaves_out_the_rows_that_test(
     assert "`evaluation.sets.held` holds 3 of 2" in prepare(config).notes[0]
 
 
-def test_a_set_that_holds_all_that_is_drawn_is_refused(tmp_path: Path) -> None:
+def test_a_test_set_with_all_training_problems_is_an_error(tmp_path: Path) -> None:
     games = {"name": "arithmetic", "digits": 1, "operators": ["+"]}
     every = [f"{a}+{b}" for a in range(10) for b in range(10)]
     tested = {"name": "math", "path": written(tmp_path / "set", *every)}

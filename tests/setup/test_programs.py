@@ -38,7 +38,7 @@ def test_looking_at_a_recipe_starts_no_server(words: tuple[str, ...], tmp_path: 
         assert "is not checked; `--start` starts or asks it" in said.out
 
 
-def test_it_is_started_when_that_is_asked_for(tmp_path: Path) -> None:
+def test_start_starts_the_server(tmp_path: Path) -> None:
     file, trace = recipe(tmp_path)
     said = call("validate", file, "--start")
     assert said.code == 2

@@ -99,7 +99,7 @@ class TestSettings:
         assert type(found) is type(value)
 
     @pytest.mark.parametrize("setting", ["training.steps", "=3", "training.steps:3"])
-    def test_what_is_no_setting_is_told_the_form(self, base: str, setting: str) -> None:
+    def test_a_word_without_a_value_is_no_setting(self, base: str, setting: str) -> None:
         with pytest.raises(ConfigError, match=r"Write key\.path=value"):
             load(base, setting)
 
@@ -210,7 +210,7 @@ class TestWrongKeys:
             ("algorithm.name=pathlib:Path", "must be a subclass of kapelle.Settings"),
         ],
     )
-    def test_a_wrong_name_is_told_the_right_one(self, base: str, setting: str, meant: str) -> None:
+    def test_an_unknown_class_suggests_the_closest_name(self, base: str, setting: str, meant: str) -> None:
         with pytest.raises(ConfigError) as caught:
             load(base, setting)
         assert meant in str(caught.value)

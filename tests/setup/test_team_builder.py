@@ -42,7 +42,7 @@ class TestWeights:
         assert all(policy.lora == Lora() and policy.base == "base" for policy in team.policies.values())
         assert team.bases == {"base": "embedded"}
 
-    def test_every_agent_may_have_its_own_kind(self) -> None:
+    def test_agents_may_have_different_kinds_of_weights(self) -> None:
         fields = {
             "a": {"lora": {"rank": 3}},
             "b": {"weights": "frozen"},
@@ -77,12 +77,12 @@ class TestWeights:
         with pytest.raises(ConfigError, match="'b' gives policy 'x' other settings"):
             build(seats("a", "b", **fields))
 
-    def test_an_adapter_on_a_base_that_another_trains_is_refused(self) -> None:
+    def test_an_adapter_on_a_base_that_trains_is_an_error(self) -> None:
         with pytest.raises(ConfigError, match="same base weights"):
             build(seats("a", "b", b={"weights": "shared"}))
 
     @pytest.mark.parametrize("name", ["a.b", "a/b", "1a", "", "a b"])
-    def test_names_that_could_not_be_written_are_refused(self, name: str) -> None:
+    def test_invalid_names_of_agents_are_errors(self, name: str) -> None:
         with pytest.raises(ConfigError, match=r"team\.agents.*name"):
             config([{"name": name}])
         with pytest.raises(ConfigError, match="adapter"):
@@ -100,7 +100,7 @@ class TestCritics:
         assert len(build(seats("a", "b"), "mappo", critic_sharing="own").critics) == 2
 
     @pytest.mark.parametrize("whose", ["a", 0])
-    def test_an_agent_shares_another_ones_by_name_or_seat_number(self, whose: str | int) -> None:
+    def test_an_agent_shares_a_critic_by_name_or_index(self, whose: str | int) -> None:
         team = build(seats("a", "b", "c", c={"share_critic_with": whose}), "ippo")
         assert team.critic_of == {"a": "critic:a", "b": "critic:b", "c": "critic:a"}
         assert list(team.critics) == ["critic:a", "critic:b"]
@@ -115,13 +115,13 @@ class TestCritics:
         ],
     )
     @pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
-    def test_sharing_that_ends_nowhere_is_refused(
+    def test_circular_sharing_of_critics_is_an_error(
         self, fields: dict[str, Any], message: str, algorithm: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):
             build(seats("a", "b", "c", **fields), algorithm)
 
-    def test_critics_of_an_algorithm_without_any_are_refused(self) -> None:
+    def test_critics_of_an_algorithm_without_critics_are_an_error(self) -> None:
         with pytest.raises(ConfigError, match="`grpo` has no critics"):
             build(seats("a", "b", b={"share_critic_with": 0}), "grpo")
 
@@ -129,7 +129,7 @@ class TestCritics:
         team = build(seats("a", "b", b={"weights": "frozen"}), "ippo")
         assert team.critic_of == {"a": "critic:a"}
 
-    def test_the_critic_of_a_whole_model_stands_on_a_copy(self) -> None:
+    def test_the_critic_of_a_whole_model_uses_a_copy(self) -> None:
         team = build(2, "ippo", sharing="shared")
         bases = {critic.base for critic in team.critics.values()}
         assert bases == {"base@critic"}

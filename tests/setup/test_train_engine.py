@@ -24,7 +24,7 @@ PLAIN = {"name": "tests.support.plain_engine:Plain"}
 
 
 class TestName:
-    def test_it_is_torch_unless_said_otherwise(self) -> None:
+    def test_the_default_is_torch(self) -> None:
         assert resolve(sections()).train_engine == Torch()
         assert resolve(sections(train_engine=None)).train_engine == Torch()
 
@@ -40,7 +40,7 @@ class TestName:
             ({"name": "tests.support.plain_engine:PlainEngine"}, "subclass of kapelle.Settings"),
         ],
     )
-    def test_another_is_refused_by_name(self, said: dict[str, Any], match: str) -> None:
+    def test_an_unknown_train_engine_is_an_error(self, said: dict[str, Any], match: str) -> None:
         with pytest.raises(ConfigError, match=match):
             resolve(sections(train_engine=said))
 

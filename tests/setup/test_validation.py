@@ -63,7 +63,7 @@ def checked(**sections: Any) -> RunConfig:
         ({"environment": PENNIES, "algorithm": {"name": "mappo", "team_reward": "sum"}}, "rewards all agents alike"),
     ],
 )  # fmt: skip
-def test_it_is_refused_with_its_mending(sections: dict[str, Any], mending: str) -> None:
+def test_a_wrong_combination_is_an_error_with_a_fix(sections: dict[str, Any], mending: str) -> None:
     with pytest.raises(ConfigError, match=mending):
         checked(**sections)
 
