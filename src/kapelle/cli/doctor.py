@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,24 +79,21 @@ def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_jso
         say(line)
     say()
     first = every[0]
-    versions = {
-        name: found
-        for name, found in first.versions.items()
-        if found is not None and all(each.versions.get(name) == found for each in every)
-    }
-    say(f"alike      {', '.join(f'{name} {found}' for name, found in versions.items())}")
-    shared = {
-        name: value
-        for name, value in first.variables.items()
-        if all(each.variables.get(name) == value for each in every)
-    }
-    if shared:
-        say(f"variables  {' '.join(f'{name}={value}' for name, value in shared.items())}")
+    versions = _common([{name: of for name, of in each.versions.items() if of is not None} for each in every])
+    say(f"alike      {', '.join(f'{name} {version}' for name, version in versions.items())}")
+    variables = _common([each.variables for each in every])
+    if variables:
+        say(f"variables  {' '.join(f'{name}={value}' for name, value in variables.items())}")
     for folder in first.folders:
         say(f"folder     {folder.path} ({folder.free / 1e9:.0f} GB free)")
     if len(every) == 1:
         several = command("doctor", "--launch", "torchrun", "--processes", "2")
         say(f"This is one process. Several: {several}, or `torchrun … -m kapelle doctor` on every machine.")
+
+
+def _common(every: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the entries that all mappings have in common."""
+    return {name: value for name, value in every[0].items() if all(each.get(name) == value for each in every)}
 
 
 def _row(each: RankFacts) -> tuple[str, ...]:

@@ -192,18 +192,7 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
         "samples": player.config.evaluation.samples,
         "sets": list(player.config.evaluation.sets),
         "team": result.row(),
-        "agents": {
-            agent: {
-                "success": rate.value,
-                "interval": rate.interval,
-                "scored": rate.scored,
-                "problems": rate.played,
-                "failed": rate.failed,
-            }
-            if (rate := own.get(agent)) is not None
-            else None
-            for agent in player.play.team.names
-        },
+        "agents": {agent: _rate_row(own.get(agent)) for agent in player.play.team.names},
         "baselines": [
             {
                 "agents": list(each.agents),
@@ -213,6 +202,18 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
             }
             for each in baselines
         ],
+    }
+
+
+def _rate_row(rate: MeanScore | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    return {
+        "success": rate.value,
+        "interval": rate.interval,
+        "scored": rate.scored,
+        "problems": rate.played,
+        "failed": rate.failed,
     }
 
 
@@ -290,22 +291,19 @@ def _agents(player: Player, result: Evaluation) -> list[str]:
     own = (own_scores if questions else own_totals)(result.groups)
     lines = []
     for agent in player.play.team.names:
-        if agent not in own and result.failed == result.problems:
+        rate = own.get(agent)
+        cells: tuple[str, ...]
+        if rate is None and result.failed == result.problems:
             continue
-        if agent not in own:
-            lines.append(_line(f"  {agent}", "gives no graded answer"))
+        if rate is None:
+            cells = ("gives no graded answer",)
         elif shares:
-            lines.append(_line(f"  {agent}", *_rate(own[agent])))
+            cells = _rate(rate)
         else:
-            rate = own[agent]
             ends = f" [{rate.interval[0]:.3f}, {rate.interval[1]:.3f}]" if rate.interval else ""
-            lines.append(
-                _line(
-                    f"  {agent}",
-                    f"reward {rate.value:.3f}{ends}",
-                    f"in {rate.scored} of {rate.played}{missing_text(rate.failed, '')}",
-                )
-            )
+            counts = f"in {rate.scored} of {rate.played}{missing_text(rate.failed, '')}"
+            cells = (f"reward {rate.value:.3f}{ends}", counts)
+        lines.append(_line(f"  {agent}", *cells))
     return lines
 
 

@@ -209,28 +209,9 @@ class Report:
     def row(self) -> dict[str, Any]:
         """Return it as plain JSON."""
         before, after = self.before, self.after
-        return {
-            "accuracy_before": before.success if before else None,
-            "accuracy_after": after.success if after else None,
-            "interval": _listed(after),
-            "interval_before": _listed(before),
-            **({"verifier": dict(after.verifier)} if after and after.verifier else {}),
-            "problems": after.problems if after else before.problems if before else None,
-            "scored_before": before.rate.scored if before else None,
-            "scored_after": after.rate.scored if after else None,
-            "reason": after.reason if after else before.reason if before else None,
-            "fewer": after.fewer if after else before.fewer if before else None,
-            "failed_before": before.failed if before else None,
-            "failed_after": after.failed if after else None,
-            "reward_before": dict(before.reward) if before else None,
-            "reward_after": dict(after.reward) if after else None,
-            "steps": self.steps,
-            "parameters": self.parameters,
-            "seconds_warmup": round(self.seconds.get("warm-up", 0.0), 3),
-            "seconds_training": round(self.seconds.get("training", 0.0), 3),
-            "seconds_evaluation": round(self.seconds.get("evaluation", 0.0), 3),
-            "seconds_total": round(sum(self.seconds.values()), 3),
-            "conversation": None
+        last = after or before
+        shown = (
+            None
             if self.learned is None
             else [
                 {
@@ -240,7 +221,26 @@ class Report:
                     "returns": dict(each.returns),
                 }
                 for each in self.learned
-            ],
+            ]
+        )
+        row: dict[str, Any] = {"interval": _listed(after), "interval_before": _listed(before)}
+        for when, point in (("before", before), ("after", after)):
+            row[f"accuracy_{when}"] = point.success if point else None
+            row[f"scored_{when}"] = point.rate.scored if point else None
+            row[f"failed_{when}"] = point.failed if point else None
+            row[f"reward_{when}"] = dict(point.reward) if point else None
+        for name in ("problems", "reason", "fewer"):
+            row[name] = getattr(last, name) if last else None
+        if after and after.verifier:
+            row["verifier"] = dict(after.verifier)
+        for phase in ("warm-up", "training", "evaluation"):
+            row[f"seconds_{phase.replace('-', '')}"] = round(self.seconds.get(phase, 0.0), 3)
+        return {
+            **row,
+            "seconds_total": round(sum(self.seconds.values()), 3),
+            "steps": self.steps,
+            "parameters": self.parameters,
+            "conversation": shown,
             "run_dir": str(self.run_dir),
             "stopped_by": self.stopped_by,
             **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
@@ -251,31 +251,19 @@ class Report:
     def lines(self) -> list[str]:
         """Return it as text."""
         run = str(self.run_dir)
-        return [
-            "",
-            *self._scores(),
-            *([] if self.learned is None else _row("before", one_line(self.learned[0]))),
-            *([] if self.learned is None else _row("after", one_line(self.learned[1]))),
-            *_row(
-                "time",
-                ", ".join(
-                    f"{name} {self.seconds[name]:.1f} s"
-                    for name in ("warm-up", "training", "evaluation")
-                    if name in self.seconds
-                ),
-            ),
-            *(line for name, note in self.notes for line in _row(name, note)),
-            *(line for change in self.changes for line in _row("changed", change)),
-            *(
-                line
-                for text in (self.verdict.lines() if self.verdict else ())
-                for line in _row("health", text)
-            ),
-            *_row("run", run),
-            *_row("see it", command("view", run)),
-            *_row("measure", command("eval", run)),
-            *_row("go on", f"{command('train', '--resume', run)} training.{self.length}=N"),
-        ]
+        phases = [name for name in ("warm-up", "training", "evaluation") if name in self.seconds]
+        rows = (
+            []
+            if self.learned is None
+            else [("before", one_line(self.learned[0])), ("after", one_line(self.learned[1]))]
+        )
+        rows.append(("time", ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in phases)))
+        rows += self.notes
+        rows += [("changed", change) for change in self.changes]
+        rows += [("health", line) for line in (self.verdict.lines() if self.verdict else ())]
+        rows += [("run", run), ("see it", command("view", run)), ("measure", command("eval", run))]
+        rows.append(("go on", f"{command('train', '--resume', run)} training.{self.length}=N"))
+        return ["", *self._scores(), *(_row(*row) for row in rows)]
 
     def _scores(self) -> list[str]:
         """Return the figures before and after with their counts, which are stated once if they are the same."""
@@ -284,49 +272,42 @@ class Report:
             return _judge(None if measured is self.before else self.before, measured)
         points = [point for point in (self.before, self.after) if point is not None]
         if not points:
-            return _row("steps", str(self.steps))
+            return [_row("steps", str(self.steps))]
         alike = len({(point.is_game, point.counts()) for point in points}) == 1
-        text_before, text_after = (
-            "not measured"
-            if point is None
-            else point.text()
-            if alike
-            else f"{point.text()}, {point.counts()}"
-            for point in (self.before, self.after)
-        )
+        texts = [
+            "not measured" if each is None else each.text() if alike else f"{each.text()}, {each.counts()}"
+            for each in (self.before, self.after)
+        ]
         whole = points[0].counts(" unseen problems") if alike else "on unseen problems"
         games = all(point.is_game for point in points)
         intervals = ", 95 % intervals" if any(point.interval for point in points) else ""
         name = "return" if games else "score" if any(point.games for point in points) else "accuracy"
-        lines = _row(name, f"{text_before}  →  {text_after}  {whole}{intervals}")
+        lines = [_row(name, f"{texts[0]}  →  {texts[1]}  {whole}{intervals}")]
         for part in dict.fromkeys(part for point in points for part in point.part_reward):
             earned = [returns(p.part_reward[part]) for p in points if part in p.part_reward]
-            lines += _row("", f"{part}: return {'  →  '.join(earned)}")
-        for reason in dict.fromkeys(point.reason for point in points if point.reason):
-            lines += _row("", f"not scored: {reason}")
-        return lines
+            lines.append(_row("", f"{part}: return {'  →  '.join(earned)}"))
+        reasons = dict.fromkeys(point.reason for point in points if point.reason)
+        return [*lines, *(_row("", f"not scored: {reason}") for reason in reasons)]
 
 
-def _row(name: str, text: str) -> list[str]:
-    return [f"{name:10}{text}"]
+def _row(name: str, text: str) -> str:
+    return f"{name:10}{text}"
 
 
 def _judge(before: Point | None, after: Point) -> list[str]:
     """Return how well a verifier judges held-out answers, and how well its probabilities are calibrated."""
     found = after.verifier or {}
     then = f"{judged(before.verifier)}  →  " if before and before.verifier else ""
-    lines = _row(
-        "verifier",
-        f"{then}{judged(found)}  among answers to one of {found['both']} held-out questions, 95 %",
-    )
+    both = f"{judged(found)}  among answers to one of {found['both']} held-out questions, 95 %"
+    lines = [_row("verifier", f"{then}{both}")]
     if found["auc"] is None:
         return lines
     low, high = found["interval"] or (0.0, 1.0)
     over_all = f"{found['answers']} answers to {found['questions']} questions, {100 * found['right']:.1f} % of them right"
     return [
         *lines,
-        *_row("", f"AUC {found['auc']:.3f} [{low:.3f}, {high:.3f}] over all {over_all}"),
-        *_row("", f"calibration error {found['calibration_error']:.3f}, Brier score {found['brier']:.3f}"),
+        _row("", f"AUC {found['auc']:.3f} [{low:.3f}, {high:.3f}] over all {over_all}"),
+        _row("", f"calibration error {found['calibration_error']:.3f}, Brier score {found['brier']:.3f}"),
     ]
 
 
