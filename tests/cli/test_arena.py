@@ -68,24 +68,6 @@ def test_a_stopped_arena_continues(kapelle: Kapelle, monkeypatch: pytest.MonkeyP
     assert times == 7
 
 
-def test_other_settings_of_an_arena_are_an_error(kapelle: Kapelle) -> None:
-    kapelle("arena", "nash", "other=random", *GAME, "--output", "a")
-    for words, reason in (
-        (("--games", "13"), "a holds an arena with games 12, not 13"),
-        (("--seed", "1"), "a holds an arena with seed 0, not 1"),
-        (("environment.invalid=forfeit",), 'environment.invalid "random", not "forfeit"'),
-        (("model.dtype=bfloat16",), 'model.dtype "float32", not "bfloat16"'),
-        (("episode.compaction={}",), "compaction null, not {"),
-    ):
-        said = kapelle("arena", "nash", "other=random", *GAME, *words, "--output", "a")
-        assert (said.code, reason in said.err) == (2, True), said.err
-    said = kapelle("arena", "nash", "other=cfr", *GAME, "--output", "a")
-    assert "'other' in a was random, and is cfr now" in said.err
-    Path("b").mkdir()
-    Path("b/mine.txt").write_text("precious")
-    assert "b holds other files than an arena" in kapelle("arena", "nash", "random", *GAME, "-o", "b").err
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("edit", "reason"),

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Kapelle, Said
-from tests.support.tiny import LORA, tiny_model
+from tests.support.tiny import tiny_model
 
 from kapelle.cli.chat import _unless_stopped
-from kapelle.models.adapters import named
-from kapelle.models.lora_bank import layers_of
-from kapelle.models.weights import save_adapter, save_model
+from kapelle.models.weights import save_model
 
 
 def test_what_is_no_run_is_one_line(kapelle: Kapelle) -> None:
@@ -74,26 +72,6 @@ def test_a_team_is_talked_with(
         monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
         assert kapelle("chat", str(run), "--agent", called).out.startswith("actor: ")
     assert "Did you mean 'actor'" in kapelle("chat", str(run), "--agent", "acter").err
-
-
-def test_a_model_or_adapter_folder_is_talked_with(kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tiny_model()
-    save_model(Path("model"), base)
-    layers = named(layers_of(base.model), LORA)
-    base.bank.add("a", LORA, seed=0)
-    save_adapter(Path("adapter"), base.bank.parameters("a"), layers, "model")
-    short = "team.sampling.max_tokens=4"
-    for words in (["model"], ["--model", "adapter"], ["adapter"]):
-        monkeypatch.setattr("sys.stdin", io.StringIO("1+1\nand then\n"))
-        said = kapelle("chat", *words, short)
-        assert said.code == 0, said.err
-        assert [line[:9] for line in said.out.splitlines() if line.startswith("agent_0: ")] == [
-            "agent_0: "
-        ] * 2
-    monkeypatch.setattr("sys.stdin", io.StringIO("1+1\n"))
-    said = kapelle("chat", "--model", "adapter", "--environment", "demo", short)
-    spoke = [line.partition(": ")[0] for line in said.out.splitlines()]
-    assert [who for who in spoke if who in {"reasoner", "actor", "team"}] == ["reasoner", "actor", "team"]
 
 
 def test_wrong_arguments_of_chat_end_with_one_line(kapelle: Kapelle, no_model: None) -> None:

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import TINY, Kapelle, Said
+from tests.cli.conftest import Kapelle, Said
 from tests.support.stopping import interrupt_at
 from tests.support.tiny import tiny_model
 
 from kapelle.cli import collect
 from kapelle.environments.recorded import Preferences
 from kapelle.models.weights import save_model
-from kapelle.runs.reader import read_groups
 from kapelle.runtime.row_files import read_rows
 
 
@@ -96,22 +95,6 @@ class TestWithoutSettings:
         said = kapelle("collect", str(run), *words)
         assert said.code == 0, said.err
         return rows_of(words[words.index("-o") + 1])
-
-    def test_sft_trains_on_completions_of_a_single_model(self, kapelle: Kapelle) -> None:
-        save_model(Path("model"), tiny_model())
-        alone = ("--model", "model", "--environment", "arithmetic", "team.sampling.max_tokens=3")
-        assert kapelle("collect", *alone, "-n", "40", "-o", "data.json").code == 0
-        small = [word for word in TINY if word.startswith(("model.", "training.", "evaluation."))]
-        said = kapelle(
-            "train", "mrlm_sft", "environment.name=trajectories", "environment.path=data.json", "workflow.name=parallel",
-            *small, "--run-dir", "imitated", "--json",
-        )  # fmt: skip
-        assert said.code == 0, said.err
-        turns = [
-            turn for group in read_groups(Path("imitated"), 1) for e in group.episodes for turn in e.turns
-        ]
-        assert {turn.agent for turn in turns} == {"ada", "ben"}
-        assert {turn.text for turn in turns} <= {row["completion"].strip() for row in rows_of("data.json")}
 
     def test_completions_with_different_rewards_become_preferences(self, kapelle: Kapelle) -> None:
         asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import TINY, Kapelle, Said
+from tests.cli.conftest import TINY, Said
 
 from kapelle.cli import main
 from kapelle.runs.checkpoint import newest_valid
@@ -39,26 +38,6 @@ def test_the_run_directory_is_whole(finished: tuple[Path, Said]) -> None:
     rows = read_evaluations(run)
     assert [row["step"] for row in rows] == [0, 2]
     assert [row["success"] for row in rows] == [said.json["accuracy_before"], said.json["accuracy_after"]]
-
-
-def test_piped_output_is_plain_lines_with_the_numbers_at_the_end(kapelle: Kapelle) -> None:
-    said = kapelle("demo", *TINY)
-    assert said.code == 0
-    (run,) = Path("runs").iterdir()
-    assert run.name.startswith("demo-")
-    assert "\x1b" not in said.out
-    assert (
-        "The model is tiny (6.56 k parameters): it is created and trained from scratch on this machine"
-        in " ".join(said.out.split())
-    )
-    assert "without a download" in " ".join(said.out.split())
-    tail = said.out[said.out.index("accuracy ") :].splitlines()
-    assert re.fullmatch(
-        r"accuracy  [\d.]+ % \[[\d.]+, [\d.]+\]  →  [\d.]+ % \[[\d.]+, [\d.]+\]  scored 4 of 4 unseen problems, 95 % intervals",
-        tail[0],
-    )
-    assert f"run       {run}" in tail
-    assert f"see it    kapelle view {run}" in tail
 
 
 class Terminal(io.StringIO):

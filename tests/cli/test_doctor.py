@@ -14,14 +14,6 @@ from tests.support.ranks import environment, free_port
 from kapelle.cli import main
 
 
-def test_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--run-dir", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "rank  machine" in out
-    assert "alike      python" in out
-    assert "doctor --launch torchrun" in out
-
-
 def test_faults_are_printed_first_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--run-dir", "/proc/runs"]) == 2
     assert capsys.readouterr().out.startswith("wrong     /proc/runs: rank 0 cannot write there")

@@ -72,41 +72,6 @@ def test_a_deaf_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle, deaf: st
     assert "did not answer: HTTP 501" in measured.out
 
 
-def test_what_is_collected_names_the_episodes_that_failed(
-    kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kapelle.environments.questions import QuestionWorld
-    from kapelle.errors import EpisodeError
-
-    words = recipe(
-        "small",
-        team={"sharing": "shared", "sampling": {"max_tokens": 4}, "agents": [{"name": "solver"}]},
-        environment={"name": "arithmetic", "digits": 1},
-        workflow={"name": "solo"},
-        algorithm={"name": "grpo", "group_size": 2},
-        training={"steps": 0},
-        evaluation={"problems": 1, "before_and_after": False},
-    )
-    assert kapelle("train", words, "--run-dir", "run").code == 0
-    whole, count = QuestionWorld.outcome, 0
-
-    def every_third_fails(world: QuestionWorld) -> object:
-        nonlocal count
-        count += 1
-        if count % 3 == 0:
-            raise EpisodeError("the judge is away")
-        return whole(world)
-
-    monkeypatch.setattr(QuestionWorld, "outcome", every_third_fails)
-    said = kapelle(
-        "collect", "run", "--out", "sft.jsonl", "--min-reward", "0", "--tasks", "3", "--samples", "2"
-    )
-    assert (
-        "of 4 episodes out of 6 with a reward of 0 or more; 2 failed: EpisodeError: the judge is away"
-        in said.out
-    )
-
-
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     """40 answers to train on, of which 8 test questions have one, too."""

@@ -29,23 +29,6 @@ def test_edges_show_which_agent_reads_which(kapelle: Kapelle, settings: list[str
     assert {line.strip() for line in said.out.splitlines() if "-->" in line} == edges
 
 
-def test_a_workflow_file_alone_is_drawn_with_what_was_set_aside(kapelle: Kapelle) -> None:
-    Path("flow.yaml").write_text(
-        "nodes:\n"
-        "  - {node_id: rollout_a, node_role: ROLLOUT, agent_group: 0, config: {rollout.n: 1}}\n"
-        "  - {node_id: rollout_b, node_role: ROLLOUT, agent_group: 1, dependencies: [rollout_a]}\n"
-    )
-    said = kapelle("validate", "--graph", "flow.yaml")
-    assert said.code == 0, said.err
-    assert said.out.splitlines() == [
-        "flowchart TD",
-        '    n0["rollout_a: a"]',
-        '    n1((("rollout_b: b")))',
-        "    n0 --> n1",
-        "%% set aside: config.rollout.n (the recipe's group size is kept)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [

@@ -79,16 +79,3 @@ def test_what_cannot_be_written_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(said, line)
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
-
-
-def test_a_framework_is_one_of_those_and_for_programs_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["new", "app", "tickets", "--framework", "langgrpah"]) == 2
-    assert "Did you mean 'langgraph'?" in capsys.readouterr().err
-    assert main(["new", "app", "tickets", "--framework", "foo"]) == 2
-    assert capsys.readouterr().err.count("langgraph") == 1
-    assert main(["new", "workflow", "tickets", "--framework", "langgraph"]) == 2
-    assert "--framework is for `kapelle new app`" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

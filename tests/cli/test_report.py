@@ -33,13 +33,6 @@ def test_a_report_reads_from_top_to_bottom() -> None:
     ]
 
 
-def test_games_without_a_score_report_rewards() -> None:
-    point = Point(0, None, None, 40, {"a": 0.25, "b": 1.0})
-    assert report(point, point).lines()[1] == (
-        "return    a 0.250, b 1.000  →  a 0.250, b 1.000  played 40 of 40 unseen problems"
-    )
-
-
 def test_a_rate_over_few_of_the_problems_is_never_shown_without_their_number() -> None:
     one = Point(9, 1.0, (0.207, 1.0), 16, {"a": 1.0}, 1, 0, "what was said is not on record")
     none = Point(0, None, None, 16, {}, 0, 16, "EpisodeError: no answer")

@@ -70,24 +70,6 @@ def test_a_list_shows_the_state_of_every_run(run: Path, kapelle: Kapelle) -> Non
     assert "no run under" in kapelle("runs", "ls", run.parent / "empty").out
 
 
-def test_a_run_is_tagged_and_annotated(run: Path, kapelle: Kapelle) -> None:
-    before = files(run)
-    assert "tags: none" in kapelle("runs", "note", run).out
-    assert files(run) == before, "asking changes nothing"
-    said = kapelle(
-        "runs", "note", run, "--tag", "paper", "--tag", "best", "--text", "seed 0 of the table", "--json"
-    )
-    assert said.json == {"tags": ["paper", "best"], "note": "seed 0 of the table"}
-    assert kapelle("runs", "note", run, "--untag", "best").out.splitlines()[0] == "tags: paper"
-    assert "noted: [paper] seed 0 of the table" in kapelle("runs", "show", run).out
-    assert kapelle("runs", "show", run, "--json").json["noted"] == {
-        "tags": ["paper"],
-        "text": "seed 0 of the table",
-    }
-    assert kapelle("runs", "ls", run, "--tag", "x").code == 2
-    assert files(run).keys() - before.keys() == {"notes.json"}
-
-
 def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     run: Path, kapelle: Kapelle
 ) -> None:

@@ -70,17 +70,6 @@ def test_validation_prints_doubts(kapelle: Kapelle) -> None:
     assert not [line for line in kapelle("validate", "demo").out.splitlines() if line.startswith("-   ")]
 
 
-def test_a_recipe_is_trained_into_a_run_named_after_it(kapelle: Kapelle) -> None:
-    said = kapelle("recipes", "cp", "demo", "mine.yaml")
-    assert said.out == "mine.yaml is written; change it as you like. Train it with: kapelle train mine.yaml\n"
-    said = kapelle("train", "mine.yaml", *TINY)
-    assert said.code == 0, said.err
-    (run,) = Path("runs").iterdir()
-    assert run.name.startswith("mine-")
-    assert read_provenance(run)["workflow.name"] == "mine.yaml"
-    assert f"kapelle train --resume {run} training.steps=N" in said.out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",

@@ -42,13 +42,3 @@ def test_a_faulty_environment_of_ones_own_is_named_with_its_fault(
     assert said.err == (
         "kapelle: `generous_environment:Generous` is not fit for training yet: rewards, gold. See above.\n"
     )
-
-
-def test_an_environment_is_checked_with_the_agents_that_it_knows(kapelle: Kapelle) -> None:
-    words = ("validate", "arithmetic", "environment.flaws={reasoner: 0.5}")
-    alone = kapelle(*words)
-    assert alone.code == 2
-    assert alone.err.endswith("If it needs certain agents, name them: --agents A,B.\n")
-    assert kapelle(*words, "--agents", "reasoner, actor").code == 0
-    refused = kapelle("validate", "demo", "--agents", "a")
-    assert "a recipe names its agents in `team.agents`" in refused.err

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from kapelle.cli.panel import Panel
-from kapelle.training.console import Lines, Point, ProgressLine, ShownConversation, one_line, verdict
+from kapelle.training.console import Lines, Point, ProgressLine, ShownConversation, one_line
 
 RIGHT = ShownConversation("47+85", (("reasoner", "2,11+1"), ("actor", "132")), 1.0)
 WRONG = ShownConversation("38+24", (("reasoner", "2,5"), ("actor", "52")), 0.0)
@@ -52,14 +52,6 @@ def test_lines_show_events_with_their_time() -> None:
         "[   3.0 s] unseen problems after step 0: 54.2 % [49.8, 58.5], scored 500 of 500",
         f"[   4.5 s] step 23/50  reward reasoner 0.703  actor 0.703  4210 tokens/s  {one_line(RIGHT)}",
     ]
-
-
-def test_verdicts() -> None:
-    shown = [ShownConversation("q", (), score) for score in (1.0, 0.0, 0.5, None)]
-    assert [verdict(each) for each in shown] == ["right", "wrong", "0.50", "no score"]
-    game = ShownConversation("", (), None, {"first": -2.0, "second": 2.0})
-    assert verdict(game) == "first -2.000, second 2.000", "nobody is right or wrong in a game"
-    assert verdict(ShownConversation("q", (), None, note="to be learned")) == "to be learned"
 
 
 def drawn(progress: ProgressLine, width: int = 100) -> str:

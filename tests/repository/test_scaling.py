@@ -27,12 +27,6 @@ def test_models_have_their_published_sizes(
 
 
 class TestBounds:
-    def test_one_episode_alone_reads_the_weights_for_every_token(self) -> None:
-        found = parts(SHAPES["8B"], "one model", 8, Work(agents=1, turns=1, new=100), Machine())
-        assert found is not None
-        a_token = 2 * SHAPES["8B"].read / (3.35e12 * 0.6)
-        assert found.floor == pytest.approx(100 * a_token, rel=0.02)
-
     def test_arithmetic_of_an_update_is_six_operations_a_weight_and_two_of_recomputation(self) -> None:
         work = Work(agents=1, turns=1, question=100, new=100, episodes=1000)
         found = parts(SHAPES["0.6B"], "one model", 1, work, Machine())
@@ -60,10 +54,6 @@ class TestSimulator:
         assert step.update == pytest.approx(3.0 + 0.01 * 80)
         assert step.seconds == pytest.approx(18.0 + 3.8)
         assert step.idle == pytest.approx(0.0)
-
-    def test_two_processes_share_rows_and_tokens_but_not_the_floor(self) -> None:
-        step = simulate(replace(SURE, mean=10.0, processes=2), replace(COSTS, exchange=2.0, publish=1.0))
-        assert step.seconds == pytest.approx(10 * 1.4 + 3.0 + 0.4 + 2.0 + 1.0)
 
     def test_sampling_ahead_hides_the_shorter_part(self) -> None:
         plan = replace(SURE, mean=10.0, processes=2, samplers=1)

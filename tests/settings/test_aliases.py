@@ -12,7 +12,6 @@ from transformers import TrainingArguments
 
 import kapelle
 from kapelle.algorithms.grpo import GRPO
-from kapelle.cli.parser import split_words
 from kapelle.environments.arithmetic import Arithmetic
 from kapelle.errors import ConfigError, for_command
 from kapelle.settings.aliases import ARGUMENTS, TABLE
@@ -286,128 +285,6 @@ def test_every_setting_of_a_public_example_is_read_or_ignored_with_a_note(
     for name in (setting.partition("=")[0] for setting in settings):
         notes = recipe.notes[0]
         assert f"{name} is read as " in notes or f"{name} is ignored (" in notes or name == "seed", name
-
-
-SIIRL = f"""
-algorithm.adv_estimator=gae_marft
-data.train_files=/data/train.parquet
-data.val_files=/data/test.parquet
-data.train_batch_size=128
-data.max_prompt_length=1024
-data.max_response_length=2048
-data.filter_overlong_prompts=True
-data.return_raw_chat=True
-data.truncation='error'
-data.shuffle=False
-{A}.model.path=Qwen/Qwen3-1.7B
-{A}.actor.optim.lr=1e-6
-{A}.model.use_remove_padding=True
-{A}.model.use_fused_kernels=False
-{A}.actor.ppo_mini_batch_size=64
-{A}.actor.use_kl_loss=True
-{A}.actor.grad_clip=0.5
-{A}.actor.clip_ratio=0.2
-{A}.actor.kl_loss_coef=0.01
-{A}.rollout.tensor_model_parallel_size=4
-{A}.rollout.name=sglang
-{A}.rollout.max_model_len=12288
-{A}.rollout.agent.rewards_with_env=True
-{A}.rollout.multi_turn.max_assistant_turns=3
-{A}.rollout.multi_turn.use_all_traj=False
-{A}.rollout.n=1
-{A}.rollout.prompt_length=1024
-{A}.rollout.response_length=2048
-critic.optim.lr=1e-5
-critic.model.use_remove_padding=True
-critic.model.path=Qwen/Qwen3-1.7B
-critic.model.enable_gradient_checkpointing=True
-critic.use_dynamic_bsz=False
-critic.ppo_mini_batch_size=64
-critic.ppo_max_token_len_per_gpu=12288
-critic.model.fsdp_config.param_offload=False
-trainer.resume_mode=auto
-trainer.default_local_dir=checkpoints
-trainer.val_before_train=False
-+ray_kwargs.ray_init.num_cpus=8
-""".split()
-"""What siiRL's public script for MARFT sets."""
-DAG = """
-nodes:
-- {node_id: r, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 0, dependencies: []}
-- {node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT, agent_group: 1, dependencies: [r]}
-"""
-
-
-def test_settings_of_siirls_script_are_merged_over_the_recipe_of_marft(tmp_path: Path) -> None:
-    (tmp_path / "dag.yaml").write_text(DAG)
-    words = split_words(["marft_math_duo", *SIIRL])
-    alone = load_recipe(words[0][0], (), words[1]).config
-    found = load_recipe("marft_math_duo", (), [*words[1], f"dag.workflow_path={tmp_path}/dag.yaml"]).config
-    ours = {
-        "algorithm.name": "marft",
-        "algorithm.minibatches": 2,
-        "optimizer.lr": 1e-6,
-        "optimizer.critic_lr": 1e-5,
-        "environment.test": "test.parquet",
-        "engine.name": "local",
-        "evaluation.before_and_after": False,
-    }
-    for config in (alone, found):
-        assert {path: at(config, path) for path in ours} == ours
-    assert alone.workflow.name == "chain"
-    assert {
-        path: at(found, f"workflow.{path}") for path in ("name", "max_assistant_turns", "use_all_traj")
-    } == {
-        "name": "dag",
-        "max_assistant_turns": 3,
-        "use_all_traj": False,
-    }
-
-
-OPEN_R1 = """
-model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct
-model_revision: v2
-torch_dtype: bfloat16
-attn_implementation: flash_attention_2
-dataset_name: rows/of-mine
-dataset_prompt_column: problem
-num_processes: 7
-bf16: true
-use_vllm: true
-vllm_device: auto
-do_eval: true
-eval_strategy: steps
-gradient_accumulation_steps: 16
-hub_model_id: mine
-hub_strategy: every_save
-log_level: info
-lr_scheduler_type: cosine
-max_prompt_length: 512
-max_steps: -1
-num_generations: 7
-num_train_epochs: 1
-output_dir: data/mine
-overwrite_output_dir: true
-per_device_train_batch_size: 16
-push_to_hub: true
-reward_funcs: [accuracy]
-save_strategy: "epoch"
-warmup_ratio: 0.1
-benchmark: x
-optimizer: {lrr: 1}
-team: {sampling: {max_tokens: many}}
-trackers: [{nam: wandb}]
-"""
-
-
-def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught, for_command():
-        read(OPEN_R1, tmp_path)
-    _, *faults = str(caught.value).split("\n- ")
-    names = "model_revision push_to_hub reward_funcs benchmark environment.name optimizer.lrr trackers.0.nam team.sampling.max_tokens"
-    assert len(faults) == 8
-    for name in names.split():
-        assert [fault for fault in faults if f"`{name}`" in fault or f"'{name}'" in fault], name
 
 
 def test_all_faults_of_a_call_are_listed_at_once() -> None:

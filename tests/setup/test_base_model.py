@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from kapelle import Trainer
 from kapelle.errors import ConfigError
-from kapelle.setup.recipe import LEFT_OUT, Recipe, lay_over, load_recipe, load_stages
+from kapelle.setup.recipe import LEFT_OUT, load_recipe, load_stages
 
 QUICK = (
     "training.steps=1",
@@ -75,52 +74,7 @@ class TestReal:
         assert found.notes == ()
 
 
-def mappings(values: Mapping[str, Any], at: str = "") -> list[str]:
-    found = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found += [f"{at}{key}", *mappings(value, f"{at}{key}.")]
-    return found
-
-
-REQUIRED = ("environment", "workflow", "algorithm")
-NESTED = ("environment.parts", "environment.questions", "algorithm.base")
-"""Plug-ins inside plug-ins."""
-
-
-def unset(name: str, whole: dict[str, Any], path: str) -> tuple[Recipe | None, str]:
-    try:
-        return lay_over([(name, whole)], (f"{path}=null",)), ""
-    except ConfigError as error:
-        return None, str(error)
-
-
 class TestUnset:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", ["demo", "maporl_turns"])
-    def test_every_mapping_of_a_recipe_can_be_unset(self, name: str) -> None:
-        """It is null, goes back to its default, or cannot be missing and says so by name."""
-        for found in [each for _, each in load_stages(name)] or [load_recipe(name)]:
-            whole = found.config.model_dump(mode="json")
-            for path in mappings(whole):
-                again, refused = unset(name, whole, path)
-                if again is None:
-                    # A plug-in must have a name; and what a plug-in inside another one holds only that one knows.
-                    assert f"'{path}'" in refused or f"`{path}.name`" in refused, refused
-                    assert path.startswith((*REQUIRED, *NESTED)), refused
-                    assert path.count(".") == 0 or path.startswith(NESTED), refused
-                    continue
-                origins = {k for k in again.origin if k == path or k.startswith(f"{path}.")}
-                assert origins, path
-                left: Any = again.config.model_dump(mode="json")
-                for part in path.split("."):
-                    left = left[part]
-                if left is None:
-                    assert again.origin[path] == "command line"
-                else:
-                    assert {again.origin[k] for k in origins} == {"default"}, path
-                    assert path not in again.origin or not left
-
     def test_settings_after_a_null_start_from_the_defaults(self) -> None:
         found = load_recipe("kuhn", (), ("model.embedded=null", "model.embedded.layers=3"))
         assert (found.config.model.embedded.layers, found.config.model.embedded.hidden) == (3, 128)

@@ -1,8 +1,4 @@
-"""What recipes say of pretrained models holds: the section `real` of each, and the settings that comments name.
-
-Every one is tried as a user would, by a dry run, with a small model folder in place of one from the hub and small files
-in place of the hub's data.
-"""
+"""The section `real` of every recipe works, with a small model and small files in place of those of the hub."""
 
 from __future__ import annotations
 
@@ -17,27 +13,20 @@ from tests.cli.conftest import call
 from tests.support.tiny import SIZE
 
 from kapelle.models.language_model import load_language_model
-from kapelle.models.weights import save_adapter, save_model
+from kapelle.models.weights import save_model
 from kapelle.settings.schema import EmbeddedConfig, ModelConfig
 from kapelle.setup.recipe import builtin_recipes, load_recipe, load_stages
-from kapelle.team import Lora
 
 STEPS = [
     {"question": f"Twice {n}?", "answer": f"It is {n}*2=<<{n}*2={2 * n}>>{2 * n}.\n#### {2 * n}"}
     for n in range(1, 9)
 ]
 PAIRS = [{"prompt": f"p{n}", "chosen": f"c{n}", "rejected": f"r{n}"} for n in range(8)]
-TALKS = [
-    {"chosen": f"\n\nHuman: {n}?\n\nAssistant: yes", "rejected": f"\n\nHuman: {n}?\n\nAssistant: no"}
-    for n in range(8)
-]
-PLAYED = [{"question": f"{n}?", "answer": f"It is {n}."} for n in range(8)]
 CLAIMS = [
     {"premise": f"{n} cats.", "hypothesis": text, "label": label}
     for n in range(20)
     for text, label in (("Cats.", "e"), ("Dogs.", "n"), ("No cat.", "c"))
 ]
-OPEN = [{"problem": f"Twice {n}?", "solution": f"It is {2 * n}.", "answer": str(2 * n)} for n in range(1, 60)]
 GRADED = [
     {"question": f"Twice {n}?", "solution": text, "is_correct": right}
     for n in range(60)
@@ -52,31 +41,18 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory, pretrained: str) -> Path:
-    """Small data of every form that recipes and their comments name, and a verifier."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data of every form that recipes need, and a model that reads images."""
     folder = tmp_path_factory.mktemp("data")
-    for name, rows in (("gsm8k", STEPS), ("pairs", PAIRS), ("talks", TALKS), ("played", PLAYED)):
+    for name, rows in (("gsm8k", STEPS), ("pairs", PAIRS)):
         write(folder / name / "train.jsonl", rows[:4])
         write(folder / name / "test.jsonl", rows[4:])
     write(folder / "nli.jsonl", CLAIMS)
-    write(folder / "open.jsonl", OPEN)
     write(folder / "graded.jsonl", GRADED)
-    save_verifier(folder / "verifier", pretrained)
     save_model(
         folder / "seeing", load_language_model(ModelConfig(embedded=EmbeddedConfig(sees=True, **SIZE)))
     )
     return folder
-
-
-def save_verifier(folder: Path, base: str) -> None:
-    """Write what a dry run reads of a verifier: an adapter, and how well it judges."""
-    model = load_language_model(ModelConfig(path=base))
-    lora = Lora(rank=8, alpha=16.0, targets=("q_proj",))
-    model.bank.add("verifier", lora, 0)
-    save_adapter(folder, model.bank.parameters("verifier"), lora, base)
-    judged = {"answers": 100, "questions": 50, "right": 0.5, "both": 50, "auc": 0.9, "auc_within": 0.9}
-    held_out = {**judged, "interval_within": [0.8, 1.0]}
-    (folder / "verifier.json").write_text(json.dumps({"held_out": held_out}))
 
 
 def kind_of(name: str, *settings: str, real: bool) -> str:
@@ -173,70 +149,4 @@ def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path
         "--run-dir",
         str(tmp_path / "run"),
     )
-    assert said.code == 0, said.err
-
-
-SETTING = re.compile(r"(?<![\w.])([a-z_]+(?:\.\w+)*=(?:\{[^}]*\}|[^\s;,)]+))")
-
-
-def alternatives(text: str) -> list[tuple[str, ...]]:
-    """Return the settings that a recipe's comments name, those of neighbouring lines together."""
-    found: list[list[str]] = []
-    before = -2
-    for number, line in enumerate(text.splitlines()):
-        _, mark, comment = line.partition("#")
-        settings = [each.rstrip(".") for each in SETTING.findall(comment)] if mark else []
-        keys = {each.partition("=")[0] for each in found[-1]} if found else set()
-        # One alternative may go over several lines; the next one says a key anew.
-        if settings and before == number - 1 and settings[0].partition("=")[0] not in keys:
-            found[-1] += settings
-        elif settings:
-            found.append(settings)
-        before = number if settings else before
-    return [tuple(group) for group in found]
-
-
-COMMENTED = [(name, group) for name, text in builtin_recipes().items() for group in alternatives(text)]
-
-
-def local(setting: str, group: tuple[str, ...], files: Path, pretrained: str) -> str:
-    """Put small files in place of what a setting names and this machine need not have."""
-    key, _, value = setting.partition("=")
-    fixed = {"model.path": pretrained, "algorithm.verifier": str(files / "verifier")}
-    if key in fixed:
-        return f"{key}={fixed[key]}"
-    if key.startswith("team.agents"):
-        return setting.replace(value.split("model: ")[1].split(",")[0], pretrained)
-    if not key.endswith("path"):
-        return setting
-    kind = next((each.partition("=")[2] for each in group if each.startswith("environment.name=")), None)
-    place = {"preferences": "pairs", "trajectories": "played", "openai/gsm8k": "gsm8k"}
-    if "environment.question_field=null" in group:
-        return f"{key}={files / 'talks'}"
-    if value == "FILE":
-        return f"{key}={files / ('open.jsonl' if kind == 'math' else 'nli.jsonl')}"
-    return f"{key}={files / place.get(kind or value, 'gsm8k')}"
-
-
-@pytest.mark.sample(4)
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "group"), COMMENTED, ids=lambda each: str(each)[:60])
-def test_what_a_comment_names_works_when_it_is_copied(
-    name: str, group: tuple[str, ...], pretrained: str, files: Path
-) -> None:
-    for number, (_, found) in enumerate(load_stages(name, (), group) or [("", load_recipe(name, (), group))]):
-        dumped = found.config.model_dump(mode="json")
-        for key in (each.partition("=")[0].removeprefix(f"stages.{number}.") for each in group):
-            if key.startswith("stages."):  # another stage's
-                continue
-            at = key.replace(".ben.", ".1.")
-            assert found.origin.get(at, found.origin.get(f"{at}.model")) == "command line", key
-            assert key.split(".")[0] in dumped
-    if name in HUB_DATA:
-        return
-    here = [local(each, group, files, pretrained) for each in group]
-    own = data_of(name, kind_of(name, *group, real=False), files, files)
-    if any(each.startswith("environment.path=") for each in here):
-        own = []
-    said = call("validate", name, f"model.path={pretrained}", *own, *here)
     assert said.code == 0, said.err

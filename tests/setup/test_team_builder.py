@@ -95,10 +95,6 @@ class TestCritics:
         assert len(team.critics) == 1
         assert len(set(team.critic_of.values())) == 1
 
-    def test_either_can_be_the_other_way(self) -> None:
-        assert len(build(seats("a", "b"), "ippo", critic_sharing="shared").critics) == 1
-        assert len(build(seats("a", "b"), "mappo", critic_sharing="own").critics) == 2
-
     @pytest.mark.parametrize("whose", ["a", 0])
     def test_an_agent_shares_a_critic_by_name_or_index(self, whose: str | int) -> None:
         team = build(seats("a", "b", "c", c={"share_critic_with": whose}), "ippo")
@@ -163,12 +159,3 @@ class TestRates:
         listed = seats("a", "b", a={"optimizer": {"lr": 1e-3}})
         with pytest.raises(ConfigError, match="set the same `lora` and `optimizer`"):
             build(listed, sharing="shared")
-
-    def test_a_critic_has_one_rate(self) -> None:
-        listed = seats("a", "b", b={"optimizer": {"critic_lr": 1e-3}})
-        with pytest.raises(
-            ConfigError, match=r"critic_lr` of agent 'b' is 0.001, but its critic is that of 'a'"
-        ):
-            build(listed, "mappo")
-        both = {"optimizer": {"critic_lr": 1e-3}}
-        assert build(seats("a", "b", a=both, b=both), "mappo").critics["critic:a"].rate == Rate(1e-3)
