@@ -132,7 +132,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     place = {"type": "object", "properties": {"place": {"enum": ["here"]}}, "required": ["place"]}
     assert "exists. Set a higher `max_tokens`" in refused(team=team(json_schema=place))
     assert "exists. Set a higher `max_tokens`" in refused(team=team(grammar='start: "nothing" "short"'))
-    assert "`choices` and `regex` are set" in refused(team=team(choices=["a"], regex="a"))
+    assert "`choices` and `regex` exclude each other" in refused(team=team(choices=["a"], regex="a"))
     assert "Put the text in quotes" in refused(
         team=yaml.safe_load("{agents: 2, sharing: lora, sampling: {choices: [yes, no]}}")
     )
