@@ -1,4 +1,4 @@
-"""Whatever a machine does to files, a command ends with one line that says what, where and how to mend it, or goes on."""
+"""After damage to files a command either continues or ends with one line: what is wrong, where, and how to repair it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kapelle.runs.reader import read_episodes, read_groups
 from kapelle.runs.step_rows import pack
 
 RESUME = ("train", "--resume", "run", "training.steps=3")
-GOES_ON = 0
+CONTINUES = 0
 ENDS = 2
 
 
@@ -34,18 +34,18 @@ def half_a_row() -> None:
 
 NESTED = b"[" * 100_000
 
-# What is damaged → (how, the command, its end, what it says on one of its streams).
+# What is damaged → (the damage, the command, its exit code, a part of its output).
 CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
-    # What only says something about the run stops nothing and is written anew.
-    "provenance.json, half": (cut("run/provenance.json"), RESUME, GOES_ON, "provenance.json is damaged"),
-    "provenance.json, nested": (bytes_in("run/provenance.json", NESTED), RESUME, GOES_ON, "provenance.json is damaged"),
-    "status.json, garbage": (bytes_in("run/status.json", b"\0\xff"), RESUME, GOES_ON, "kapelle train --resume run"),
-    "latest, garbage": (bytes_in("run/latest", b"\0\xff"), RESUME, GOES_ON, "kapelle train --resume run"),
-    # A row that was torn off is done again; the newest checkpoint that is whole is gone on from.
-    "metrics.jsonl, half a row behind": (half_a_row, RESUME, GOES_ON, ""),
-    "a checkpoint, cut": (cut("run/checkpoints/00000002/train.safetensors"), RESUME, GOES_ON, "passed over"),
-    "a checkpoint's state, a folder": (folder_at("run/checkpoints/00000002/state.json"), RESUME, GOES_ON, "passed over"),
-    # What decides what the run is.
+    # Files that only describe the run: the command writes them again.
+    "provenance.json, half": (cut("run/provenance.json"), RESUME, CONTINUES, "provenance.json is damaged"),
+    "provenance.json, nested": (bytes_in("run/provenance.json", NESTED), RESUME, CONTINUES, "provenance.json is damaged"),
+    "status.json, garbage": (bytes_in("run/status.json", b"\0\xff"), RESUME, CONTINUES, "kapelle train --resume run"),
+    "latest, garbage": (bytes_in("run/latest", b"\0\xff"), RESUME, CONTINUES, "kapelle train --resume run"),
+    # A step with half a row runs again, from the newest complete checkpoint.
+    "metrics.jsonl, half a row behind": (half_a_row, RESUME, CONTINUES, ""),
+    "a checkpoint, cut": (cut("run/checkpoints/00000002/train.safetensors"), RESUME, CONTINUES, "passed over"),
+    "a checkpoint's state, a folder": (folder_at("run/checkpoints/00000002/state.json"), RESUME, CONTINUES, "passed over"),
+    # Files that define the run.
     "config.yaml, no UTF-8": (bytes_in("run/config.yaml", b"name: \xff"), RESUME, ENDS, "config.yaml is damaged: it is not UTF-8 text"),
     "config.yaml, nested": (bytes_in("run/config.yaml", NESTED), RESUME, ENDS, "nested too deeply"),
     "config.yaml, a folder": (folder_at("run/config.yaml"), RESUME, ENDS, "no run of kapelle at run"),
@@ -53,7 +53,6 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
     "metrics.jsonl, cut": (bytes_in("run/metrics.jsonl", b""), RESUME, ENDS, "metrics.jsonl has lost rows"),
     "a recipe, no UTF-8": (bytes_in("mine.yaml", b"name: caf\xe9"), ("train", "mine.yaml"), ENDS, "mine.yaml is not UTF-8 text: unexpected end of data at byte 9"),
     "a recipe, nested": (bytes_in("mine.yaml", NESTED), ("validate", "mine.yaml"), ENDS, "nested too deeply"),
-    # What is read of a run.
 }  # fmt: skip
 
 
@@ -61,11 +60,11 @@ CASES: dict[str, tuple[Damage, tuple[str, ...], int, str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 def test_damaged_files_end_in_one_line_or_are_repaired(kapelle: Kapelle, run: Path, what: str) -> None:
-    damage, words, code, told = CASES[what]
+    damage, words, code, expected = CASES[what]
     damage()
     said = kapelle(*words)
     assert said.code == code, said
-    assert told in (said.err if code else said.out), said
+    assert expected in (said.err if code else said.out), said
     if code:
         assert one_line(said)
     else:
@@ -89,7 +88,7 @@ def test_a_damaged_episode_is_named(run: Path, row: bytes) -> None:
 
 
 class Failing(io.FileIO):
-    """A file that opens and cannot be read."""
+    """A file that opens, but every read of it fails."""
 
     def readinto(self, _buffer: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.name))
@@ -102,15 +101,15 @@ class Failing(io.FileIO):
 def failing_reads(
     monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, how: str
 ) -> Iterator[list[str]]:
-    """Let the read of this number of a file below a folder fail, when it is opened or after it; yields all paths."""
-    real, seen = io.open, []
+    """Make one read of a file below a folder fail, on opening or on reading; yields the paths of all reads."""
+    real, paths = io.open, []
 
     def opened(file: object, mode: str = "r", *arguments: object, **options: object) -> object:
         path = os.path.abspath(file) if isinstance(file, str | os.PathLike) else ""  # noqa: PTH100 (also no path)
         if not path.startswith(str(folder)) or set(mode) & set("wax+"):
             return real(file, mode, *arguments, **options)  # type: ignore[call-overload]
-        seen.append(path)
-        if len(seen) - 1 != number:
+        paths.append(path)
+        if len(paths) - 1 != number:
             return real(file, mode, *arguments, **options)  # type: ignore[call-overload]
         if how == "opened":
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
@@ -122,75 +121,73 @@ def failing_reads(
     with monkeypatch.context() as patched:
         patched.setattr("builtins.open", opened)
         patched.setattr("io.open", opened)
-        yield seen
+        yield paths
 
 
 def kept(run: Path) -> dict[str, bytes]:
-    """What decides how a resume goes on."""
+    """Return the files that decide how a run resumes."""
     return {name: data for name, data in files(run).items() if name != "provenance.json"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["opened", "read"])
-def test_a_disk_that_fails_at_any_read_of_a_resume_ends_in_one_line_or_is_recovered_from(
+def test_a_failing_disk_ends_a_resume_with_one_line_or_is_tolerated(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch, finished: tuple[Path, Said], tmp_path: Path, how: str
 ) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(os.environ["KAPELLE_CACHE"], cache)
     monkeypatch.setenv("KAPELLE_CACHE", str(cache))
-    number, total, tried = -1, 0, list[dict[str, bytes]]()
+    number, total, resumed = -1, 0, list[dict[str, bytes]]()
     while number < total:
         shutil.rmtree("run", ignore_errors=True)
         shutil.copytree(finished[0], "run")
-        with failing_reads(monkeypatch, tmp_path, number, how) as seen:
-            said = kapelle(
-                "train", "--resume", "run"
-            )  # nothing is left to train: all that is read, is read here
-        total = total or len(seen)
-        place = seen[number] if number >= 0 else "nowhere"
+        with failing_reads(monkeypatch, tmp_path, number, how) as paths:
+            said = kapelle("train", "--resume", "run")  # the run is complete: every read happens here
+        total = total or len(paths)
+        place = paths[number] if number >= 0 else "nowhere"
         if said.code:
             assert said.code == ENDS, (place, said)
             assert one_line(said), (place, said)
             assert re.search("EIO|Input/output error", said.err), (place, said)
             left = kept(Path("run"))
-            if left not in tried:  # what is the same goes on the same
+            if left not in resumed:  # equal folders resume equally
                 assert kapelle("train", "--resume", "run").code == 0, place
-                tried.append(left)
+                resumed.append(left)
         number += 1
     assert total > 20
-    assert tried
+    assert resumed
 
 
 def test_lack_of_threads_files_or_memory_ends_with_one_line(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = {
+    faults = {
         "this user may start no more processes or threads": RuntimeError("can't start new thread"),
         "this process may open no more files": OSError(errno.EMFILE, "Too many open files", "some/file"),
         "there is no memory left": MemoryError(),
         "There is no memory left": RuntimeError(
-            "DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
+            "DefaultCPUAllocator: can't allocate memory: you resumed 8 bytes"
         ),
     }
-    for number, (told, error) in enumerate(refused.items()):
+    for number, (expected, error) in enumerate(faults.items()):
 
-        def refuse(*_arguments: object, fault: Exception = error, **_options: object) -> None:
+        def fail(*_arguments: object, fault: Exception = error, **_options: object) -> None:
             raise fault
 
-        monkeypatch.setattr("kapelle.setup.model_loading.load_models", refuse)
+        monkeypatch.setattr("kapelle.setup.model_loading.load_models", fail)
         said = kapelle("train", "demo", *TINY, "--run-dir", f"run {number}")
         assert (said.code, one_line(said)) == (ENDS, True)
-        assert told.lower() in said.err.lower()
+        assert expected.lower() in said.err.lower()
 
 
 @pytest.mark.slow
-def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
+def test_training_continues_unchanged_when_the_cache_is_full(
     kapelle: Kapelle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_folder: Path, _model: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    settings = (*TINY, "seed=7", "team.sharing=shared")  # all weights learn, those of the warm-up too
+    settings = (*TINY, "seed=7", "team.sharing=shared")  # the weights of the warm-up are trained too
     with monkeypatch.context() as patched:
         patched.setenv("KAPELLE_CACHE", "full")
         patched.setattr("kapelle.features.warmup.stage.save_model", full)
@@ -204,7 +201,7 @@ def test_a_cache_that_fills_up_stops_no_training_and_changes_nothing_of_it(
     for name in ("metrics.jsonl", "checkpoints/00000002/train.safetensors"):
         held, kept = Path("held", name).read_bytes(), Path("kept", name).read_bytes()
         assert without_seconds(held) == without_seconds(kept)
-    # A resumed run warms up to the same weights.
+    # A resumed run warms up to equal weights.
     assert kapelle("train", "--resume", "held", "training.steps=3").code == 0
 
 

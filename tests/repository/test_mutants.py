@@ -1,4 +1,4 @@
-"""Mistakes in the mathematics that the tests must notice: each is made in a copy of the sources, where the named test must fail."""
+"""Mistakes in the mathematics, each made in a copy of the sources, where the named test must fail."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_its_place_is_found(mutant: Mutant) -> None:
+def test_the_text_of_a_mistake_occurs_once(mutant: Mutant) -> None:
     assert (ROOT / "src/kapelle" / mutant.file).read_text("utf-8").count(mutant.correct) == 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
-def test_it_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
+def test_the_named_test_finds_the_mistake(mutant: Mutant, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src/kapelle", tmp_path / "kapelle", ignore=shutil.ignore_patterns("__pycache__"))
     run = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", f"tests/{mutant.test}"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

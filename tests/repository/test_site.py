@@ -1,4 +1,4 @@
-"""What the site is made of, without building it; `make docs` builds it."""
+"""Check the sources of the documentation site; `make docs` builds it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_links_to_files_lead_to_pages_of_the_site(text: str, shown: str) -> None
     assert rewritten(text, "docs/page.md") == shown
 
 
-def test_every_diagram_has_its_drawing_and_nothing_else_is_kept() -> None:
+def test_every_diagram_has_its_drawing() -> None:
     assert {path.name for path in DRAWINGS.glob("*.svg")} == {file_of(source).name for source in diagrams()}
 
 
-def test_what_is_taken_from_others_is_what_they_published() -> None:
+def test_vendored_files_have_their_published_hashes() -> None:
     for each in json.loads((ASSETS / "VENDORED.json").read_text(encoding="utf-8")):
         assert hashlib.sha256((ASSETS / each["file"]).read_bytes()).hexdigest() == each["sha256"]
         assert each["license"] == "MIT"
