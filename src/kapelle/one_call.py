@@ -516,7 +516,7 @@ def _target(function: Callable[..., Any] | str, functions: dict[str, Callable[..
 
 
 def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
-    """Return the names of agents in seat order, and what `team.agents` is."""
+    """Return the names of agents in order, and the value of `team.agents`."""
     if isinstance(agents, int) and not isinstance(agents, bool):
         return [f"agent_{k}" for k in range(agents)], agents
     if isinstance(agents, str):

@@ -1,4 +1,4 @@
-"""`kapelle arena`: what it prints and keeps, how it goes on, and what it refuses before anything loads."""
+"""`kapelle arena`: its output and files, how it continues, and errors before anything loads."""
 
 from __future__ import annotations
 

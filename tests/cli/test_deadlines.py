@@ -45,7 +45,7 @@ def command(words: Sequence[str], output: str) -> None:
 
 
 def left(run: Path) -> dict[str, Any]:
-    """What a run leaves behind, clocks and generators that no world draws from aside."""
+    """Return the files of a run without clocks and without generators that no episode draws from."""
     files = json.loads((run / "checkpoints" / "00000002" / "manifest.json").read_text())["files"]
     return {
         "weights and moments": files["train.safetensors"],

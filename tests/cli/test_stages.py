@@ -189,7 +189,7 @@ def test_a_folder_of_stages_that_was_not_finished_being_made_is_begun_again(
 
 
 def told(run: Path) -> list[dict[str, float]]:
-    """Metrics of a run, times left out."""
+    """Return the metrics of a run without times."""
     rows = read_metrics(run)
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 

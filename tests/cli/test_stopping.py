@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at every moment leave a run that goes on as if nothing had happened."""
+"""After Ctrl-C or SIGTERM at any moment, a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 

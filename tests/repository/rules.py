@@ -46,7 +46,7 @@ FORBIDDEN_ATTRIBUTES = {
 FORBIDDEN_FLAGS = {"shell", "trust_remote_code"}
 """Keywords that may not be passed unless literally False."""
 LOADERS = {"from_pretrained", "from_config"}
-"""Methods that run a folder's own code, or read its pickles, where they are not told otherwise."""
+"""Methods that run a folder's own code, or read its pickles, by default."""
 WITHOUT_WEIGHTS = re.compile(
     r"Auto(Config|Tokenizer|Processor|ImageProcessor|FeatureExtractor)|GenerationConfig"
 )

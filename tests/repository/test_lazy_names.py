@@ -1,4 +1,4 @@
-"""Names that are imported by their first use: what a package offers, what editors see, and what a wrong name is told."""
+"""Names that are imported on first use: `dir`, editors and errors about unknown names."""
 
 from __future__ import annotations
 

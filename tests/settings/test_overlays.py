@@ -1,4 +1,4 @@
-"""Texts of YAML are read alike with and without libyaml; short ones that would take very long are refused at once."""
+"""YAML reads equally with and without libyaml; short texts that would take very long are errors at once."""
 
 from __future__ import annotations
 

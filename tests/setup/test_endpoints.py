@@ -1,4 +1,4 @@
-"""A server that a run needs is tried before models load: one that is away, or refuses the key, is one line."""
+"""A run calls its servers before models load: one that is unreachable or rejects the key ends the command with one line."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_team_that_only_acts_skips_checks_of_training(setting: str, begins: st
 
 
 def test_a_team_that_only_acts_needs_no_user_code(tmp_path: Path) -> None:
-    """A run whose rewards were functions of a script is exported and chatted with; whoever trains or plays it is told."""
+    """A run with rewards from a script can be exported and chatted with; training or playing it is an error."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"question": "{k}", "answer": "{k}"}}\n' for k in range(20)), "utf-8")
     rewards = f"environment={{name: rewarded, path: {rows}, rewards: [{{function: 'gone.py:f'}}]}}"

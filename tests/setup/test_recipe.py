@@ -1,4 +1,4 @@
-"""Recipes: who wins, where a value came from, and what a wrong key is told."""
+"""Recipes: precedence, origins of values, and errors about unknown keys."""
 
 from __future__ import annotations
 

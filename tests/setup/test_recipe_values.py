@@ -137,7 +137,7 @@ def test_a_step_is_taken_with_its_values(name: str, pretrained: str, files: Path
         "evaluation.before_and_after=false",
         "evaluation.every=0",
     )
-    # A verifier of one step judges nothing, and none that cannot judge may pay: here the step alone is asked for.
+    # A verifier trained for one step judges badly and could not set rewards; this test only needs the step.
     gate = ("stages.debate.algorithm.least_auc=null",) if "stage:judge" in REAL[name] else ()
     settings = (*data_of(name, kind_of(name, real=True), files, files), *small, *gate)
     said = call(

@@ -1,4 +1,4 @@
-"""Combinations that mean nothing are refused before a model loads, each with its mending."""
+"""Settings that exclude each other are errors before a model loads."""
 
 from __future__ import annotations
 
