@@ -390,9 +390,9 @@ def _environment(
         test_path, share = "share", {"test_share": float(eval_dataset)}
     elif eval_dataset is not None:
         test_path, test = _where(eval_dataset, "eval_dataset")
-    by_function = callable(success) or isinstance(success, str)
+    by_function = success if callable(success) or isinstance(success, str) else None
     optional = {
-        "success": _target(success, functions) if by_function else success,
+        "success": success if by_function is None else _target(by_function, functions),
         "tools": _tools(tools) or None,
         **others,
     }

@@ -310,33 +310,3 @@ class TestCollect:
         assert main(["collect", "--show", str(graded), "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert (shown["answers"], shown["right"], shown["both"]) == (24, 12, 12)
-
-    @pytest.mark.parametrize(
-        ("words", "says"),
-        [
-            (["--traces", "nowhere", "--out", "x.jsonl"], "there is no such file"),
-            (["run", "--traces", ".", "--out", "x.jsonl"], "--traces reads"),
-            (["--traces", ".", "--samples", "3", "--out", "x.jsonl"], "--traces reads"),
-            (["run", "--metric", "right", "--out", "x.jsonl"], "--metric is for --traces"),
-            (["--traces", "traces.jsonl", "--min-reward", "2", "--out", "x.jsonl"], "Nothing was collected"),
-            (
-                ["--traces", "traces.jsonl", "--for", "verifier", "--out", "x.jsonl"],
-                "0 with a score",
-            ),
-        ],
-    )
-    def test_what_cannot_be_collected_is_one_line(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        words: list[str],
-        says: str,
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        written(tmp_path, span("a", PRESENT))
-        assert main(["collect", *words]) == 2
-        error = capsys.readouterr().err
-        assert says in error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "x.jsonl").exists()

@@ -15,10 +15,10 @@ from kapelle import Trainer
 from kapelle.engines.train.protocol import TrainSetup
 from kapelle.engines.train.settings import Torch
 from kapelle.errors import ConfigError, ModelError
+from kapelle.features.warmup.stage import train_stage
 from kapelle.models.language_model import load_language_model
 from kapelle.setup.recipe import resolve
 from kapelle.training import starting
-from kapelle.training.warmup import train_stage
 
 PLAIN = {"name": "tests.support.plain_engine:Plain"}
 

@@ -166,16 +166,10 @@ def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path
             r"`tasks\.curriculum\.by: level` is no field of task .* \(its fields: ",
         ),
         (
-            {"name": "arithmetic"},
-            {"tasks": {"difficulty": {}}},
-            r"`arithmetic` generates them",
-        ),
-        (
             NOISE,
             {"tasks": {"difficulty": {}}, "training": {"overlap": True}},
             r"Set `training\.overlap: false`",
         ),
-        (NOISE, {"tasks": {"difficulty": {}}, "training": {"epochs": 2}}, r"`training\.epochs` and `tasks"),
         (NOISE, {"tasks": {"replay": {}}, "algorithm": {"name": "sft"}}, r"`sft` collects none"),
     ],
 )

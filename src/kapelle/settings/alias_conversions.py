@@ -295,7 +295,7 @@ def both_sides(value: Any, run: PartialRun, name: str) -> Found:
 
 def switched(value: Any, run: PartialRun, name: str, switch: str, coefficient: str, default: float) -> Found:
     """Return a coefficient, 0 while its switch is off."""
-    paths = ("algorithm.loss.kl_coefficient",)
+    paths: tuple[str, ...] = ("algorithm.loss.kl_coefficient",)
     if "reward" in switch:
         paths = ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
     chosen = run.number(coefficient, default) if run.theirs.get(switch) else 0.0

@@ -92,7 +92,7 @@ def _read_table() -> Iterator[Alias]:
             yield from (Alias(name, (), library, reason) for name in names)
         for reason, names in kinds.get("unsupported", {}).items():
             for name, values in names.items():
-                words = {**{_word(each): {} for each in values}, "null": {}}
+                words: dict[str, dict[str, Any]] = {**{_word(each): {} for each in values}, "null": {}}
                 says = f"{', '.join(f'`{each}`' for each in words)} only: {reason}"
                 yield Alias(name, (), library, says, words, reason)
 

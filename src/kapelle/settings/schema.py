@@ -558,8 +558,9 @@ class Timed(Settings):
     fails. Time spent queueing (for the model, a connection, a sandbox) does not count, nor does time in which this
     process is stopped."""
 
-
     """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
+
+
 class EpisodeConfig(Settings):
     """Limits of an episode, and the process of its environment."""
 

@@ -55,7 +55,7 @@ from kapelle.setup.feature import RunToCheck, plans_of
 from kapelle.setup.problems import check_sets
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.setup.validation import check_run, unneeded
-from kapelle.team import Agent, Critic, Team
+from kapelle.team import Agent, Critic, Policy, Team
 from kapelle.types import Split, Task
 from kapelle.workflow import CountsTurns, opening
 
@@ -475,7 +475,8 @@ def _check_models(
 def in_training(config: RunConfig, team: Team) -> str:
     """Return what trains, and at which rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
     usual, found = config.optimizer, dict[tuple[str, float], list[str]]()
-    for each in (*team.policies.values(), *team.critics.values()):
+    learners: list[Policy | Critic] = [*team.policies.values(), *team.critics.values()]
+    for each in learners:
         if not each.trained:
             continue
         kind, rate = "all weights", each.rate.lr or usual.lr

@@ -304,14 +304,11 @@ def test_a_recipe_names_functions_of_modules_and_files(tmp_path: Path) -> None:
 
 def test_it_cannot_be_inside_another_environment_or_served(tmp_path: Path) -> None:
     environment = paying({"function": "exact"})
-    with pytest.raises(
-        ConfigError,
-        match=r"`rewarded` rewards whole episodes, .*`environment\.parts\.rows\.environment`",
-    ):
+    with pytest.raises(ConfigError, match=r"environment\.parts\.rows\.environment"):
         check_paying(Mixture(parts={"rows": Part(environment=environment)}))
     check_paying(environment)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    with pytest.raises(ConfigError, match="rewards whole episodes"):
+    with pytest.raises(ConfigError, match="whole episodes"):
         named(
             "rewarded",
             [f"rewarded.path={tmp_path}/rows.jsonl", "rewarded.rewards=[{function: 'json:dumps'}]"],

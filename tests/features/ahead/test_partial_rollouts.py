@@ -218,34 +218,4 @@ class TestQueue:
         queue = RolloutQueue(0, 1)
         queue.take(1, {"a": 0}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
         with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
-            queue.take(2, {"a": 1}, lambda *_: PlayedStep([group(episode(turn("a", 0)))]))
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("over", "reason"),
-        [
-            ({"training": {**ON, "max_staleness": 0}}, "Set `training.max_staleness` to 1 or more"),
-            ({"training": {**ON, "tasks_per_step": 1}}, "Set `training.tasks_per_step` to 2 or more"),
-            (
-                {"algorithm": {"name": "at_grpo", "tree": True, "group_size": 2}},
-                "`at_grpo` needs whole episodes",
-            ),
-            ({"algorithm": {"name": "grpo", "redraw": 2}}, "`grpo` needs whole episodes"),
-            ({"engine": {"name": "vllm"}}, "engine.name: vllm"),
-        ],
-    )
-    def test_what_cannot_go_on(
-        self, over: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("kapelle.engines.rollout.vllm.settings.find_spec", lambda _: True)
-        with pytest.raises(ConfigError, match=f"`training.partial_rollouts` continues .*{reason}"):
-            Trainer(resolve({**settings(), **over}))
-
-    def test_an_engine_that_was_passed(self) -> None:
-        with pytest.raises(ConfigError, match="ScriptedEngine cannot hand out"):
-            Trainer(resolve(settings()), engine=ScriptedEngine({}, {}))
-
-    def test_true_is_a_quarter(self) -> None:
-        config = resolve(settings(partial_rollouts=True))
-        assert config.training.partial_rollouts == 0.25
+            queue.take(2, {"a": 1}, lambda *_: StepShare({0: group(episode(turn("a", 0)))}))
