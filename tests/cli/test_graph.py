@@ -32,8 +32,8 @@ def test_edges_show_which_agent_reads_which(kapelle: Kapelle, settings: list[str
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [
-        ("{id: x, agent: a, dependencies: [x]}", "in a circle: x <- x"),
-        ("{id: x, agent: a, colour: red}", "has `colour`, which means nothing here"),
+        ("{id: x, agent: a, dependencies: [x]}", "in a cycle: x <- x"),
+        ("{id: x, agent: a, colour: red}", "unknown key `colour`"),
     ],
 )
 def test_a_wrong_workflow_file_is_one_line(kapelle: Kapelle, nodes: str, says: str) -> None:

@@ -21,7 +21,7 @@ from kapelle.setup.recipe import load_recipe, to_yaml
         ([], "Name what to serve and a run directory"),
         (["polcy", "run"], "Did you mean 'policy'"),
         (["nowhere"], "'nowhere' is neither a run nor an exported team"),
-        (["reward", "run", "--host", "0.0.0.0"], "that needs TLS .* and a token"),  # noqa: S104
+        (["reward", "run", "--host", "0.0.0.0"], "TLS .* and a token"),  # noqa: S104
         (["policy", "run", "--port", "99999"], "port 99999"),
         (["policy", "run", "--timeout", "nan"], "--timeout"),
     ],

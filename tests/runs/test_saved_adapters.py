@@ -190,7 +190,7 @@ class TestStages:
         ("second", "told"),
         [
             ({"team": {"lora": {"alpha": 8.0}}}, "lora.alpha is 4.0 there and 8.0 here"),
-            ({"warmup": {"steps": 2}}, "the base after its warm-up is without one there"),
+            ({"warmup": {"steps": 2}}, "what made the base is nothing there"),
         ],
     )
     def test_a_stage_with_other_settings_raises_before_the_first_one_runs(

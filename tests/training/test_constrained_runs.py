@@ -122,7 +122,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     assert "'arithmetic' lists none" in refused(**sums)
     game = {"name": "openspiel", "game": "kuhn_poker", "thinking": True}
     thought = refused(environment=game)
-    assert "`environment.thinking: true` lets agent" in thought
+    assert "`environment.thinking: true`" in thought
     assert "Set `environment.thinking: false`." in thought
     mixed = refused(environment={"name": "mixture", "parts": {"kuhn": {"environment": game}}})
     assert "Set `environment.parts.kuhn.environment.thinking: false`" in mixed
@@ -132,7 +132,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     place = {"type": "object", "properties": {"place": {"enum": ["here"]}}, "required": ["place"]}
     assert "exists. Set a higher `max_tokens`" in refused(team=team(json_schema=place))
     assert "exists. Set a higher `max_tokens`" in refused(team=team(grammar='start: "nothing" "short"'))
-    assert "`choices` and `regex` are set" in refused(team=team(choices=["a"], regex="a"))
+    assert "`choices` and `regex` exclude" in refused(team=team(choices=["a"], regex="a"))
     assert "Put the text in quotes" in refused(
         team=yaml.safe_load("{agents: 2, sharing: lora, sampling: {choices: [yes, no]}}")
     )

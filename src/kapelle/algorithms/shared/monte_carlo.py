@@ -83,6 +83,8 @@ class MonteCarlo(Settings):
     @property
     def forms(self) -> PenaltyConfig:
         """The penalties, including the one for truncation."""
+        if not self.truncation_penalty:
+            return self.penalties
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
     def returns(self, episode: Episode) -> Mapping[str, float]:
